@@ -25,7 +25,7 @@ CONTROL_OPTIONS = frozenset({
     "ANNEAL_MOST_UNPAID_ORGANIZATIONS", "ANNEAL_OPERATOR_MFA", "ANNEAL_MAX_UPLOAD_BYTES", "ANNEAL_STALL_SECONDS",
     "ANNEAL_STORED_COMPLETION_DAYS", "ANNEAL_REPLICA_ADDRESSES", "ANNEAL_REPLICA_PLACES", "ANNEAL_MEDIA_HOSTS",
     "ANNEAL_WEB_REQUESTS_PER_MINUTE", "ANNEAL_WEB_SECONDS_PER_MINUTE", "ANNEAL_WEB_PLACES", "HF_ENDPOINT",
-    "FORWARDED_ALLOW_IPS", "HF_BLOB_HOSTS", "ANNEAL_PRIVATE_WEBHOOKS",
+    "FORWARDED_ALLOW_IPS", "HF_BLOB_HOSTS", "ANNEAL_PRIVATE_WEBHOOKS", "ANNEAL_HUB_PUSHES",
     "ANNEAL_BRAND_NAME", "ANNEAL_BRAND_LOGO", "ANNEAL_BRAND_HUE", "ANNEAL_SUPPORT_EMAIL",
 })  # fmt: skip
 # The mail server's password is in the URL: only for the one program that sends.
@@ -192,6 +192,15 @@ PROGRAMS: tuple[Program, ...] = (
         role="sys",
         options=CONTROL_OPTIONS,
         stop_seconds=30,  # one attempt takes up to 15 s
+    ),
+    Program(
+        # Sends models to customers' repositories on the hub, for minutes. An organization uses one of the two places.
+        "celery-hub-uploads",
+        Tier.CONTROL,
+        f"{_CELERY} worker --queues hub-uploads --concurrency 2 --pool prefork --without-gossip --without-mingle",
+        role="sys",
+        options=CONTROL_OPTIONS | STORE_OPTIONS,
+        only_with="ANNEAL_HUB_PUSHES",
     ),
     Program(
         # The only program with the key that moves money; a slow Stripe delays nothing else.

@@ -66,11 +66,11 @@ class HubRepository(msgspec.Struct, frozen=True, kw_only=True):
         return {file.name: file.sha256 for file in self.files if file.name.endswith(".safetensors")}
 
 
-class _Limited(httpx2.HTTPError):
+class Limited(httpx2.HTTPError):
     """The hub has had too many requests."""
 
 
-class _Refused(httpx2.HTTPError):
+class Refused(httpx2.HTTPError):
     """The hub's answer leaves the limits of this module."""
 
 
@@ -79,12 +79,12 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
 
     Raises ModelRefused if the token does not open the repository or its files are not acceptable, Unavailable.
     """
-    set_client_factory(_make_client)
+    set_client_factory(make_client)
     api = HfApi(endpoint=settings.HUB_URL, token=token or False)
     try:
         info = api.model_info(repo, revision=revision or None, files_metadata=True, timeout=_ANSWER_SECONDS)
         if revision and info.sha != revision:
-            raise _Refused(
+            raise Refused(
                 gettext("The hub describes another commit of %(repo)s than %(revision)s.")
                 % {"repo": repo, "revision": revision}
             )
@@ -109,7 +109,7 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
             "repo": repo,
             "error": type(error).__name__,
         }
-        known = isinstance(error, _Limited | _Refused)
+        known = isinstance(error, Limited | Refused)
         raise Unavailable(str(error) if known else reason, code="hub_unavailable") from error
     except (AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
         raise ModelRefused(
@@ -120,7 +120,7 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
 
 def find_newest_revision(*, repo: str, token: str | None) -> str:
     """Return the commit at the head of the repository's main branch, "" if the hub does not say it now."""
-    set_client_factory(_make_client)
+    set_client_factory(make_client)
     try:
         sha = HfApi(endpoint=settings.HUB_URL, token=token or False).model_info(repo, timeout=_ANSWER_SECONDS).sha
     except (httpx2.HTTPError, OSError, AttributeError, TypeError, ValueError, KeyError, RecursionError):
@@ -194,7 +194,7 @@ def _download_text(found: HubRepository, file: RepoSibling, *, token: str | None
         git_id = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
         is_right = git_id == file.blob_id
     if not is_right:
-        raise _Refused(
+        raise Refused(
             gettext("%(file)s of %(repo)s arrived damaged: its hash differs. Try again.")
             % {"file": file.rfilename, "repo": found.repo}
         )
@@ -223,7 +223,7 @@ class _Bounded(httpx2.SyncByteStream):
         for chunk in self._stream:
             count += len(chunk)
             if count > _ANSWER_LIMIT_BYTES:
-                raise _Refused(
+                raise Refused(
                     gettext("The hub's answer is longer than %(mib)s MiB.") % {"mib": _ANSWER_LIMIT_BYTES // 1024**2}
                 )
             yield chunk
@@ -232,13 +232,13 @@ class _Bounded(httpx2.SyncByteStream):
         self._stream.close()
 
 
-def _make_client() -> httpx2.Client:
-    """Return the library's HTTP client; the hooks see each request and answer of a chain of redirects."""
+def make_client() -> httpx2.Client:
+    """Return the client for the hub's library; the hooks see each request and answer of a chain of redirects."""
     addresses = HubAddresses(endpoint=settings.HUB_URL, blob_hosts=settings.HUB_BLOB_HOSTS)
 
     def check(request: httpx2.Request) -> None:
         if not addresses.is_allowed(str(request.url)):
-            raise _Refused(
+            raise Refused(
                 gettext(
                     "The hub sends us to %(host)s, which is not one of its hosts. If it is a mirror's, name it in "
                     "HF_BLOB_HOSTS."
@@ -253,12 +253,12 @@ def _make_client() -> httpx2.Client:
         if response.status_code == 429:
             seconds = response.headers.get("Retry-After", "")
             if not seconds.isdigit() or len(seconds) > 5:
-                raise _Limited(gettext("The hub limits our requests: try again later."))
-            raise _Limited(
+                raise Limited(gettext("The hub limits our requests: try again later."))
+            raise Limited(
                 gettext("The hub limits our requests: try again in %(seconds)s seconds.") % {"seconds": seconds}
             )
         if response.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-            raise _Refused(
+            raise Refused(
                 gettext("The hub sent a compressed answer, which was not requested.")
             )  # the limit counts raw bytes
         assert isinstance(response.stream, httpx2.SyncByteStream)

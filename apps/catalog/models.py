@@ -166,7 +166,8 @@ class PriceRule(models.Model):
     id = IdField(prefix="price")
     sku = models.CharField(
         max_length=120,
-        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>, storage:bytes",
+        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>, storage:bytes, "
+        "conversion:bytes",
     )
     organization = models.ForeignKey(
         "accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: everybody."
@@ -178,6 +179,7 @@ class PriceRule(models.Model):
             ("tokens", "tokens"),
             ("warm_ms", "milliseconds kept warm"),
             ("byte_hours", "byte-hours"),
+            ("bytes", "bytes"),
         ],
     )
     price_nano = models.BigIntegerField()

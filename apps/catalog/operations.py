@@ -21,7 +21,7 @@ from apps.catalog.model_files import (
     require_repository,
 )
 from apps.catalog.models import BaseModel, HubToken, PriceRule
-from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of
+from apps.catalog.pricing import CONVERSION_SKU, STORAGE_SKU, Tier, unit_of
 from apps.catalog.queries import hub_token_place, open_hub_token
 from apps.contracts.chat import chat_template_sha256
 from apps.core import audit
@@ -33,7 +33,7 @@ from apps.core.secrets.sealing import seal
 from apps.estimates.models.architectures import parameter_count
 
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
-_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|storage:bytes")
+_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|(?:storage|conversion):bytes")
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # for a model whose context no source gives: every listed family supports this
 
@@ -269,20 +269,27 @@ def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequen
     """Raise InvalidValue for a price that no SKU can have."""
     if not _SKU.fullmatch(sku):
         raise InvalidValue(
-            gettext("A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model> or %(storage_sku)s.")
-            % {"storage_sku": STORAGE_SKU},
+            gettext(
+                "A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model>, %(storage_sku)s or "
+                "%(conversion_sku)s."
+            )
+            % {"storage_sku": STORAGE_SKU, "conversion_sku": CONVERSION_SKU},
             param="sku",
         )
     if unit != unit_of(sku):
         raise InvalidValue(
-            gettext("Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours."),
+            gettext(
+                "Training is priced by gpu_ms, inference by tokens, warm by warm_ms, storage by byte_hours, "
+                "conversion by bytes."
+            ),
             param="unit",
         )
     if price_nano < 0 or per <= 0:
         raise InvalidValue(gettext("A price can't be negative and must cover at least one unit."), param="price_nano")
-    if tiers and unit == "gpu_ms":
+    if tiers and unit in ("gpu_ms", "bytes"):
         raise InvalidValue(
-            gettext("Volume tiers are for tokens and storage; give a customer a GPU price of its own."), param="tiers"
+            gettext("Volume tiers are for tokens, storage and keep-warm; give the customer a price of its own."),
+            param="tiers",
         )
     steps = [Tier(0, price_nano), *tiers]
     for lower, upper in itertools.pairwise(steps):

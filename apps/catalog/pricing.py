@@ -10,12 +10,20 @@ if TYPE_CHECKING:
     from apps.catalog.models import PriceRule
 
 STORAGE_SKU = "storage:bytes"
+CONVERSION_SKU = "conversion:bytes"
 # A gigabyte is 1e9 bytes and a month is always 730 hours, so that a gigabyte costs the same every day.
 GB_MONTH_BYTE_HOURS = 730 * 10**9
 HOUR_MS = 3_600_000
 MILLION = 1_000_000
-_UNITS = {"training": "gpu_ms", "inference": "tokens", "warm": "warm_ms", "storage": "byte_hours"}
-_PER = {"gpu_ms": HOUR_MS, "tokens": MILLION, "warm_ms": HOUR_MS, "byte_hours": GB_MONTH_BYTE_HOURS}
+GB_BYTES = 10**9
+_UNITS = {
+    "training": "gpu_ms",
+    "inference": "tokens",
+    "warm": "warm_ms",
+    "storage": "byte_hours",
+    "conversion": "bytes",
+}
+_PER = {"gpu_ms": HOUR_MS, "tokens": MILLION, "warm_ms": HOUR_MS, "byte_hours": GB_MONTH_BYTE_HOURS, "bytes": GB_BYTES}
 
 
 @dataclass(frozen=True)
@@ -27,12 +35,12 @@ class Tier:
 
 
 def unit_of(sku: str) -> str:
-    """Return the unit of a SKU: gpu_ms, tokens, warm_ms or byte_hours."""
+    """Return the unit of a SKU: gpu_ms, tokens, warm_ms, byte_hours or bytes."""
     return _UNITS[sku.partition(":")[0]]
 
 
 def usual_per(unit: str) -> int:
-    """Return how many units a price is usually for: an hour, a million tokens, a gigabyte for a month."""
+    """Return how many units a price is usually for: an hour, a million tokens, a gigabyte, or one for a month."""
     return _PER[unit]
 
 

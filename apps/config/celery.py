@@ -22,7 +22,7 @@ _WAKE_SECONDS = 1
 
 _SHORT = {"soft_time_limit": 60, "time_limit": 90}
 # Work on files gives way to the web, the API and the gateway where processors are scarce.
-_NICENESS = {"data": 10, "data-middle": 10, "data-small": 5, "batches": 5}
+_NICENESS = {"hub-uploads": 10, "data": 10, "data-middle": 10, "data-small": 5, "batches": 5}
 _LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
 _WITH_TASKS = (
     "core", "accounts", "catalog", "billing", "payments", "datasets", "batches", "batches.completions", "finetuning",

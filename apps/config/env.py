@@ -45,6 +45,7 @@ class Env:
     base_model_roots: tuple[Path, ...]
     hub_url: str
     hub_blob_hosts: tuple[str, ...]
+    hub_pushes: bool
     allowed_hosts: tuple[str, ...]
     api_origins: tuple[str, ...]
     stripe_secret_key: str
@@ -103,6 +104,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         base_model_roots=tuple(Path(part) for part in environ.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if part),
         hub_url=environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/"),
         hub_blob_hosts=_listed(environ.get("HF_BLOB_HOSTS", "").lower()),
+        hub_pushes=environ.get("ANNEAL_HUB_PUSHES", "") == "1",
         allowed_hosts=_listed(environ.get("ANNEAL_ALLOWED_HOSTS", "")),
         api_origins=_listed(environ.get("ANNEAL_API_ORIGINS", "").lower()),
         stripe_secret_key=environ.get("STRIPE_SECRET_KEY", ""),

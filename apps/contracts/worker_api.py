@@ -222,6 +222,38 @@ class ExaminationReport(Struct, frozen=True, kw_only=True):
     error: Text = ""
 
 
+class ConversionClaim(Struct, frozen=True, kw_only=True):
+    """Ask for a conversion. `base_models` are the ids installed, as in a claim; None: this worker downloads them."""
+
+    base_models: Annotated[tuple[Text, ...], Meta(max_length=1_000)] | None = None
+
+
+class ConversionRequest(Struct, frozen=True, kw_only=True):
+    """Response of POST /internal/v1/conversions/next (worker credential): a leased conversion; 204 without one.
+
+    The worker beats at `conversions/{id}/heartbeat`, and stores a sealed folder by `conversions/{id}/uploads`.
+    """
+
+    id: str
+    kind: str  # "merged_16bit" | "gguf"
+    base_model: BaseModelRef
+    adapter: CheckpointRef  # or a whole model, if every weight was trained
+    base_bytes: Count = 0  # of the base model in 16 bits, for the time limit
+    beat_seconds: float = 30.0
+
+
+class ConversionReport(Struct, frozen=True, kw_only=True):
+    """The end of an attempt at a conversion: the manifest of the stored files, or why there are none.
+
+    `is_lasting`: a repeat would not help. `is_interrupted`: a run arrived, or the worker stops.
+    """
+
+    manifest_sha256: str = ""
+    problem: Text = ""
+    is_lasting: bool = False
+    is_interrupted: bool = False
+
+
 class MissingProbes(Struct, frozen=True, kw_only=True):
     """Response of GET /internal/v1/probes/missing (worker credential).
 

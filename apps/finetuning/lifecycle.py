@@ -42,6 +42,15 @@ class NodeStatus(StrEnum):
     LOST = "lost"
 
 
+class ConversionStatus(StrEnum):
+    """Where the later conversion of a finished model is, or its push to a hub."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+
+
 class CalibrationOutcome(StrEnum):
     """What a run whose figures are kept for calibration came to."""
 
@@ -94,6 +103,16 @@ NODE_TRANSITIONS: Transitions = {
     NodeStatus.LOST: frozenset(),
 }
 NODE_ENDED = terminal_states(NODE_TRANSITIONS)
+
+CONVERSION_TRANSITIONS: Transitions = {
+    ConversionStatus.WAITING: frozenset({ConversionStatus.RUNNING, ConversionStatus.FAILED}),
+    ConversionStatus.RUNNING: frozenset(
+        {ConversionStatus.WAITING, ConversionStatus.SUCCEEDED, ConversionStatus.FAILED}
+    ),
+    ConversionStatus.SUCCEEDED: frozenset(),
+    ConversionStatus.FAILED: frozenset(),
+}
+CONVERSION_OPEN = (ConversionStatus.WAITING, ConversionStatus.RUNNING)
 
 LEASE_SECONDS = 60
 HEARTBEAT_SECONDS = 10

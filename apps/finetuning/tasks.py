@@ -16,9 +16,10 @@ from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.pools.rehearsals import sweep_rehearsals
-from apps.finetuning.results import examinations, uploaded_adapters
+from apps.finetuning.results import examinations, hub_pushes, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
+from apps.finetuning.runs import conversion_leases
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
@@ -34,6 +35,8 @@ def reclaim(**_: object) -> None:
     reclaim_expired_leases()
     end_stalled_runs()
     examinations.release_overdue(now=db_now())
+    conversion_leases.release_overdue(now=db_now())
+    hub_pushes.end_overdue(now=db_now())
     repair_shares()
 
 
@@ -112,6 +115,7 @@ def sweep(**_: object) -> None:
 )
 def sweep_orphans() -> None:
     uploaded_adapters.sweep_orphans(now=db_now())
+    conversion_leases.sweep_orphans(now=db_now())
 
 
 def serve_named_checkpoint(*, organization_id: str, checkpoint_id: str) -> None:

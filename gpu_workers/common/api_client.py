@@ -18,6 +18,9 @@ from apps.contracts.serving import DesiredState, ObservedState
 from apps.contracts.worker_api import (
     ClaimRequest,
     ClaimResponse,
+    ConversionClaim,
+    ConversionReport,
+    ConversionRequest,
     EnrollRequest,
     EnrollResponse,
     EventsRequest,
@@ -41,6 +44,7 @@ from apps.contracts.worker_api import (
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 PREFIX = "/internal/v1"
+_HASHING_SECONDS = 600  # the control plane hashes what was stored; a repeated call waits for the same hashes
 
 
 class ApiError(Exception):
@@ -138,6 +142,23 @@ class ApiClient:
 
     def report_examination(self, report: ExaminationReport) -> None:
         self._send("POST", "/examinations", report, token=self._credential, patience_seconds=60)
+
+    def take_conversion(self, claim: ConversionClaim) -> ConversionRequest | None:
+        """Return a conversion of a finished model that is now leased to this worker, or None if none waits."""
+        return self._optional("POST", "/conversions/next", claim, ConversionRequest, patience_seconds=0)
+
+    def keep_conversion(self, conversion_id: str) -> None:
+        """Keep the lease; sent once, because the caller beats again soon. Raises StaleLease."""
+        path = f"/conversions/{conversion_id}/heartbeat"
+        self._send("POST", path, None, token=self._credential, patience_seconds=0)
+
+    def create_conversion_upload(self, conversion_id: str, request: UploadRequest) -> UploadResponse:
+        path = f"/conversions/{conversion_id}/uploads"
+        return self._call("POST", path, request, UploadResponse, patience_seconds=60)
+
+    def finish_conversion(self, conversion_id: str, report: ConversionReport) -> None:
+        path = f"/conversions/{conversion_id}/finish"
+        self._send("POST", path, report, token=self._credential, patience_seconds=_HASHING_SECONDS)
 
     def get_desired_state(self, replica_id: str, *, known_generation: int | None = None) -> DesiredState | None:
         """Return the adapters that the replica should hold, or None if nothing changed since `known_generation`."""

@@ -18,6 +18,7 @@ from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.preflight import NotReady, installed_software, require_ready
 from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import SubprocessExecutor, kill_stale_children
+from gpu_workers.trainer.idle.conversions import Converter
 from gpu_workers.trainer.idle.examinations import Examiner
 from gpu_workers.trainer.idle.probes import Prober
 from gpu_workers.trainer.idle.rehearsals import Rehearser
@@ -49,6 +50,7 @@ class Agent:
         prober: Prober | None,
         rehearser: Rehearser | None = None,
         examiner: Examiner | None = None,
+        converter: Converter | None = None,
         address: str = "",  # where the other machines of a group would reach this one
     ) -> None:
         self._config = config
@@ -59,6 +61,7 @@ class Agent:
         self._prober = prober
         self._rehearser = rehearser
         self._examiner = examiner
+        self._converter = converter
         self._address = address
         self._stop = threading.Event()
         self._waiting: ClaimResponse | None = None  # claimed during a measurement, not begun yet
@@ -133,7 +136,9 @@ class Agent:
         return self._api.claim(request)
 
     def _measure(self) -> bool:
-        """Take one rehearsal, examination or missing measurement, on a machine without runs; return whether it did.
+        """Take one rehearsal, examination, conversion or missing measurement, on a machine without runs.
+
+        Return whether it did.
 
         A rehearsal goes first, as a customer waits for it, unless the pool has no measured speed to quote by.
         """
@@ -147,6 +152,8 @@ class Agent:
         if self._rehearser and self._rehearser.run_one(should_stop=self._is_wanted_elsewhere):
             return True
         if self._examiner and self._examiner.run_one(should_stop=self._is_wanted_elsewhere):
+            return True
+        if self._converter and self._converter.run_one(should_stop=self._is_wanted_elsewhere):
             return True
         return not is_urgent and self._run_probe(probe)
 

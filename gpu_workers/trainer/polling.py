@@ -24,6 +24,7 @@ from gpu_workers.trainer.children.devices import Devices
 from gpu_workers.trainer.children.executor import MODULE as TRAINING_CHILD
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import ForkServer
+from gpu_workers.trainer.idle.conversions import Converter
 from gpu_workers.trainer.idle.examinations import Examiner
 from gpu_workers.trainer.idle.probes import MODULE as PROBING_CHILD
 from gpu_workers.trainer.idle.probes import Prober
@@ -71,6 +72,7 @@ class WorkerProcess:
             ),
             rehearser=Rehearser(api),
             examiner=Examiner(settings, api, device=devices.names[0], publisher=publisher),
+            converter=Converter(settings, api, device=devices.names[0], publisher=publisher),
             address=address,
         )
         self.agent.recover()

@@ -59,12 +59,13 @@ class Made(Struct, frozen=True, kw_only=True):
 
 
 class Published(Struct, frozen=True, kw_only=True):
-    """All results after training; `missing` names each part that failed."""
+    """All results after training; `missing` names each part that failed, and `lasting` those that would fail again."""
 
     adapter: SealedFolder
     exports: dict[str, SealedFolder] = {}
     report: EvaluationReport | None = None
     missing: tuple[MissingPart, ...] = ()
+    lasting: tuple[str, ...] = ()
 
 
 class PublishSecrets(Struct, frozen=True, kw_only=True):
@@ -96,13 +97,14 @@ class Publisher:
         should_stop: Callable[[], bool],
         begun: Callable[[Child], None],
         watch: ProgressWatch,
+        parts: Sequence[str] | None = None,
     ) -> Published:
-        """Make every part that `spec` promises on the run's `devices`.
+        """Make every part that `spec` promises, or only these `parts`, on the run's `devices`.
 
         Call `secrets` before each child for the secrets it may receive.
         """
         made: dict[str, Made] = {}
-        for part in (EVALUATION, *spec.exports):
+        for part in (EVALUATION, *spec.exports) if parts is None else parts:
             for _ in range(_TRIES):
                 if should_stop():
                     made[part] = Made(problem="the worker had to stop before it was made")
@@ -118,12 +120,13 @@ class Publisher:
                 judge_key = known.judge.key if known.judge else None
                 log_tail = tail_of_log(work_dir, known=[known.hub_token, judge_key])
                 log.warning("%s of %s: %s\n%s", part, spec.run_id, made[part].problem, log_tail)
-        evaluated = made[EVALUATION]
+        evaluated = made.get(EVALUATION, Made())
         return Published(
             adapter=evaluated.sealed or alone(ready).adapter,
             exports={kind: each.sealed for kind, each in made.items() if kind != EVALUATION and each.sealed},
             report=evaluated.report,
             missing=tuple(MissingPart(kind=kind, cause=each.problem) for kind, each in made.items() if each.problem),
+            lasting=tuple(kind for kind, each in made.items() if each.problem and each.is_lasting),
         )
 
     def _wait(

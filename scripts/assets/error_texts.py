@@ -148,6 +148,24 @@ ERRORS: dict[str, Words] = {
         "The model's licence binds its users, and no member has accepted it for this organization.",
         "A member accepts it on the model's page, or with `POST /api/v1/models/{model}/licence`.",
     ),
+    "already_converted": Words(
+        "The model has this form already.", "Download it: `GET /api/v1/models/{model}/files` lists its files."
+    ),
+    "base_model_gone": Words(
+        "A conversion reads the base model's files, and the base model is no longer installed.",
+        "Ask the operator to install it again.",
+    ),
+    "conversion_unavailable": Words(
+        "No trainer of this installation can make this form, or its size is unknown.",
+        "Choose the other form, or ask the operator.",
+    ),
+    "push_refused": Words(
+        "The hub does not let the token write to the repository.", "Give a token with write access to the repository."
+    ),
+    "push_unavailable": Words(
+        "This installation does not push to a hub.", "Download the files, and send them with `hf upload`."
+    ),
+    "price_raised": Words("The price rose after you saw it.", "Look at the new price, then confirm it."),
     "maximum_raised": Words(
         "The job's maximum price rose after you saw it.", "Look at the new price, then confirm it."
     ),

@@ -72,7 +72,7 @@ STATEMENTS: dict[str, int] = {
     "web:account": 9,
     "web:accuracy": 10,
     "web:adapter_delete": 10,
-    "web:adapter_detail": 36,
+    "web:adapter_detail": 39,
     "web:adapter_download": 12,
     "web:adapter_export": 8,
     "web:adapter_list": 20,

@@ -25,7 +25,7 @@ WEIGHED = {
     "finetuning/results/uploaded_adapters.py:upload_adapter": "limited, and weighed again before it is saved",
     "finetuning/results/examinations.py:_add_probe": "one a version, of at most 4 MiB; it counts from then on",
     "finetuning/results/checkpoint_models.py:_copy": "require_any_storage",
-    "finetuning/runs/uploads.py:create_upload": "require_any_storage, when the job was admitted",
+    "finetuning/runs/uploads.py:sign_places": "require_any_storage, when the job was admitted; left_bytes, at an order",
     "batches/files.py:create_file": "cut off at the storage that is left, weighed again before it is saved",
     "batches/operations.py:create_eval_batch": "cut off at the storage that is left",
     "batches/endings.py:_write": "answers that were paid for; they count from then on",

@@ -9,7 +9,7 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = (TESTS.parent / "docs/security/threat-model.md").read_text()
 NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE)))
-PARTIES = ("Tenant", "Member", "Trainer", "Replica", "Gateway", "Web", "Webhook and batch processes", "Operator",
+PARTIES = ("Tenant", "Member", "Trainer", "Replica", "Gateway", "Web", "Webhook, batch and hub processes", "Operator",
            "Sender of Stripe webhooks", "Publisher of a model", "Publisher of a package")  # fmt: skip
 
 

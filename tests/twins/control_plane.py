@@ -30,6 +30,8 @@ from apps.contracts.runs import (
 from apps.contracts.worker_api import (
     ClaimRequest,
     ClaimResponse,
+    ConversionReport,
+    ConversionRequest,
     EnrollRequest,
     EnrollResponse,
     EventsRequest,
@@ -76,6 +78,10 @@ class ControlPlane:
         self.reports: list[ProbeReport] = []
         self.examinations: list[ExaminationRequest] = []
         self.examined: list[ExaminationReport] = []
+        self.conversions: list[ConversionRequest] = []
+        self.converted: list[ConversionReport] = []
+        self.conversions_kept = 0  # heartbeats
+        self.is_conversion_lost = False
         self.claims = 0
         self.heartbeat_seconds = 1
         self.self_fence_seconds = 45
@@ -226,7 +232,22 @@ class ControlPlane:
         if path == "/examinations":
             self.examined.append(msgspec.json.decode(body, type=ExaminationReport))
             return 204, b""
+        if path.startswith("/conversions/"):
+            return self._conversion(path.rpartition("/")[2], body)
         return _error(404, "not_found")
+
+    def _conversion(self, verb: str, body: bytes) -> tuple[int, bytes]:
+        if verb == "next":
+            return _ok(self.conversions.pop(0)) if self.conversions else (204, b"")
+        if self.is_conversion_lost:
+            return _error(409, "stale_lease")
+        if verb == "uploads":
+            return self._uploads(body, "")
+        if verb == "finish":
+            self.converted.append(msgspec.json.decode(body, type=ConversionReport))
+        else:
+            self.conversions_kept += 1
+        return 204, b""
 
     def _claim(self, body: bytes) -> tuple[int, bytes]:
         self.claimed.append(msgspec.json.decode(body, type=ClaimRequest))

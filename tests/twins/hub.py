@@ -18,12 +18,15 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.twins.http_server import Answer, Request, serve_http
+from tests.twins.hub_commits import Commits
 
 COMMIT = "4c8d3b2a" * 5
 _API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree|refs|commits)(?:/([^/]+)(?:/(.*))?)?)?")
 _RESOLVE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 _RESOLVE_CACHE = re.compile(r"/api/resolve-cache/models/([^/]+/[^/]+)/([^/]+)/(.+)")
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
+
+_STATUSES = {"refused": 401, "forbidden": 403, "conflict": 409}
 
 Files = dict[str, bytes]
 
@@ -49,7 +52,7 @@ class Repository:
 class Fault(NamedTuple):
     """What happens instead of, or to, the next `times` answers whose path contains `path`."""
 
-    kind: Literal["down", "limited", "cut", "flipped"]
+    kind: Literal["down", "limited", "cut", "flipped", "refused", "forbidden", "conflict"]
     path: str = ""
     times: int = 1
 
@@ -64,6 +67,7 @@ class Hub:
         self.fetched: list[str] = []  # names of files that were downloaded
         self.requests: list[str] = []  # method and path, of the hub and of its blobs
         self.blob_bearers: set[str] = set()  # tokens that clients sent where none belongs
+        self.commits = Commits(self)
         self.is_down = False
         self.blob_url_override = ""
         self.url = self.blob_url = ""
@@ -101,6 +105,8 @@ class Hub:
         fault = self._take_fault(request)
         if self.is_down or (fault and fault.kind == "down"):
             return Answer(503)
+        if fault and fault.kind in _STATUSES:
+            return _refusal(_STATUSES[fault.kind], "", fault.kind)
         if fault and fault.kind == "limited":
             return Answer(429, b"", {"Retry-After": "0", "RateLimit": '"resolvers";r=0;t=0'})
         given: Answer = answer(request)
@@ -123,6 +129,8 @@ class Hub:
     def _answer(self, request: Request) -> Answer:
         if request.bearer in self.revoked_tokens:
             return _refusal(401, "", "Invalid credentials in Authorization header")
+        if (written := self.commits.answer(request)) is not None:
+            return written
         path = unquote(urlsplit(request.path).path)
         if found := _RESOLVE_CACHE.fullmatch(path):
             return self._file(request, *found.groups(), is_cache=True)
@@ -176,6 +184,8 @@ class Hub:
         return self._content(request, name, content, {**known, **tag})
 
     def _blob(self, request: Request) -> Answer:
+        if request.method == "PUT":
+            return self.commits.store(request)
         if request.bearer:
             self.blob_bearers.add(request.bearer)
             return Answer(400, b"Only one auth mechanism allowed")

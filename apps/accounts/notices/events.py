@@ -28,6 +28,8 @@ EVENT_TYPES: dict[str, NotificationKind] = {
     "adapter.certified": _JOB,
     "adapter.uncertified": _JOB,
     "adapter.refused": _JOB,
+    "adapter.converted": _JOB,
+    "adapter.not_converted": _JOB,
     "adapter.deployed": _JOB,
     "adapter.undeployed": _JOB,
     "budget.reached": NotificationKind.BUDGET,

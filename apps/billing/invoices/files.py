@@ -84,7 +84,7 @@ def _table_head(pdf: FPDF) -> None:
 
 
 def quantity_in_words(unit: str, quantity: int) -> str:
-    """Return a quantity in the unit it is sold in: GPU seconds, tokens, GB-hours, hours kept warm."""
+    """Return a quantity in the unit it is sold in: GPU seconds, tokens, GB-hours, GB, hours kept warm."""
     if not quantity:
         return ""
     match unit:
@@ -92,6 +92,8 @@ def quantity_in_words(unit: str, quantity: int) -> str:
             return f"{quantity / 1000:,.1f} s"
         case "byte_hours":
             return f"{quantity / 1e9:,.1f} GBh"
+        case "bytes":
+            return f"{quantity / 1e9:,.2f} GB"
         case "warm_ms":
             return f"{quantity / 3_600_000:,.2f} h"
         case _:

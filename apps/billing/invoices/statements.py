@@ -141,7 +141,7 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
 
 
 def _training_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
-    """Yield a line for each job hold that was settled or refunded since it was last invoiced."""
+    """Yield a line for each hold of a job or a conversion that was settled or refunded since it was last invoiced."""
     end = begin_of_day(after)
     holds = Hold.objects.filter(
         organization_id=organization_id, purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__lt=end
@@ -149,11 +149,13 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
     for hold in holds.select_related("price_rule").order_by("closed_at", "pk"):
         nano = hold.captured_nano - hold.refunded_nano - hold.invoiced_nano
         price, closed_at = hold.price_rule, hold.closed_at
+        kind = LineKind(price.sku.partition(":")[0]) if price else LineKind.TRAINING
         assert closed_at is not None
         day = closed_at.astimezone(datetime.UTC).date()
         yield _Line(
-            kind=LineKind.TRAINING if nano > 0 else LineKind.REFUND, subject=hold.source, reference=hold.pk,
-            sku=price.sku if price else "", price_rule_id=price.pk if price else None, unit="gpu_ms",
+            kind=kind if nano > 0 else LineKind.REFUND, subject=hold.source, reference=hold.pk,
+            sku=price.sku if price else "", price_rule_id=price.pk if price else None,
+            unit=price.unit if price else "gpu_ms",
             quantity=nano * price.per // price.price_nano if price and price.price_nano and nano > 0 else 0,
             first_day=day, last_day=day, key_id=hold.key_id, adapter_version_id="", member_id=hold.member_id,
             label=hold.labels.get(label, ""), nano=nano,

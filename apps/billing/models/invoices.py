@@ -19,6 +19,7 @@ class LineKind(StrEnum):
     INFERENCE = "inference"
     WARM = "warm"
     STORAGE = "storage"
+    CONVERSION = "conversion"
     REBATE = "rebate"
     REFUND = "refund"
 

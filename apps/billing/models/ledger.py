@@ -200,7 +200,10 @@ class LedgerEntry(models.Model):
 
 
 class Hold(OrganizationModel):
-    """Money set aside: for a job up to its spend cap, as a gateway's slice, or from one lot for a refund or dispute."""
+    """Money set aside: for a job up to its spend cap, for a conversion, as a gateway's slice, or from one lot.
+
+    A hold of one lot is for a refund or dispute.
+    """
 
     id = IdField(prefix="hold")
     purpose = models.CharField(max_length=16, choices=HoldPurpose)

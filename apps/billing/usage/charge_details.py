@@ -71,10 +71,10 @@ def _of_line(line: InvoiceLine) -> Charge:
 
 def _of_hold(hold: Hold) -> Charge:
     day = (hold.closed_at or hold.created_at).astimezone(datetime.UTC).date()
-    return Charge(
-        LineKind.TRAINING, hold.source, hold.price_rule, "gpu_ms", 0, hold.captured_nano - hold.refunded_nano, day, day,
-        hold.key_id, "", hold,
-    )  # fmt: skip
+    price, nano = hold.price_rule, hold.captured_nano - hold.refunded_nano
+    kind = LineKind(price.sku.partition(":")[0]) if price else LineKind.TRAINING
+    unit = price.unit if price else "gpu_ms"
+    return Charge(kind, hold.source, price, unit, 0, nano, day, day, hold.key_id, "", hold)
 
 
 def _of_series(row: UsageSeries) -> Charge:

@@ -27,7 +27,7 @@ class Spend:
 
     day: datetime.date
     kind: str  # a LineKind
-    subject: str  # the job, the model, or the stored thing
+    subject: str  # the job or conversion, the model, or the stored thing
     reference: str  # id of the hold, series or rebate, to look up details
     sku: str
     unit: str
@@ -95,11 +95,11 @@ def _trained(organization_id: str, first: datetime.date, last: datetime.date) ->
         assert hold.closed_at is not None
         yield Spend(
             day=hold.closed_at.astimezone(datetime.UTC).date(),
-            kind=LineKind.TRAINING,
+            kind=LineKind(price.sku.partition(":")[0]) if price else LineKind.TRAINING,
             subject=hold.source,
             reference=hold.pk,
             sku=price.sku if price else "",
-            unit="gpu_ms",
+            unit=price.unit if price else "gpu_ms",
             quantity=cost * price.per // price.price_nano if price and price.price_nano else 0,
             requests=0,
             price_rule_id=price.pk if price else "",

@@ -27,6 +27,7 @@ BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots
 HUB_URL = ENV.hub_url
 HUB_BLOB_HOSTS = ENV.hub_blob_hosts
+HUB_PUSHES = ENV.hub_pushes
 STRIPE_SECRET_KEY = ENV.stripe_secret_key
 STRIPE_WEBHOOK_SECRET = ENV.stripe_webhook_secret
 STRIPE_PORTAL_CONFIGURATION = ENV.stripe_portal
@@ -186,6 +187,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_internal": {
         "finetuning": "write",
+        "finetuning.hubpushtoken": "none",
         "serving": "write",
         "adapters": "write",
         "billing": "write",
@@ -394,5 +396,5 @@ LOGGING = {
     "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": "INFO"},
-    "loggers": {"django.request": {"level": "ERROR"}, "httpx": {"level": "WARNING"}},
+    "loggers": {"django.request": {"level": "ERROR"}, "httpx": {"level": "WARNING"}, "httpx2": {"level": "WARNING"}},
 }

@@ -26,6 +26,7 @@ OUTBOX_TOPICS = {
     "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data"),
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
     "deployment.created": Topic("apps.serving.operations.place_adapters"),
+    "hub.push": Topic("apps.finetuning.results.hub_pushes.send", lane="hub-uploads"),
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "job.ended": Topic("apps.finetuning.notices.send", lane="mail"),
     "mail": Topic("apps.accounts.notices.mail.send", lane="mail"),

@@ -5,9 +5,11 @@ from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.core.database.transitions import Transitions, terminal_states
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.finetuning.lifecycle import (
+    CONVERSION_TRANSITIONS,
     JOB_TRANSITIONS,
     NODE_TRANSITIONS,
     RUN_TRANSITIONS,
+    ConversionStatus,
     JobStatus,
     NodeStatus,
     RunStatus,
@@ -23,6 +25,7 @@ def render() -> str:
         "Run (one attempt)": (RUN_TRANSITIONS, RunStatus.QUEUED),
         "Node of an elastic pool": (NODE_TRANSITIONS, NodeStatus.REQUESTED),
         "Dataset version": (VERSION_TRANSITIONS, DatasetVersionStatus.UPLOADED),
+        "Conversion": (CONVERSION_TRANSITIONS, ConversionStatus.WAITING),
         "Adapter version": (ADAPTER_TRANSITIONS, AdapterVersionStatus.CHECKING),
     }
     return _HEAD + "".join(_machine(title, moves, first) for title, (moves, first) in machines.items())

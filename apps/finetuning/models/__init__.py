@@ -2,7 +2,9 @@
 
 from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
 from apps.finetuning.models.capacity import CapacityKind, CapacityNode, PoolCapacity
+from apps.finetuning.models.conversions import Conversion
 from apps.finetuning.models.examinations import Examination
+from apps.finetuning.models.hub_pushes import HubPush, HubPushToken
 from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
 from apps.finetuning.models.pools import (
     GpuPool,
@@ -21,9 +23,12 @@ __all__ = [
     "CapacityKind",
     "CapacityNode",
     "Checkpoint",
+    "Conversion",
     "Examination",
     "FineTuningJob",
     "GpuPool",
+    "HubPush",
+    "HubPushToken",
     "JobEvent",
     "MemoryRehearsal",
     "PoolAccuracy",

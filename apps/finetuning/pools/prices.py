@@ -1,4 +1,6 @@
-"""What can have a price here, by SKU: the time of each pool, the tokens and warm time of each model, and storage."""
+"""What can have a price here, by SKU: the time of each pool, the tokens and warm time of each model, storage and
+conversions.
+"""
 
 import datetime
 from collections import Counter
@@ -12,13 +14,13 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.operations import set_price
 from apps.catalog.price_requests import is_gift, request_price
-from apps.catalog.pricing import STORAGE_SKU, Tier, unit_of, usual_per
+from apps.catalog.pricing import CONVERSION_SKU, STORAGE_SKU, Tier, unit_of, usual_per
 from apps.catalog.queries import inference_sku, warm_sku
 from apps.core.errors import InvalidValue
 from apps.finetuning.models import GpuPool
 from apps.finetuning.quotes.pool_facts import training_sku
 
-_PER = {"gpu_ms": "GPU-hour", "tokens": "million", "warm_ms": "hour", "byte_hours": "GB-month"}
+_PER = {"gpu_ms": "GPU-hour", "tokens": "million", "warm_ms": "hour", "byte_hours": "GB-month", "bytes": "GB"}
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def list_skus(*, only_installed: bool = False) -> dict[str, Sku]:
         ),
         *(Sku(warm_sku(each), "Kept warm", f"{each}: time kept warm") for each in models),
         Sku(STORAGE_SKU, "Storage", "Storage of files, checkpoints and adapters"),
+        Sku(CONVERSION_SKU, "Conversion", "Merging or converting a finished model"),
     ]
     return {sku.code: sku for sku in skus}
 

@@ -18,7 +18,7 @@ from apps.finetuning.quotes.computation import CannotEstimate, architecture_of
 from apps.finetuning.recipes.limits import kind_of, why_no_adapter
 
 MERGED_16BIT, GGUF = "merged_16bit", "gguf"
-_CONVERTER = "convert-hf-to-gguf"  # workers report the converter under this name
+CONVERTER = "convert-hf-to-gguf"  # workers report the converter under this name
 _BYTES_A_WEIGHT = 2  # adapters and models are written in 16 bits
 _MONTH_HOURS = GB_MONTH_BYTE_HOURS // 10**9
 
@@ -103,7 +103,7 @@ def whole_model_prices(
 
 def why_no_gguf() -> str:
     """Return why no worker can write GGUF, "" if one can. The converter decides which models it takes."""
-    trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, software__has_key=_CONVERTER)
+    trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, software__has_key=CONVERTER)
     return "" if trainers.exists() else "GGUF export isn't available on this installation."
 
 

@@ -25,8 +25,8 @@ _UNMADE = {
 _OTHER_FIX = "Start the job again if you need it."
 _FIXES = {
     _EVALUATION: "The adapter can be used: compare it with the base model in the playground.",
-    "merged_16bit": "Merge it yourself with merge_and_unload of PEFT, or start the job again.",
-    "gguf": "Convert the merged model with llama.cpp, or start the job again without this export.",
+    "merged_16bit": "Order it on the adapter's page, or merge it yourself with merge_and_unload of PEFT.",
+    "gguf": "Order it on the adapter's page, or convert the merged model with llama.cpp.",
 }
 _MAX_CHARACTERS = 300
 

@@ -12,7 +12,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidValue
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
-from apps.finetuning.models import Run, RunUpload
+from apps.finetuning.models import Conversion, Run, RunUpload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 
 MANIFEST_NAME = "manifest.json"
@@ -32,15 +32,9 @@ class UploadIncomplete(DomainError):
 def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> UploadResponse:
     """Return a signed PUT URL for each file of the manifest; the same manifest gets the same locations."""
     run, job = lock_run(lease=lease)
-    body = msgspec.json.encode(manifest)
-    if hashlib.sha256(body).hexdigest() != manifest_sha256:
-        raise InvalidValue("manifest_sha256 is not the hash of the manifest's own encoding", param="manifest_sha256")
-    if manifest.kind not in ("checkpoint", "adapter", "model"):
-        raise InvalidValue("kind must be checkpoint, adapter or model", param="manifest.kind")
+    require_sealed(manifest, manifest_sha256)
     if (manifest.run_id, manifest.attempt) != (run.pk, run.attempt):
         raise InvalidValue("The manifest is of another run or attempt.", param="manifest.run_id")
-    if problem := problem_of(manifest):
-        raise InvalidValue(problem, param="manifest.files")
     max_bytes = _BYTES_BESIDE + _MAX_BYTES_A_PARAMETER * job.base_model.parameter_count
     if sum(file.bytes for file in manifest.files) > max_bytes:
         raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
@@ -59,20 +53,33 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
             ),
         },
     )
-    names = [file.name for file in manifest.files] + [MANIFEST_NAME]
-    sizes = {file.name: file.bytes for file in manifest.files} | {MANIFEST_NAME: len(body)}
-    urls = {
+    return UploadResponse(upload_id=upload.pk, files=sign_places(upload.object_prefix, manifest))
+
+
+def sign_places(prefix: str, manifest: Manifest) -> dict[str, str]:
+    """Return a PUT URL for each file of the manifest and for the manifest itself, by its name."""
+    sizes = {file.name: file.bytes for file in manifest.files} | {MANIFEST_NAME: len(msgspec.json.encode(manifest))}
+    return {
         name: store().signed_url(
-            f"{upload.object_prefix}/{name}",
+            f"{prefix}/{name}",
             "PUT",
             expires_seconds=_PUT_SECONDS,
             base="internal",
-            content_bytes=sizes[name],
+            content_bytes=content_bytes,
             is_once=True,  # a verified file cannot be overwritten while the URL is valid
         )
-        for name in names
+        for name, content_bytes in sizes.items()
     }
-    return UploadResponse(upload_id=upload.pk, files=urls)
+
+
+def require_sealed(manifest: Manifest, manifest_sha256: str) -> None:
+    """Raise InvalidValue for a manifest with another hash, or with files that no worker may leave."""
+    if hashlib.sha256(msgspec.json.encode(manifest)).hexdigest() != manifest_sha256:
+        raise InvalidValue("manifest_sha256 is not the hash of the manifest's own encoding", param="manifest_sha256")
+    if manifest.kind not in ("checkpoint", "adapter", "model"):
+        raise InvalidValue("kind must be checkpoint, adapter or model", param="manifest.kind")
+    if problem := problem_of(manifest):
+        raise InvalidValue(problem, param="manifest.files")
 
 
 def find_upload(run: Run, upload_id: str, *, kind: str) -> RunUpload:
@@ -95,7 +102,7 @@ def verify_upload(lease: Lease, upload_id: str) -> None:
         RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
 
 
-def require_complete(*, upload: RunUpload, manifest_sha256: str) -> None:
+def require_complete(*, upload: RunUpload | Conversion, manifest_sha256: str) -> None:
     """Raise UploadIncomplete unless every file is stored and the manifest has the expected hash."""
     if upload.manifest_sha256 != manifest_sha256:
         raise UploadIncomplete("The manifest is not the one this upload was opened for.")

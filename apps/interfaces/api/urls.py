@@ -19,7 +19,7 @@ from apps.interfaces.api.native import (
     usage,
     webhooks,
 )
-from apps.interfaces.api.native.models import licences, limits, model_files
+from apps.interfaces.api.native.models import conversions, hub_pushes, licences, limits, model_files
 from apps.interfaces.api.openai import (
     batches,
     checkpoint_permissions,
@@ -101,6 +101,10 @@ urlpatterns = [
     path("api/v1/aliases/<str:alias_id>/rollback", serving.AliasRollback.as_view(), name="api_alias_rollback"),
     path("api/v1/models/<path:model>/files", model_files.ModelFileList.as_view(), name="api_model_file_list"),
     path("api/v1/models/<path:model>/files/<str:name>", model_files.ModelFileContent.as_view(), name="api_model_file"),
+    path(
+        "api/v1/models/<path:model>/conversions", conversions.ModelConversions.as_view(), name="api_model_conversions"
+    ),
+    path("api/v1/models/<path:model>/pushes", hub_pushes.ModelPushes.as_view(), name="api_model_pushes"),
     path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
     path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),
     path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),

@@ -19,7 +19,7 @@ from apps.interfaces.web.account import (
     trackers,
     webhooks,
 )
-from apps.interfaces.web.adapters import adapter_list, serving, views
+from apps.interfaces.web.adapters import adapter_list, conversions, serving, views
 from apps.interfaces.web.adapters import uploads as adapter_uploads
 from apps.interfaces.web.batches import views as batches
 from apps.interfaces.web.billing import (
@@ -106,6 +106,7 @@ urlpatterns = [
     path("adapters/<str:version_id>", views.detail, name="adapter_detail"),
     path("adapters/<str:version_id>/download", views.download, name="adapter_download"),
     path("adapters/<str:version_id>/deploy", views.deploy, name="adapter_deploy"),
+    path("adapters/<str:version_id>/convert", conversions.convert, name="adapter_convert"),
     path("adapters/<str:version_id>/delete", views.delete, name="adapter_delete"),
     path("adapters/<str:version_id>/alias", serving.point_alias, name="alias_point"),
     path("adapters/<str:version_id>/warm", serving.keep_warm, name="adapter_warm"),

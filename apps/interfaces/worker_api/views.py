@@ -22,7 +22,7 @@ from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations, rehearsals
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
 from apps.finetuning.results import examinations
-from apps.finetuning.runs import endings, judges, leases, members, reports, uploads
+from apps.finetuning.runs import conversion_leases, endings, judges, leases, members, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
 from apps.serving import operations as serving
@@ -161,6 +161,31 @@ def take_examination(request: HttpRequest) -> HttpResponse:
 @endpoint("POST")
 def report_examination(request: HttpRequest) -> HttpResponse:
     examinations.record(worker=_worker(request), report=_decode(request, wire.ExaminationReport))
+    return HttpResponse(status=204)
+
+
+@endpoint("POST")
+def take_conversion(request: HttpRequest) -> HttpResponse:
+    taken = conversion_leases.take(worker=_worker(request), claim=_decode(request, wire.ConversionClaim))
+    return HttpResponse(status=204) if taken is None else _json(taken)
+
+
+@endpoint("POST")
+def keep_conversion(request: HttpRequest, conversion_id: str) -> HttpResponse:
+    conversion_leases.beat(worker=_worker(request), conversion_id=conversion_id)
+    return HttpResponse(status=204)
+
+
+@endpoint("POST")
+def create_conversion_upload(request: HttpRequest, conversion_id: str) -> HttpResponse:
+    worker, body = _worker(request), _decode(request, wire.UploadRequest)
+    return _json(conversion_leases.create_upload(worker=worker, conversion_id=conversion_id, request=body))
+
+
+@endpoint("POST")
+def finish_conversion(request: HttpRequest, conversion_id: str) -> HttpResponse:
+    report = _decode(request, wire.ConversionReport)
+    conversion_leases.finish(worker=_worker(request), conversion_id=conversion_id, report=report)
     return HttpResponse(status=204)
 
 

@@ -1,1 +1,1 @@
-"""What a trainer does while it has no run: rehearsals of memory, examinations of adapters, and measurements."""
+"""What a trainer does while it has no run: rehearsals, examinations, conversions and measurements."""

@@ -10,21 +10,19 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import DatasetRef, Hyperparameters, RunSpec
+from apps.contracts.runs import Hyperparameters
 from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.base_models import NotInstalled, locate_base_model
 from gpu_workers.common.config import WorkerConfig
-from gpu_workers.common.events import ADAPTER_FOLDER, SPEC_FILE, TRAINING_FILE, AdapterReady
-from gpu_workers.common.files import PRIVATE, replace_file
-from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
-from gpu_workers.trainer.preparation import CheckpointBroken, Fetch
-from gpu_workers.trainer.progress_watch import ProgressWatch
-from gpu_workers.trainer.publication import Publisher, PublishSecrets
+from gpu_workers.common.events import TRAINING_FILE
+from gpu_workers.common.transfers import Interrupted, StoreUnavailable
+from gpu_workers.trainer.idle.finished_models import fetch_model, publish_parts
+from gpu_workers.trainer.preparation import CheckpointBroken
+from gpu_workers.trainer.publication import EVALUATION, Publisher
 
 log = logging.getLogger(__name__)
 
-_STALL_SECONDS = 600.0
 _LONGEST_SECONDS = 1_800.0  # then the control plane waits no longer
 # Short chats of many kinds of text. Every base model's tokenizer and template can write them.
 _CHATS = (
@@ -80,35 +78,18 @@ class Examiner:
 
     def _compute(self, request: ExaminationRequest, work_dir: Path, should_stop: Callable[[], bool]) -> ParityProbe:
         base = locate_base_model(request.base_model, self._config.base_model_roots)
-        transfers = Transfers(should_stop=should_stop)
-        try:
-            Fetch(work_dir, transfers, lambda: None).checkpoint(request.adapter, ADAPTER_FOLDER)
-        finally:
-            transfers.close()
-        rows = write_rows(work_dir / TRAINING_FILE)
-        spec = RunSpec(
-            run_id=request.id,
-            job_id=request.id,
-            organization_id="",
-            attempt=1,
-            base_model=msgspec.structs.replace(base, hub_token=None),
-            training=DatasetRef(id=request.id, sha256="", bytes=0, rows=rows, url=""),
-            hyperparameters=Hyperparameters(lora_rank=request.lora_rank, target_modules=request.target_modules),
-        )
-        replace_file(work_dir / SPEC_FILE, msgspec.json.encode(spec), mode=PRIVATE)
-        ready = AdapterReady(
-            folder=ADAPTER_FOLDER, manifest_sha256=request.adapter.manifest_sha256, bytes=0, step=0,
-            training_seconds=0.0, trained_tokens=0,
-        )  # fmt: skip
-        published = self._publisher.publish(
-            spec,
-            ready,
+        fetch_model(request.adapter, work_dir, should_stop)
+        published = publish_parts(
+            self._publisher,
+            (EVALUATION,),
             work_dir,
-            devices=[self._device],
-            secrets=lambda part: PublishSecrets(part=part, hub_token=base.hub_token),
+            id=request.id,
+            base=base,
+            adapter=request.adapter,
+            recipe=Hyperparameters(lora_rank=request.lora_rank, target_modules=request.target_modules),
+            rows=write_rows(work_dir / TRAINING_FILE),
+            device=self._device,
             should_stop=should_stop,
-            begun=lambda child: None,
-            watch=ProgressWatch(least_seconds=_STALL_SECONDS),
         )
         if published.missing:
             raise NotExamined(f"The numbers of a certificate were not computed: {published.missing[0].cause}.")

@@ -9,6 +9,9 @@ import pytest
 from anneal.output import dollars
 
 from apps.adapters.models import AdapterVersion
+from apps.catalog.operations import set_price
+from apps.core.database.clock import db_now
+from apps.finetuning.models import Conversion
 from tests.factories.finetuning import adapter_files
 from tests.factories.serving import load, make_replica
 
@@ -109,6 +112,40 @@ def test_a_download_that_breaks_goes_on_at_once(anneal, model, floor, network, t
     assert [call.headers.get("Range") for call in network.calls if call.url.path.endswith(WEIGHTS)] == [
         None, "bytes=500-",
     ]  # fmt: skip
+
+
+def test_a_model_is_converted_for_a_price_that_is_confirmed(anneal, model) -> None:
+    set_price(sku="conversion:bytes", unit="bytes", price_nano=10**10, per=10**9, by="user_1", now=db_now())
+
+    unknown = anneal("models", "convert", model, "--to", "ggml", "--yes")
+    declined = anneal("models", "convert", model, "--to", "merged_16bit", answer="n\n")
+    refused = anneal("models", "convert", model, "--to", "gguf", "--yes")
+    ordered = anneal("models", "convert", model, "--to", "merged_16bit", "--yes", "--json")
+    again = anneal("models", "convert", model, "--to", "merged_16bit")
+
+    assert (unknown.exit_code, declined.exit_code, refused.exit_code) == (2, 1, 5)
+    assert "At most $" in declined.errors and "GGUF" in refused.errors
+    assert ordered.exit_code == 0 and ordered.json["status"] == "waiting", ordered.errors
+    assert again.exit_code == 0 and "waits for an idle trainer" in again.output
+    Conversion.objects.update(status="running")
+    assert "is making it" in anneal("models", "convert", model, "--to", "merged_16bit").output
+    Conversion.objects.update(status="succeeded")
+    assert "anneal models pull" in anneal("models", "convert", model, "--to", "merged_16bit").output
+
+
+def test_a_model_is_pushed_to_the_hub_with_a_token_that_is_never_shown(anneal, model, monkeypatch, settings) -> None:
+    off = anneal("models", "publish", model, "--to", "acme/support", answer="hf_a-token\n")
+    settings.HUB_PUSHES = True
+    asked = anneal("models", "publish", model, "--to", "acme/support", answer="hf_a-token\n")
+    monkeypatch.setenv("HF_TOKEN", "hf_a-token")
+    given = anneal("models", "publish", model, "--to", "acme/support", "--json")
+    listed = anneal("models", "publications", model)
+
+    assert off.exit_code == 5 and "hf upload" in off.errors
+    assert asked.exit_code == 0, asked.errors
+    assert (given.exit_code, given.json["status"], listed.exit_code) == (0, "waiting", 0), given.errors
+    assert "acme/support" in listed.output
+    assert "hf_a-token" not in "".join(f"{each.output}{each.errors}" for each in (off, asked, given, listed))
 
 
 def test_a_folder_that_cannot_be_written_is_named(anneal, model, tmp_path) -> None:

@@ -111,6 +111,18 @@ API: dict[str, Url] = {
     "api_model_list": api(GET=P.VIEW),
     "api_model_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"model": "model_name"}),
     "api_model_serving": api(GET=P.VIEW, POST=P.ADAPTER_WRITE, ids={"model": "model_name"}),
+    "api_model_conversions": api(
+        GET=P.VIEW,
+        POST=P.ADAPTER_WRITE,
+        ids={"model": "model_name"},
+        data={"kind": "merged_16bit", "quoted_max_usd": "1"},
+    ),
+    "api_model_pushes": api(
+        GET=P.VIEW,
+        POST=P.ADAPTER_WRITE,
+        ids={"model": "model_name"},
+        data={"repository": "acme/support", "token": "hf_a-token-of-the-hub"},
+    ),
     "api_alias_list": api(
         GET=P.VIEW, POST=P.ADAPTER_WRITE, data={"name": "production"}, refs={"version": "model_name"}
     ),

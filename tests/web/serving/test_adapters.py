@@ -11,11 +11,14 @@ from django.conf import settings
 from django.test import AsyncClient
 
 from apps.adapters.models import AdapterVersion
+from apps.billing.operations import settle_hold
 from apps.catalog.models import BaseModel
+from apps.catalog.operations import set_price
 from apps.contracts.runs import Export
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import Conversion, FineTuningJob
+from apps.finetuning.results.conversions import list_offers
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy, undeploy
 from apps.serving.queries import list_routes
@@ -118,7 +121,7 @@ def test_the_page_names_what_was_promised_and_is_not_there(version, client_for, 
     page = text(client_for(vera).get(f"/adapters/{version.pk}"))
 
     assert "could not be made" not in whole
-    assert "The merged model could not be made: the disk was full. Merge it yourself" in page
+    assert "The merged model could not be made: the disk was full. Order it on the adapter" in page
 
 
 def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for, vera):
@@ -316,3 +319,30 @@ def test_moving_an_alias_is_undone_by_pointing_it_back(organization, floor, clie
     for _ in range(2):
         browser.post(back, {"name": "production"})
     assert Alias.objects.get().version_id == first.pk
+
+
+def test_another_form_is_ordered_at_the_price_on_its_button(
+    version, organization, client_for, alice, bob, vera, charlie, rival
+):
+    url, address = f"/adapters/{version.pk}", f"/adapters/{version.pk}/convert"
+    set_price(sku="conversion:bytes", unit="bytes", price_nano=10**10, per=10**9, by="user_1", now=db_now())
+    offer = next(each for each in list_offers(version=version) if each.kind == "merged_16bit")
+    form = {"kind": "merged_16bit", "price_nano": offer.price_nano}
+
+    assert 'name="price_nano"' not in text(client_for(vera).get(url))
+    assert f'value="{offer.price_nano}"' in text(client_for(bob).get(url)), "GGUF has no converter, and no button"
+    assert [client_for(person).post(address, form).status_code for person in (vera, charlie, None)] == [403, 404, 302]
+    member = client_for(bob)
+    member.post(address, form | {"price_nano": offer.price_nano - 1})
+    assert "price is now" in text(member.get(url)) and not Conversion.objects.exists()
+    assert member.post(address, form).status_code == 302
+    assert "waits for an idle trainer" in text(client_for(alice).get(url))
+    conversion = Conversion.objects.get()
+    assert (conversion.created_by, conversion.price_nano) == (bob.pk, offer.price_nano)
+    held = text(client_for(alice).get("/invoices"))
+    assert conversion.pk in held and f"/jobs/{conversion.pk}" not in held
+    Conversion.objects.update(status="running")
+    assert "A trainer is making it." in text(client_for(alice).get(url))
+    settle_hold(hold_id=conversion.hold_id, capture_nano=conversion.price_nano, by="system", reason="merged_16bit")
+    why = text(client_for(alice).get(f"/why/{conversion.hold_id}"))
+    assert "for a GB (1e9 bytes)" in why and "1 model converted" in text(client_for(alice).get("/usage"))

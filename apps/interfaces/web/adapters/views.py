@@ -20,6 +20,8 @@ from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.core.objects.store import attachment
 from apps.finetuning.queries import find_jobs_of_adapters
+from apps.finetuning.results.conversions import LABELS as EXPORTS
+from apps.finetuning.results.conversions import list_offers
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.results.model_files import documents
@@ -75,11 +77,16 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
         ],
         "exports": [
             {
-                "label": _EXPORTS.get(export["kind"], export["kind"]),
+                "label": gettext(EXPORTS[export["kind"]]),
                 "bytes": export["bytes"],
                 "url": f"{_download_address(version)}?{urlencode({'export': export['kind']})}",
             }
             for export in version.exports
+        ],
+        "conversions": [
+            {"offer": offer, "label": gettext(EXPORTS[offer.kind])}
+            for offer in list_offers(version=version)
+            if offer.refusal is None or offer.is_open
         ],
         "missing": list_missing(version),
         "siblings": siblings,
@@ -96,7 +103,6 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
     }
 
 
-_EXPORTS = {"merged_16bit": later("Merged model, 16 bits"), "gguf": "GGUF, 16 bits"}
 _LABELS = {
     "train_loss": later("Train loss, mean of the last 50 reports"),
     "valid_loss": later("Eval loss of these weights"),

@@ -66,6 +66,7 @@ def prices(request: OrganizationRequest) -> HttpResponse:
         "inference": gettext("Tokens"),
         "warm": gettext("Kept warm"),
         "storage": gettext("Storage"),
+        "conversion": gettext("Conversion"),
     }
     skus = name_skus(rule.sku for rule in rules)
     grouped = [

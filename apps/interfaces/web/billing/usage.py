@@ -118,6 +118,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
     training_nano = sum(line.cost_nano for line in training)
     inference_nano = sum(model.cost_nano for model in models)
     storage_nano = sum(_cost_nano(line) for line in series if line.subject == STORED)
+    conversions = [line for line in spending if line.kind == LineKind.CONVERSION]
     context = {
         "tabs": usage_tabs("usage", period),
         "period": period,
@@ -130,6 +131,8 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "training_nano": training_nano,
         "inference_nano": inference_nano,
         "storage_nano": storage_nano,
+        "conversion_nano": sum(line.cost_nano for line in conversions),
+        "conversions": len(conversions),
         "requests": sum(model.requests for model in models),
         "models": models,
         "jobs": jobs[:_JOBS_SHOWN],
@@ -290,7 +293,7 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
             moved[entry.account.kind] += entry.amount_nano
     is_job = source.startswith("ftjob-")
     url = reverse("web:job_detail", args=[source]) if is_job else ""
-    if is_job and posted.kind == PostingKind.SETTLE:
+    if posted.kind == PostingKind.SETTLE and (is_job or source.startswith("conv_")):
         url = reverse("web:charge_why", args=[posted.idempotency_key.removeprefix("settle:")])
     if posted.kind == PostingKind.USAGE:
         url = reverse("web:charge_why", args=[f"series-{source.removeprefix('usage:')}"])

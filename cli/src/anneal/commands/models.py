@@ -1,5 +1,6 @@
 """`anneal models`: list models, download the files of a fine-tuned one, deploy it, and move aliases."""
 
+import uuid
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -8,7 +9,7 @@ import typer
 
 from anneal.api import Api, model_path
 from anneal.failures import ExitCode, Failure
-from anneal.output import AsJson, emit, moment, notice, size, table
+from anneal.output import AsJson, Yes, confirm_price, emit, moment, notice, size, table
 from anneal.session import session_of
 from anneal.transfers import download
 
@@ -33,7 +34,7 @@ def pull(
     context: typer.Context,
     model: TunedModel,
     to: Annotated[Path | None, typer.Option(help="The folder. By default, it has the model's name.")] = None,
-    export: Annotated[str | None, typer.Option(help="merged_16bit or gguf, if the job made it.")] = None,
+    export: Annotated[str | None, typer.Option(help="merged_16bit or gguf, if it was made.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Download the files of a model and check the SHA-256 of each.
@@ -59,6 +60,35 @@ def pull(
         f"{folder} has {len(files)} files, {size(sum(file['bytes'] for file in files))}: "
         f"{fetched} downloaded now. All SHA-256 hashes match.",
     )
+
+
+@app.command()
+def convert(
+    context: typer.Context,
+    model: TunedModel,
+    to: Annotated[str, typer.Option(help="merged_16bit or gguf.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Order another form of a finished model. It shows the price, and asks before it orders.
+
+    Run the same command again to see whether it is made.
+    """
+    api, address = session_of(context).api, f"{model_path(model, is_own=True)}/conversions"
+    forms = {form["kind"]: form for form in api.get(address)["data"]}
+    if to not in forms:
+        raise Failure(f"A model is converted to {' or '.join(forms)}, not to {to}.", ExitCode.USAGE)
+    found = forms[to]
+    if found["status"] not in ("waiting", "running", "succeeded"):
+        if refusal := found["refusal"]:
+            raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
+        confirm_price(found["price_usd"], f"Convert to {to}?", is_accepted=yes)
+        found = api.post(
+            address,
+            {"kind": to, "quoted_max_usd": found["price_usd"]},
+            headers={"Idempotency-Key": str(uuid.uuid4())},
+        )
+    emit(context, found, _conversion_text(found))
 
 
 @app.command()
@@ -109,6 +139,50 @@ def alias(
     found = session_of(context).api.post("/api/v1/aliases", body)
     share = f", and sends {canary} % of its requests to {found['canary_version']}" if canary else ""
     emit(context, found, f"{found['model']} now points to {found['version']}{share}.")
+
+
+@app.command()
+def publish(
+    context: typer.Context,
+    model: TunedModel,
+    to: Annotated[str, typer.Option(help="The repository on the hub, owner/name. It is made, private, if missing.")],
+    export: Annotated[str, typer.Option(help="merged_16bit or gguf, if it was made. By default, the adapter.")] = "",
+    token: Annotated[str | None, typer.Option(envvar="HF_TOKEN", help="Your token of the hub.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Push a model to your own repository on the hub. Without HF_TOKEN, it asks for your token of the hub.
+
+    Run `anneal models publications` to see whether it is there.
+    """
+    given = token or typer.prompt("Token of the hub", hide_input=True, err=True)
+    body = {"repository": to, "token": given.strip(), "export": export}
+    found = session_of(context).api.post(f"{model_path(model, is_own=True)}/pushes", body)
+    emit(context, found, f"{model} will be pushed to {found['url']}. The token is erased when the push has ended.")
+
+
+@app.command()
+def publications(context: typer.Context, model: TunedModel, as_json: AsJson = False) -> None:
+    """List the pushes of a model to the hub, newest first."""
+    found = session_of(context).api.get(f"{model_path(model, is_own=True)}/pushes")
+    rows = (
+        (
+            push["repository"],
+            push["export"],
+            push["status"],
+            moment(push["created_at"]),
+            push["commit"] or push["problem"],
+        )
+        for push in found["data"]
+    )
+    emit(context, found, lambda: table(("REPOSITORY", "EXPORT", "STATUS", "CREATED", "COMMIT OR PROBLEM"), rows))
+
+
+def _conversion_text(found: dict[str, Any]) -> str:
+    if found["status"] == "succeeded":
+        return f"It is made. Download it with `anneal models pull {found['model']} --export {found['kind']}`."
+    if found["status"] == "running":
+        return "A trainer is making it."
+    return "It is ordered and waits for an idle trainer."
 
 
 def _pulled(api: Api, model: str, file: dict[str, Any], folder: Path) -> dict[str, Any]:

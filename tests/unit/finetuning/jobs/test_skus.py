@@ -31,6 +31,7 @@ def test_a_sku_is_named_after_its_gpu_type_or_model() -> None:
         "inference:output:tiny": "Anneal demo: output tokens, per million",
         "warm:tiny": "Anneal demo: time kept warm, per hour",
         "storage:bytes": "Storage of files, checkpoints and adapters, per GB-month",
+        "conversion:bytes": "Merging or converting a finished model, per GB",
     }
 
 

@@ -147,7 +147,7 @@ def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
     with_keys = {name for name, one in SERVICES.items() if "AWS_SECRET_ACCESS_KEY" in one.get("environment", {})}
     granted = {program.name for program in PROGRAMS if "AWS_SECRET_ACCESS_KEY" in program.options}
 
-    data = {"celery-data", "celery-data-middle", "celery-data-small", "celery-batches"}
+    data = {"celery-data", "celery-data-middle", "celery-data-small", "celery-batches", "celery-hub-uploads"}
     assert with_keys - {"migrate"} == granted == {"web", "internal", "celery"} | data
 
 

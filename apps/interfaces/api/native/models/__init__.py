@@ -1,1 +1,1 @@
-"""Base models and adapters by name: their files, limits and licences."""
+"""Base models and adapters by name: their files, conversions, limits and licences."""

@@ -1,0 +1,186 @@
+"""Conversions of finished models: another form of a version, offered at a price and ordered once.
+
+The price follows the size of the whole model and is known before. The order holds it, and what is charged follows the
+files that were made, but is never more. A conversion that makes nothing costs nothing.
+"""
+
+import datetime
+from dataclasses import dataclass
+
+from django.db import transaction
+from django.db.models import Sum
+from django.utils.translation import gettext, gettext_noop
+
+from apps.accounts.models import Organization
+from apps.accounts.shares import share_of
+from apps.adapters.models import AdapterVersion
+from apps.billing.budgets import attribution_of_actor
+from apps.billing.models import HoldPurpose
+from apps.billing.operations import InsufficientBalance, hold, insufficient_balance
+from apps.catalog.licences import require_licence
+from apps.catalog.models import PriceRule
+from apps.catalog.pricing import CONVERSION_SKU
+from apps.catalog.queries import ModelNotFound, active_price
+from apps.contracts.runs import Method
+from apps.core import audit
+from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, RateLimited
+from apps.core.messages.translation import translated
+from apps.core.money import dollars, rated, usd_decimal
+from apps.datasets.intake.versions import lock_storage
+from apps.finetuning.lifecycle import CONVERSION_OPEN
+from apps.finetuning.models import Conversion
+from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
+from apps.finetuning.usage.storage import left_bytes
+
+KINDS = (MERGED_16BIT, GGUF)
+LABELS = {MERGED_16BIT: gettext_noop("Merged model, 16 bits"), GGUF: gettext_noop("GGUF, 16 bits")}
+MAX_OPEN, MAX_A_DAY = 5, 50  # of an organization: each occupies a trainer and room on its disk
+_A_DAY = datetime.timedelta(days=1)
+
+
+class PriceRaised(DomainError):
+    """The price rose after the customer saw it; the message gives both."""
+
+    code = "price_raised"
+
+
+@dataclass(frozen=True)
+class ConversionOffer:
+    """One form of a version: what it would cost, why it cannot be ordered, and its latest order.
+
+    `bytes` is None if the base model's dimensions are unknown; `refusal` is then set.
+    """
+
+    kind: str
+    bytes: int | None
+    price_nano: int
+    price_rule: PriceRule | None
+    refusal: InvalidState | None
+    conversion: Conversion | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the form is ordered and not made yet."""
+        return self.conversion is not None and self.conversion.status in CONVERSION_OPEN
+
+
+def list_offers(*, version: AdapterVersion) -> list[ConversionOffer]:
+    """Return every form that a version could be converted to, in a fixed order."""
+    rows = Conversion.objects.for_organization(version.organization_id).filter(version=version)
+    latest = {row.kind: row for row in rows.order_by("created_at", "pk")}
+    rule = active_price(sku=CONVERSION_SKU, organization=version.organization_id)
+    return [_offer(version, kind, rule, latest.get(kind)) for kind in KINDS]
+
+
+@transaction.atomic
+def order(*, version: AdapterVersion, kind: str, shown_nano: int, by: str, now: datetime.datetime) -> Conversion:
+    """Order a form of the version at the price that was shown, and hold the price; an open order is returned as it is.
+
+    Raises InvalidValue, ModelNotFound, InvalidState, LicenceNotAccepted, PriceRaised, RateLimited, QuotaExceeded,
+    InsufficientBalance, BudgetExceeded and SpendingStopped.
+    """
+    if kind not in KINDS:
+        raise InvalidValue(
+            gettext("A model is converted to one of: %(kinds)s.") % {"kinds": ", ".join(KINDS)}, param="kind"
+        )
+    organization = version.organization
+    lock_storage(organization)  # two orders could else take the same room
+    rows = AdapterVersion.objects.filter(pk=version.pk, deleted_at=None).select_related("adapter__base_model")
+    found = rows.select_for_update(of=("self",)).first()
+    if found is None:
+        raise ModelNotFound(gettext("This model was deleted already."), param="model")
+    offer = next(each for each in list_offers(version=found) if each.kind == kind)
+    if offer.conversion is not None and offer.is_open:
+        return offer.conversion
+    if offer.refusal is not None:
+        raise offer.refusal
+    assert offer.bytes is not None
+    require_licence(organization=organization, base_model=found.adapter.base_model)
+    if offer.price_nano > shown_nano:
+        raise PriceRaised(
+            gettext("The price is now %(price)s instead of %(shown)s. Check it, then confirm it.")
+            % {"price": dollars(offer.price_nano), "shown": dollars(shown_nano)},
+            param="quoted_max_usd",
+            price_usd=usd_decimal(offer.price_nano),
+        )
+    _require_room(organization, offer.bytes, now)
+    conversion = Conversion(
+        organization=organization, version=found, kind=kind, created_by=by, created_at=now, bytes=offer.bytes,
+        price_rule=offer.price_rule, price_nano=offer.price_nano,
+    )  # fmt: skip
+    if offer.price_nano:
+        conversion.hold_id = _hold(conversion)
+    conversion.save(force_insert=True)
+    audit.record(
+        organization=organization, by=by, action="adapter.conversion_ordered", target=found.pk, kind=kind,
+        price_nano=offer.price_nano,
+    )  # fmt: skip
+    return conversion
+
+
+def _offer(version: AdapterVersion, kind: str, rule: PriceRule | None, latest: Conversion | None) -> ConversionOffer:
+    size = whole_model_bytes(base_model=version.adapter.base_model)
+    price_nano = rated(quantity=size, price_nano=rule.price_nano, per=rule.per) if rule and size else 0
+    refusal = _why_not(version, kind, size)
+    return ConversionOffer(
+        kind=kind, bytes=size, price_nano=price_nano, price_rule=rule, refusal=refusal, conversion=latest
+    )  # fmt: skip
+
+
+def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidState | None:
+    """Return why the version cannot be converted to this form; None if it can."""
+    base_model = version.adapter.base_model
+    if any(export["kind"] == kind for export in version.exports):
+        text = gettext("This model has this form already: download it.")
+        return InvalidState(text, param="kind", code="already_converted")
+    if kind == MERGED_16BIT and version.method == Method.FULL:
+        text = gettext("Every weight of this model was trained, so its own files are the whole model.")
+        return InvalidState(text, param="kind", code="already_converted")
+    if not base_model.is_installed:
+        text = gettext("The base model %(name)s is no longer installed here, and a conversion needs its files.")
+        return InvalidState(text % {"name": base_model.name}, param="model", code="base_model_gone")
+    if kind == GGUF and (reason := why_no_gguf()):
+        return InvalidState(translated(reason), param="kind", code="conversion_unavailable")
+    if size is None:
+        text = gettext("The dimensions of the base model %(name)s are unknown, so a conversion has no price.")
+        return InvalidState(text % {"name": base_model.name}, param="model", code="conversion_unavailable")
+    return None
+
+
+def _require_room(organization: Organization, wanted_bytes: int, now: datetime.datetime) -> None:
+    """Raise RateLimited or QuotaExceeded above the limits, which organizations that share have together."""
+    with share_of(organization) as organizations:
+        rows = Conversion.objects.filter(organization__in=organizations)
+        if rows.filter(created_at__gt=now - _A_DAY).count() >= MAX_A_DAY:
+            text = gettext("An organization orders at most %(max_a_day)s conversions a day. Continue tomorrow.")
+            raise RateLimited(text % {"max_a_day": MAX_A_DAY}, retry_after_seconds=3600)
+        waiting = rows.filter(status__in=CONVERSION_OPEN)
+        if waiting.count() >= MAX_OPEN:
+            text = gettext("%(max_open)s conversions of your organization are not made yet. Wait for one of them.")
+            raise RateLimited(text % {"max_open": MAX_OPEN}, retry_after_seconds=60)
+        promised = waiting.aggregate(bytes=Sum("bytes"))["bytes"] or 0
+    left = left_bytes(organization=organization)
+    if left is not None and wanted_bytes + promised > left:
+        text = gettext(
+            "The converted model needs %(wanted)s bytes of storage, and your organization has %(left)s left. Delete "
+            "files or models you no longer need, or ask the operator for more."
+        )
+        raise QuotaExceeded(text % {"wanted": f"{wanted_bytes:,}", "left": f"{max(left - promised, 0):,}"})
+
+
+def _hold(conversion: Conversion) -> str:
+    """Hold the price; return the hold's id."""
+    try:
+        held = hold(
+            organization=conversion.organization,
+            purpose=HoldPurpose.JOB,
+            source=conversion.pk,
+            amount_nano=conversion.price_nano,
+            by=conversion.created_by,
+            idempotency_key=f"hold:{conversion.pk}",
+            attribution=attribution_of_actor(organization=conversion.organization, by=conversion.created_by, labels={}),
+            price_rule=conversion.price_rule,
+        )
+    except InsufficientBalance as short:  # there is no spend cap to lower
+        raise insufficient_balance(short.data["balance_nano"], conversion.price_nano) from short
+    return held.pk

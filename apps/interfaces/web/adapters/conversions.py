@@ -1,0 +1,34 @@
+"""The order of another form of a finished model."""
+
+from django.contrib import messages
+from django.http import HttpResponse
+from django.shortcuts import redirect
+from django.utils.translation import gettext
+from django.views.decorators.http import require_POST
+
+from apps.accounts.roles import Permission
+from apps.adapters.queries import get_version
+from apps.core.database.clock import db_now
+from apps.core.http.forms import domain_errors_shown
+from apps.finetuning.results.conversions import order
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+
+_MAX_DIGITS = 18  # of the price that the page showed
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def convert(request: OrganizationRequest, version_id: str) -> HttpResponse:
+    """Order a form at the price that the button showed; without one, only what is free."""
+    version = get_version(organization=request.organization, id=version_id)
+    shown = request.POST.get("price_nano", "")
+    with domain_errors_shown(request):
+        order(
+            version=version,
+            kind=request.POST.get("kind", ""),
+            shown_nano=int(shown) if shown.isascii() and shown.isdecimal() and len(shown) <= _MAX_DIGITS else 0,
+            by=request.membership.user_id,
+            now=db_now(),
+        )
+        messages.success(request, gettext("Ordered. An idle trainer makes it, and you are told when it is ready."))
+    return redirect("web:adapter_detail", version_id=version.pk)
