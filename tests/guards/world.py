@@ -29,7 +29,16 @@ from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
 from apps.datasets.models import Upload, UploadPart
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember, RunUpload
+from apps.finetuning.models import (
+    Checkpoint,
+    Conversion,
+    FineTuningJob,
+    HubPush,
+    HubPushToken,
+    Run,
+    RunMember,
+    RunUpload,
+)
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.runs.trackers import store_tracker_key
@@ -257,6 +266,22 @@ def _webhook(tenant: Tenant) -> str:
     return endpoint.pk
 
 
+def _conversion(tenant: Tenant) -> str:
+    return Conversion.objects.create(
+        organization=tenant.organization, version_id=tenant.ids["adapter_version"], kind="gguf", bytes=1, price_nano=0,
+        created_by=tenant.canary, created_at=db_now(),
+    ).pk  # fmt: skip
+
+
+def _hub_push(tenant: Tenant) -> str:
+    push = HubPush.objects.create(
+        organization=tenant.organization, version_id=tenant.ids["adapter_version"], created_by="system",
+        repository=f"{tenant.canary}/model", created_at=db_now(),
+    )  # fmt: skip
+    HubPushToken.objects.create(push=push, token_sealed=b"sealed")
+    return push.pk
+
+
 def _webhook_delivery(tenant: Tenant) -> str:
     endpoint = WebhookEndpoint.objects.get(pk=tenant.ids["webhook"])
     delivery = queue_delivery(
@@ -295,6 +320,8 @@ MAKERS: dict[str, Maker] = {
     "adapter": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).adapter_id,
     "model_name": lambda tenant: AdapterVersion.objects.get(pk=tenant.ids["adapter_version"]).model_name,
     "model_file": _model_file,
+    "conversion": _conversion,
+    "hub_push": _hub_push,
     "deployment": _deployment,
     "alias": _alias,
     "conversation": _conversation,
