@@ -141,6 +141,9 @@ class Api:
         except (ValueError, KeyError, TypeError):
             found = None
             message = f"The answer has the status {status} and is not {self.service}'s. Check the base URL."
+        else:
+            if (found.get("param"), found.get("code")) == ("Idempotency-Key", "insufficient_quota"):
+                message = "Your organization sent too many requests in 24 hours. Run the command again later."
         if status == 401:
             message += f" {self._sign_in}"
         is_temporary = _is_retried(response)

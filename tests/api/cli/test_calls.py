@@ -236,6 +236,16 @@ def refused(status: int, code: str, **headers: str) -> httpx.Response:
     return httpx.Response(status, json={"error": error}, headers=named)
 
 
+def test_too_many_requests_with_keys_of_our_own_say_what_to_do(anneal, network) -> None:
+    """The server advises to leave out the header, which a person who types a command has not sent."""
+    error = {"message": "Send it without.", "type": "t", "param": "Idempotency-Key", "code": "insufficient_quota"}
+    network.inner = Answers(httpx.Response(429, json={"error": error}, headers={"x-should-retry": "false"}))
+
+    ended = anneal("keys", "create", "nightly", "--scope", "view", key="k")
+
+    assert ended.exit_code == 5 and "Run the command again later" in ended.errors
+
+
 def test_an_answer_is_written_as_it_comes_and_cannot_control_the_terminal(anneal, network) -> None:
     stream = piece("Hel") + piece("lo\x1b[2J", "stop") + chunk(usage={"total_tokens": 5}) + "data: [DONE]\n\n"
     network.inner = Answers(*(httpx.Response(200, text=stream) for _ in range(3)))

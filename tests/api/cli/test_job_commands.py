@@ -11,10 +11,14 @@ from rich.console import Console
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.contracts.worker_api import ClaimRequest
+from apps.core.database.clock import db_now
 from apps.core.money import usd_to_nano
-from apps.finetuning.models import FineTuningJob, Worker
+from apps.finetuning.models import FineTuningJob, GpuPool, Worker
+from apps.finetuning.runs import members
+from apps.finetuning.usage import quotas
 from tests.factories.finetuning import make_worker
-from tests.factories.market import MACHINE_OFFER
+from tests.factories.market import MACHINE_OFFER, Market
 from tests.support.sdk import create
 
 CREATE = ("jobs", "create", "--model", "anneal-demo")
@@ -238,3 +242,20 @@ def test_a_curve_has_the_width_of_a_line() -> None:
     assert watching.curve([4.0, 2.0, 1.0, 1.0]) == "█▃▁▁"
     assert len(watching.curve([float(n) for n in range(500)])) == 60
     assert watching.curve([]) == ""
+
+
+def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization) -> None:
+    market = Market(organization)
+    quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
+    GpuPool.objects.exclude(name__in=("h100", "h200")).update(is_open=False)
+    words = ("jobs", "create", "--model", market.base_model.name, "--file", market.version.pk, "--pool", "h100")
+    job = [anneal(*words, "--yes", "--json").json["id"] for _ in range(2)][1]
+    members.claim(worker=Worker.objects.get(pool__name="h100"), request=ClaimRequest())
+
+    listed = anneal("jobs", "move", job)
+    declined = anneal("jobs", "move", job, "--to", "h200", answer="n\n")
+    moved = anneal("jobs", "move", job, "--to", "h200", "--yes", "--json")
+
+    assert "h200" in listed.output and "1 × " in listed.output and "0 s" in listed.output
+    assert declined.exit_code == 1 and re.search(r"At most \$\d+\.\d\d\. Move to h200\?", declined.errors)
+    assert (moved.json["pool"], moved.json["status"]) == ("h200", "queued")

@@ -1,6 +1,5 @@
 """`anneal models`: list models, download the files of a fine-tuned one, deploy it, and move aliases."""
 
-import uuid
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -83,11 +82,7 @@ def convert(
         if refusal := found["refusal"]:
             raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
         confirm_price(found["price_usd"], f"Convert to {to}?", is_accepted=yes)
-        found = api.post(
-            address,
-            {"kind": to, "quoted_max_usd": found["price_usd"]},
-            headers={"Idempotency-Key": str(uuid.uuid4())},
-        )
+        found = api.post_once(address, {"kind": to, "quoted_max_usd": found["price_usd"]})
     emit(context, found, _conversion_text(found))
 
 
