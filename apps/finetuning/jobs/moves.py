@@ -67,7 +67,7 @@ def list_moves(*, job: FineTuningJob, wait: Wait | None, now: datetime.datetime)
         return []
     try:
         quotes = _quotes(job, now)
-    except DomainError:  # what is missing is being counted or compared
+    except DomainError:  # a file is still counted or compared, or the job cannot be quoted any more
         return []
     own_cost = job.estimate.get("cost_nano_p50")
     found: dict[str, Move] = {}
@@ -90,9 +90,7 @@ def list_moves(*, job: FineTuningJob, wait: Wait | None, now: datetime.datetime)
 
 
 @transaction.atomic
-def move_job(
-    *, job: FineTuningJob, option: str, by: str, now: datetime.datetime, shown_max_nano: int | None = None
-) -> FineTuningJob:
+def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime, shown_max_nano: int) -> FineTuningJob:
     """Queue the job for another option, such as h200:4: its hold returns, and the option's maximum is held.
 
     `shown_max_nano` is the maximum that its customer was shown for the option. Raises InvalidState once a machine has

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from django.utils.translation import gettext
@@ -89,7 +90,7 @@ def quote_pools(
                 for quoted in quotes
             ]
             quotes = [
-                _refused(quoted) if quoted.is_oversized else quoted
+                _refused(quoted) if quoted.is_oversized and quoted.estimate.fits else quoted
                 for quoted in _with_rehearsals(smaller, base_model, hyperparameters)
             ]
         quotes = add_remedies(quotes)
@@ -350,10 +351,14 @@ def _smaller(quoted: PoolQuote, state: PoolState, task: Task, base_model: BaseMo
 
 
 def _refused(quoted: PoolQuote, *, fixes: tuple[Fix, ...] = ()) -> PoolQuote:
+    """Return the quote of a job that does not fit after all: without times and cost, as those of other such jobs."""
     needed, held = _rehearsed_bytes(quoted) / gpus.GIB, quoted.estimate.capacity_bytes / gpus.GIB
     reason = f"The rehearsal needed {needed:,.1f} GiB; {quoted.pool.gpu_type.name} holds {held:,.1f} GiB."
-    estimate = msgspec.structs.replace(quoted.estimate, fits=False, reason=reason, fixes=fixes)
-    return replace(quoted, estimate=estimate, block_reason=reason)
+    unknown: dict[str, Any] = {field.name: None for field in msgspec.structs.fields(Estimate) if field.default is None}
+    estimate = msgspec.structs.replace(
+        quoted.estimate, fits=False, reason=reason, fixes=fixes, time_parts=(), **unknown
+    )
+    return replace(quoted, estimate=estimate, block_reason=reason, cap_nano=None)
 
 
 def _rehearsed_bytes(quoted: PoolQuote) -> int:

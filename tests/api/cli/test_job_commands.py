@@ -253,9 +253,11 @@ def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization) -> 
     members.claim(worker=Worker.objects.get(pool__name="h100"), request=ClaimRequest())
 
     listed = anneal("jobs", "move", job)
+    elsewhere = anneal("jobs", "move", job, "--to", "h100", "--yes")
     declined = anneal("jobs", "move", job, "--to", "h200", answer="n\n")
     moved = anneal("jobs", "move", job, "--to", "h200", "--yes", "--json")
 
     assert "h200" in listed.output and "1 × " in listed.output and "0 s" in listed.output
+    assert elsewhere.exit_code == 5 and "would not start sooner on h100" in elsewhere.errors
     assert declined.exit_code == 1 and re.search(r"At most \$\d+\.\d\d\. Move to h200\?", declined.errors)
     assert (moved.json["pool"], moved.json["status"]) == ("h200", "queued")

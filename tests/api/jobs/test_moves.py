@@ -81,11 +81,11 @@ def test_a_waiting_job_moves_with_one_call_and_its_money_follows(waiting, key, a
     ("body", "code", "param"),
     [
         ({"option": "h200", "quoted_max_usd": "0.01"}, "maximum_raised", "quoted_max_usd"),
-        ({"option": "nowhere"}, "invalid_value", "option"),
-        ({"option": "l4"}, "cannot_launch", "option"),
-        ({"option": "h100"}, "invalid_state", "option"),
-        ({"option": "h200:3"}, "invalid_value", "option"),
-        ({}, "missing_required_parameter", "option"),
+        ({"option": "nowhere", "quoted_max_usd": "99"}, "invalid_value", "option"),
+        ({"option": "l4", "quoted_max_usd": "99"}, "cannot_launch", "option"),
+        ({"option": "h100", "quoted_max_usd": "99"}, "invalid_state", "option"),
+        ({"option": "h200:3", "quoted_max_usd": "99"}, "invalid_value", "option"),
+        ({"option": "h200"}, "missing_required_parameter", "quoted_max_usd"),
     ],
 )
 def test_a_refused_move_leaves_the_job_where_it_is(waiting, key, api_client, body, code: str, param: str) -> None:
@@ -112,7 +112,7 @@ def test_the_page_moves_it_with_one_click(waiting, client_for, alice, vera) -> N
 def test_a_job_that_a_machine_took_does_not_move(waiting, key, api_client) -> None:
     running = FineTuningJob.objects.exclude(pk=waiting.pk).get()
 
-    answer = api_client(key).post(address(running), {"option": "h200"}, format="json")
+    answer = api_client(key).post(address(running), {"option": "h200", "quoted_max_usd": 9}, format="json")
 
     assert answer.json()["error"]["code"] == "invalid_state"
     assert "no machine has taken" in answer.json()["error"]["message"]
@@ -127,7 +127,7 @@ def test_of_a_claim_and_a_move_at_once_one_wins(waiting, alice) -> None:
     def act(number: int) -> object:
         if number:
             return claim("h100")
-        return move_job(job=waiting, option="h200", by=alice.pk, now=db_now())
+        return move_job(job=waiting, option="h200", by=alice.pk, now=db_now(), shown_max_nano=10**11)
 
     moved, claimed = at_once(act, 2)
 

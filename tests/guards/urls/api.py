@@ -62,7 +62,7 @@ API: dict[str, Url] = {
     "api_job_cancel": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_pause": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_resume": api(POST=P.JOB_WRITE, ids=JOB),
-    "api_job_moves": api(GET=P.VIEW, POST=P.JOB_WRITE, ids=JOB, data={"option": "local-cpu"}),
+    "api_job_moves": api(GET=P.VIEW, POST=P.JOB_WRITE, ids=JOB, data={"option": "local-cpu", "quoted_max_usd": "1"}),
     "api_job_retry": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_events": api(GET=P.VIEW, ids=JOB),
     "api_job_checkpoints": api(GET=P.VIEW, ids=JOB),

@@ -133,7 +133,7 @@ PAGES: dict[str, Url] = {
     "web:checkpoint_try": page(post=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "web:job_pause": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_resume": page(post=P.JOB_WRITE, ids=JOB),
-    "web:job_move": page(post=P.JOB_WRITE, ids=JOB),
+    "web:job_move": page(post=P.JOB_WRITE, ids=JOB, data={"option": "local-cpu", "cap": "1"}),
     "web:job_retry": page(post=P.JOB_WRITE, ids=JOB),
     "web:job_dismiss": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage

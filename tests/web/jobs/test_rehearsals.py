@@ -134,8 +134,11 @@ def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched_once_two_workers
     shown = review(client, chosen)
     assert re.search(r"The rehearsal needed 1\.\d GiB; CPU holds 0\.9 GiB\.", shown)
     assert re.search(r"<button[^>]*disabled[^>]*>.*?Launch", shown)
-    with pytest.raises(DoesNotFit, match="The rehearsal needed"):
+    words = " ".join(re.sub(r"<[^>]+>", " ", shown).split())
+    assert "Money Estimate \N{EN DASH} You pay at most \N{EN DASH}" in words, "what cannot run has no cost"
+    with pytest.raises(DoesNotFit, match="The rehearsal needed") as refused:
         floor.job(method="lora", hyperparameters={"epochs": 5})
+    assert refused.value.data["fixes"], "what would make it fit is kept"
 
 
 def test_workers_that_disagree_leave_the_formula_and_an_interruption_is_no_answer(

@@ -130,10 +130,13 @@ class RetryJob(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MoveJob(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST …/jobs/{id}/moves. `option` is a pool, or a pool and its GPUs, such as h200:4."""
+    """The body of POST …/jobs/{id}/moves. `option` is a pool, or a pool and its GPUs, such as h200:4.
+
+    `quoted_max_usd` confirms the option's `maximum_usd`.
+    """
 
     option: str
-    quoted_max_usd: _Dollars = None
+    quoted_max_usd: str | float
 
 
 def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> JobRequest:
@@ -221,9 +224,9 @@ def quoted_max_nano(budget: BudgetChoice | None) -> int | None:
     return _nano("budget.quoted_max_usd", budget.quoted_max_usd) if budget else None
 
 
-def shown_max_nano(body: MoveJob) -> int | None:
+def shown_max_nano(body: MoveJob) -> int:
     """Return the maximum that the customer was shown for the option, in nano-USD. Raises InvalidValue."""
-    return _nano("quoted_max_usd", body.quoted_max_usd)
+    return _nano("quoted_max_usd", body.quoted_max_usd) or 0
 
 
 def _nano(param: str, amount: _Dollars) -> int | None:

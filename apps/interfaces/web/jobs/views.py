@@ -159,7 +159,7 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
 def move(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Queue the job for another `option`, at most at the `cap` shown on the button."""
     form = CapForm(request.POST)
-    if not form.is_valid():
+    if not form.is_valid() or form.cap_nano is None:
         messages.error(request, gettext("The cap is an amount in dollars, such as 2.50."))
         return redirect("web:job_detail", job_id=job_id)
     act = partial(move_job, option=request.POST.get("option", ""), shown_max_nano=form.cap_nano)

@@ -212,8 +212,11 @@ def move(
         emit_list(context, moves, ("OPTION", "GPU", "STARTS IN", "SOONER BY", "COST", "AT MOST"), _move_cells)
         return
     shown_usd = next((each["maximum_usd"] for each in moves if each["option"] == to), None)
+    if shown_usd is None:
+        text = f"{job} would not start sooner on {to}. Run `anneal jobs move {job}` to list where it would."
+        raise Failure(text, ExitCode.REFUSED)
     confirm_price(shown_usd, f"Move to {to}?", is_accepted=yes)
-    moved = api.post(place, {"option": to} | ({"quoted_max_usd": shown_usd} if shown_usd else {}))
+    moved = api.post(place, {"option": to, "quoted_max_usd": shown_usd})
     emit(context, moved, lambda: job_text(moved))
 
 

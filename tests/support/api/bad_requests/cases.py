@@ -232,7 +232,7 @@ API = [
     Case(UPLOADS, {}, "bytes", code=MISSING),
     Case(UPLOADS, {"bytes": "9", "filename": "a.jsonl", "purpose": "fine-tune"}, "bytes"),
     Case(UPLOADS, {"bytes": -1, "filename": "a.jsonl", "purpose": "fine-tune"}, "bytes"),
-    Case(UPLOADS, {"bytes": 9, "filename": "a.jsonl", "purpose": "batch"}, "purpose"),
+    Case(UPLOADS, {"bytes": 9, "filename": "a.jsonl", "purpose": "assistants"}, "purpose"),
     Case(
         UPLOADS,
         {
