@@ -65,6 +65,12 @@ def usd(nano: int | None) -> str:
 
 
 @register.filter
+def usd_exact(nano: int | None) -> str:
+    """Format nano-USD as dollars without rounding."""
+    return NONE if nano is None else dollars(nano)
+
+
+@register.filter
 def usd_least(nano: int | None) -> str:
     """Format nano-USD as the least dollars that a person may enter: rounded up to three significant digits."""
     if nano is None:
