@@ -8,6 +8,7 @@ from django.db.models import Q
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.finetuning.conversions import leases as conversion_leases
 from apps.finetuning.jobs.admission import admit_when_ready, note_fault
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.lifecycle import JobStatus
@@ -19,7 +20,6 @@ from apps.finetuning.pools.rehearsals import sweep_rehearsals
 from apps.finetuning.results import examinations, hub_pushes, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
-from apps.finetuning.runs import conversion_leases
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs

@@ -18,11 +18,12 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
 from apps.core.http.asgi import TooLarge
 from apps.core.http.json_bodies import decode_body
+from apps.finetuning.conversions import leases as conversion_leases
 from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations, rehearsals
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
 from apps.finetuning.results import examinations
-from apps.finetuning.runs import conversion_leases, endings, judges, leases, members, reports, uploads
+from apps.finetuning.runs import endings, judges, leases, members, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
 from apps.serving import operations as serving

@@ -26,11 +26,11 @@ from apps.contracts.worker_api import (
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import store
+from apps.finetuning.conversions import orders
+from apps.finetuning.conversions.leases import release_overdue
+from apps.finetuning.conversions.leases import take as take_as
 from apps.finetuning.models import Conversion, Worker
 from apps.finetuning.quotes.delivery import CONVERTER, whole_model_bytes
-from apps.finetuning.results import conversions
-from apps.finetuning.runs.conversion_leases import release_overdue
-from apps.finetuning.runs.conversion_leases import take as take_as
 from apps.finetuning.usage import storage
 from tests.factories.accounts import make_key, make_member
 from tests.factories.finetuning import CREDENTIAL, make_worker, manifest_of, model_files
@@ -148,13 +148,13 @@ def test_a_price_is_confirmed_and_what_cannot_be_made_is_refused(shop, version, 
         answer = shop(kind, price)
         return answer.status_code, answer.json()["error"]["code"]
 
-    monkeypatch.setattr(conversions, "left_bytes", lambda **_: 1000)
+    monkeypatch.setattr(orders, "left_bytes", lambda **_: 1000)
     assert code() == (429, "insufficient_quota")
-    monkeypatch.setattr(conversions, "left_bytes", storage.left_bytes)
-    monkeypatch.setattr(conversions, "MAX_A_DAY", 0)
+    monkeypatch.setattr(orders, "left_bytes", storage.left_bytes)
+    monkeypatch.setattr(orders, "MAX_A_DAY", 0)
     assert code() == (429, "rate_limit_exceeded")
-    monkeypatch.setattr(conversions, "MAX_A_DAY", 50)
-    monkeypatch.setattr(conversions, "MAX_OPEN", 0)
+    monkeypatch.setattr(orders, "MAX_A_DAY", 50)
+    monkeypatch.setattr(orders, "MAX_OPEN", 0)
     assert code() == (429, "rate_limit_exceeded")
     monkeypatch.undo()
     Worker.objects.update(software={})

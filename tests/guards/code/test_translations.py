@@ -49,7 +49,7 @@ FOR_PROGRAMS = {
     "apps/datasets/validation/formats.py": "the command line too, without Django; pages show them through `translated`",
     "apps/finetuning/pools/rehearsals.py": "workers",
     "apps/finetuning/results/examinations.py": "workers",
-    "apps/finetuning/runs/conversion_leases.py": "workers",
+    "apps/finetuning/conversions/leases.py": "workers",
     "apps/finetuning/runs/endings.py": "workers",
     "apps/finetuning/runs/leases.py": "workers",
     "apps/finetuning/runs/members.py": "workers",

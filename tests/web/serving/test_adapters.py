@@ -17,8 +17,8 @@ from apps.catalog.operations import set_price
 from apps.contracts.runs import Export
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
+from apps.finetuning.conversions.orders import list_offers
 from apps.finetuning.models import Conversion, FineTuningJob
-from apps.finetuning.results.conversions import list_offers
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Replica
 from apps.serving.operations import deploy, undeploy
 from apps.serving.queries import list_routes

@@ -10,7 +10,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
-from apps.finetuning.results.conversions import order
+from apps.finetuning.conversions.orders import order
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _MAX_DIGITS = 18  # of the price that the page showed

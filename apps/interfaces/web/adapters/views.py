@@ -19,9 +19,9 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.core.objects.store import attachment
+from apps.finetuning.conversions.orders import LABELS as EXPORTS
+from apps.finetuning.conversions.orders import list_offers
 from apps.finetuning.queries import find_jobs_of_adapters
-from apps.finetuning.results.conversions import LABELS as EXPORTS
-from apps.finetuning.results.conversions import list_offers
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.results.model_files import documents

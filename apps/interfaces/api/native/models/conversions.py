@@ -13,7 +13,7 @@ from apps.adapters.queries import get_version_by_name
 from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails, InvalidValue
 from apps.core.money import LARGEST_USD, usd_decimal, usd_to_nano
-from apps.finetuning.results.conversions import ConversionOffer, list_offers, order
+from apps.finetuning.conversions.orders import ConversionOffer, list_offers, order
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
 

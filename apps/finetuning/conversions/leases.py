@@ -35,11 +35,11 @@ from apps.core.messages import outbox
 from apps.core.money import rated
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import object_key
+from apps.finetuning.conversions.orders import LABELS
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
 from apps.finetuning.models import Conversion, Worker, WorkerKind
 from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 from apps.finetuning.recipes.start_points import signed_ref
-from apps.finetuning.results.conversions import LABELS
 from apps.finetuning.runs.leases import StaleLease
 from apps.finetuning.runs.uploads import require_complete, require_sealed, sign_places
 
