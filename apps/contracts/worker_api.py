@@ -26,7 +26,7 @@ from apps.contracts.runs import (
 from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 
 API_VERSION = 1
-NodeAddress = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9:._-]*$")]
+NodeAddress = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9:._-]*\Z")]
 Speed = Annotated[float, Meta(gt=0, le=1e9)]  # tokens per second; the limit is beyond any machine
 
 

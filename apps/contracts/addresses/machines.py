@@ -22,14 +22,14 @@ def leads_elsewhere(address: str) -> bool:
 
     False for addresses that mean the connecting machine itself, its link, a reserved range or a metadata service.
     """
-    name = address.lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
+    name = address.lower().rstrip(".")  # resolvers take "127.0.0.1." as well
+    if not name or name == "localhost" or name.endswith(".localhost"):
         return False
     try:
-        return not is_local(ipaddress.ip_address(address))
+        return not is_local(ipaddress.ip_address(name))
     except ValueError:
         pass
     try:
-        return not is_local(ipaddress.IPv4Address(socket.inet_aton(address)))  # "127.1", "0x7f000001", "2130706433"
+        return not is_local(ipaddress.IPv4Address(socket.inet_aton(name)))  # "127.1", "0x7f000001", "2130706433"
     except OSError:
-        return ":" not in address
+        return ":" not in name

@@ -1,10 +1,12 @@
 """Servers that customers name: public ones alone, in every notation."""
 
+import msgspec
 import pytest
 
 from apps.contracts.addresses.customer_servers import check_server
 from apps.contracts.addresses.machines import leads_elsewhere
 from apps.contracts.addresses.networks import is_public
+from apps.contracts.worker_api import ClaimRequest
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,14 @@ def test_machines_meet_at_names_and_addresses_of_a_cluster(address: str) -> None
     [
         "127.0.0.1", "127.1", "0x7f.1", "2130706433", "017700000001", "0", "0.0.0.0", "localhost", "a.localhost.",
         "169.254.169.254", "0xa9fea9fe", "100.100.100.200", "224.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1", "a:b",
+        "127.0.0.1.", "127.1..", "0x7f000001.", "169.254.169.254.", "::1.", ".", "LOCALHOST.",
     ],
 )  # fmt: skip
 def test_machines_do_not_meet_where_each_finds_itself_or_a_metadata_service(address: str) -> None:
     assert not leads_elsewhere(address)
+
+
+def test_the_name_of_a_machine_ends_without_a_line_break() -> None:
+    assert msgspec.convert({"address": "node-1"}, ClaimRequest).address == "node-1"
+    with pytest.raises(msgspec.ValidationError, match="address"):
+        msgspec.convert({"address": "node-1\n"}, ClaimRequest)
