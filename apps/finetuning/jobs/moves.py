@@ -21,6 +21,7 @@ from apps.finetuning.models import FineTuningJob, QueueShare
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
+from apps.finetuning.usage.quotas import require_place_for_job
 
 MAX_MOVES = 20  # of one job
 MAX_SHOWN = 3
@@ -107,6 +108,7 @@ def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime
     quoted, origin = choose_pool(job, now), job.pool
     if quoted.pool == origin and quoted.gpu_count == job.gpu_count:
         raise InvalidState(gettext("The job waits for %(pool)s already.") % {"pool": quoted.key}, param="compute.pool")
+    require_place_for_job(organization=job.organization_id, but=job)  # the limits are locked before shares everywhere
     _lock_shares(job, quoted)
     run = job.runs.select_for_update().filter(status=RunStatus.QUEUED).first()
     if run is None or not try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now):

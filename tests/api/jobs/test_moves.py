@@ -4,7 +4,8 @@ import re
 from decimal import Decimal
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from apps.billing.models import Hold
 from apps.contracts.worker_api import ClaimRequest
@@ -117,6 +118,16 @@ def test_a_job_that_a_machine_took_does_not_move(waiting, key, api_client) -> No
     assert answer.json()["error"]["code"] == "invalid_state"
     assert "no machine has taken" in answer.json()["error"]["message"]
     assert api_client(key).get(address(running)).json()["data"] == []
+
+
+def test_a_move_locks_the_limits_before_the_shares_as_claims_and_admissions_do(waiting, alice) -> None:
+    with CaptureQueriesContext(connection) as asked:
+        move_job(job=waiting, option="h200", by=alice.pk, now=db_now(), shown_max_nano=10**11)
+
+    locks = [each["sql"] for each in asked if "advisory_xact_lock" in each["sql"] or "FOR UPDATE" in each["sql"]]
+    limits = next(place for place, sql in enumerate(locks) if "quota:" in sql)
+    shares = next(place for place, sql in enumerate(locks) if "finetuning_queueshare" in sql)
+    assert limits < shares, "a claim holds the limits while it waits for the share"
 
 
 @pytest.mark.django_db(transaction=True)
