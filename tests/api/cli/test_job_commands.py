@@ -5,6 +5,7 @@ import re
 from decimal import Decimal
 from io import StringIO
 
+import httpx
 import pytest
 from anneal import watching
 from rich.console import Console
@@ -244,7 +245,21 @@ def test_a_curve_has_the_width_of_a_line() -> None:
     assert watching.curve([]) == ""
 
 
-def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization) -> None:
+class Forgetful(httpx.BaseTransport):
+    """Carries out every call, and loses the answer to the first POST."""
+
+    def __init__(self, inner: httpx.BaseTransport) -> None:
+        self._inner, self._has_lost = inner, False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = self._inner.handle_request(request)
+        if request.method == "POST" and not self._has_lost:
+            self._has_lost = True
+            raise httpx.ReadError("the connection broke")
+        return answer
+
+
+def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization, network) -> None:
     market = Market(organization)
     quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
     GpuPool.objects.exclude(name__in=("h100", "h200")).update(is_open=False)
@@ -255,6 +270,7 @@ def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization) -> 
     listed = anneal("jobs", "move", job)
     elsewhere = anneal("jobs", "move", job, "--to", "h100", "--yes")
     declined = anneal("jobs", "move", job, "--to", "h200", answer="n\n")
+    network.inner = Forgetful(network.inner)
     moved = anneal("jobs", "move", job, "--to", "h200", "--yes", "--json")
 
     assert "h200" in listed.output and "1 × " in listed.output and "0 s" in listed.output

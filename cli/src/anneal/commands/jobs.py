@@ -216,7 +216,7 @@ def move(
         text = f"{job} would not start sooner on {to}. Run `anneal jobs move {job}` to list where it would."
         raise Failure(text, ExitCode.REFUSED)
     confirm_price(shown_usd, f"Move to {to}?", is_accepted=yes)
-    moved = api.post(place, {"option": to, "quoted_max_usd": shown_usd})
+    moved = api.post_once(place, {"option": to, "quoted_max_usd": shown_usd})
     emit(context, moved, lambda: job_text(moved))
 
 
