@@ -23,7 +23,7 @@ from apps.catalog.model_files import require_repository
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
-from apps.core.database.transitions import advance
+from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, RateLimited, Unavailable
 from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, store
@@ -115,7 +115,7 @@ def send(*, push_id: str) -> None:
         if push.attempts >= MAX_ATTEMPTS:
             _end(push, ConversionStatus.FAILED, problem=error.message)
             return
-        advance(push, to=ConversionStatus.WAITING, transitions=CONVERSION_TRANSITIONS, problem=error.message[:300])
+        try_advance(push, to=ConversionStatus.WAITING, transitions=CONVERSION_TRANSITIONS, problem=error.message[:300])
         raise
     except ObjectMissing:
         _end(push, ConversionStatus.FAILED, problem=_GONE)
@@ -155,10 +155,12 @@ def _begin(push_id: str) -> HubPush | None:
 
 @transaction.atomic
 def _end(push: HubPush, status: ConversionStatus, *, problem: str = "", commit: str = "") -> None:
-    advance(
+    """End the push, unless it has ended: `end_overdue` may come while its files are sent."""
+    if not try_advance(
         push, to=status, transitions=CONVERSION_TRANSITIONS, ended_at=db_now(), problem=problem[:300],
         commit=commit[:64],
-    )  # fmt: skip
+    ):  # fmt: skip
+        return
     HubPushToken.objects.filter(push=push).delete()
     audit.record(
         organization=push.organization_id, by="system", action=f"adapter.push_{status}", target=push.version_id,

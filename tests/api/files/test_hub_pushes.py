@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from huggingface_hub.utils import _http
@@ -11,6 +12,7 @@ from huggingface_hub.utils import _http
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
+from apps.catalog import hub_uploads
 from apps.core.database.clock import db_now
 from apps.core.errors import Unavailable
 from apps.core.models import AuditEntry, OutboxMessage
@@ -133,6 +135,24 @@ def test_what_may_pass_is_tried_again_and_sends_only_what_is_missing(fault, word
     hub_pushes.send(push_id=latest().pk)
 
     assert (latest().status, latest().attempts, latest().problem) == ("succeeded", 2, "")
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_push_that_ends_as_overdue_while_its_files_are_sent_stays_ended(is_refused, hub, push, monkeypatch):
+    def slow(**_: object) -> str:
+        assert hub_pushes.end_overdue(now=db_now() + datetime.timedelta(days=2)) == 1
+        if is_refused:
+            raise Unavailable("The hub is down.")
+        return "0" * 40
+
+    monkeypatch.setattr(hub_uploads, "push_folder", slow)
+    push()
+
+    with pytest.raises(Unavailable) if is_refused else nullcontext():
+        hub_pushes.send(push_id=latest().pk)
+
+    assert (latest().status, latest().commit, kept()) == ("failed", "", False) and "within a day" in latest().problem
+    assert AuditEntry.objects.filter(action__startswith="adapter.push_", target=latest().version_id).count() == 2
 
 
 def test_a_hub_that_stays_down_or_a_killed_process_ends_the_push(hub, push):
