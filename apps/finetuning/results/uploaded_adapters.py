@@ -153,7 +153,7 @@ def _find_base(config: dict[str, object], name: str) -> BaseModel:
         text = gettext(
             "The adapter was trained on commit %(revision)s of %(asked)s, and %(installed)s is installed. If it fits "
             "that one too, send base_model: %(name)s."
-        ) % {"revision": str(revision)[:64], "asked": asked, "installed": found.revision, "name": found.name}
+        ) % {"revision": repr(str(revision)[:64]), "asked": asked, "installed": found.revision, "name": found.name}
         raise InvalidValue(text, param="base_model")
     return found
 

@@ -113,6 +113,8 @@ def test_a_job_that_continues_an_upload_keeps_its_scale(floor, files, api_client
         ({"lora_alpha": 1e9}, "adapter_config", "lora_alpha"),
         ({"lora_alpha": 10**400}, "adapter_config", "lora_alpha"),
         ({"base_model_name_or_path": {"name": None}}, "base_model", "names no base model"),
+        ({"base_model_name_or_path": "\ud800"}, "base_model", r"No installed base model is '\ud800'"),
+        ({"revision": "\ud800\0"}, "base_model", r"trained on commit '\ud800\x00'"),
         ({"r": 8}, None, "has shape"),
         ({"target_modules": ["q_proj"]}, None, "does not belong"),
     ],
