@@ -67,7 +67,9 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
         return None
-    waiting = Conversion.objects.filter(status=ConversionStatus.WAITING, version__deleted_at=None)
+    waiting = Conversion.objects.filter(
+        status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None
+    )
     if CONVERTER not in worker.software:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
@@ -172,7 +174,7 @@ def _release(conversion_id: str, now: datetime.datetime) -> bool:
         _fail(row, _DELETED)
     elif row.created_at < now - _PATIENCE:
         _fail(row, row.problem or _NOT_IDLE)
-    elif row.heartbeat_at and row.heartbeat_at < now - _SILENT:
+    elif row.status == ConversionStatus.RUNNING and row.heartbeat_at and row.heartbeat_at < now - _SILENT:
         _give_back(row, _STOPPED)
     else:
         return False

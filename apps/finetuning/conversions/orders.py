@@ -67,7 +67,7 @@ class ConversionOffer:
 def list_offers(*, version: AdapterVersion) -> list[ConversionOffer]:
     """Return every form that a version could be converted to, in a fixed order."""
     rows = Conversion.objects.for_organization(version.organization_id).filter(version=version)
-    latest = {row.kind: row for row in rows.order_by("created_at", "pk")}
+    latest = {row.kind: row for row in rows.order_by("kind", "-created_at", "-pk").distinct("kind")}
     rule = active_price(sku=CONVERSION_SKU, organization=version.organization_id)
     return [_offer(version, kind, rule, latest.get(kind)) for kind in KINDS]
 

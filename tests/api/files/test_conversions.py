@@ -8,7 +8,7 @@ import pytest
 from django.db.models import F
 from django.test import Client
 
-from apps.accounts.models import OrganizationEvent
+from apps.accounts.models import Organization, OrganizationEvent
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
@@ -26,7 +26,7 @@ from apps.contracts.worker_api import (
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import store
-from apps.finetuning.conversions import orders
+from apps.finetuning.conversions import leases, orders
 from apps.finetuning.conversions.leases import release_overdue
 from apps.finetuning.conversions.leases import take as take_as
 from apps.finetuning.models import Conversion, Worker
@@ -266,6 +266,38 @@ def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, 
     assert call(f"{taken.id}/heartbeat").status_code == 409
     assert release_overdue(now=db_now()) == 1 and not Conversion.objects.exclude(status="failed").exists()
     assert get_balance(organization=organization).held_nano == 0
+
+
+def test_of_many_orders_the_latest_of_each_form_is_read(shop, version, organization, monkeypatch):
+    now = db_now()
+    for minutes in range(5):
+        Conversion.objects.create(
+            organization=organization, version=version, kind="gguf", status="failed", created_by="key_1", bytes=1,
+            price_nano=0, created_at=now - datetime.timedelta(minutes=minutes), problem=f"{minutes} minutes ago",
+        )  # fmt: skip
+    read, original = [], Conversion.from_db
+    monkeypatch.setattr(Conversion, "from_db", lambda *given: read.append(1) or original(*given))
+
+    assert shop()["gguf"]["problem"] == "0 minutes ago" and len(read) == 1
+
+
+def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
+    shop("merged_16bit")
+    taken = take(call)
+    finish(call, taken, is_interrupted=True)
+
+    assert leases._release(taken.id, db_now() + datetime.timedelta(minutes=6)) is False
+
+    row = Conversion.objects.get()
+    assert (row.status, row.failures) == ("waiting", 0)
+
+
+def test_an_order_of_a_suspended_organization_waits(shop, call, organization):
+    shop("merged_16bit")
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+    assert call("next", ConversionClaim()).status_code == 204
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=None)
+    assert take(call).kind == "merged_16bit"
 
 
 def test_organizations_take_turns_and_a_converter_is_needed(shop, call, floor, version, rival):
