@@ -8,10 +8,11 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.billing.operations import InsufficientBalance, insufficient_balance
 from apps.contracts.runs import Hyperparameters
 from apps.core import audit
 from apps.core.database.transitions import try_advance
-from apps.core.errors import DomainError, InvalidState
+from apps.core.errors import DomainError, InvalidState, InvalidValue
 from apps.core.money import usd_decimal
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import choose_pool, place, place_words
@@ -103,6 +104,9 @@ def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime
     if job.runs.count() > MAX_MOVES:
         raise InvalidState(gettext("A job moves at most %(moves)s times.") % {"moves": MAX_MOVES}, param=_PARAM)
     name, gpu_count = split_key(option)
+    if not name:  # or the best pool would be chosen
+        text = gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.")
+        raise InvalidValue(text % {"name": option[:60]}, param="compute.pool")
     asked = msgspec.structs.replace(stored_request(job), pool=name, gpu_count=gpu_count, shown_max_nano=shown_max_nano)
     job.requested, job.hyperparameters = msgspec.to_builtins(asked), msgspec.to_builtins(_without_plan(job))
     quoted, origin = choose_pool(job, now), job.pool
@@ -113,7 +117,10 @@ def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime
     run = job.runs.select_for_update().filter(status=RunStatus.QUEUED).first()
     if run is None or not try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now):
         raise _too_late()
-    changes = place(job=job, quoted=quoted, by=by, now=now) | {"requested": job.requested}
+    try:
+        changes = place(job=job, quoted=quoted, by=by, now=now) | {"requested": job.requested}
+    except InsufficientBalance as short:  # a move has no spend cap to lower
+        raise insufficient_balance(short.data["balance_nano"], short.data["required_nano"]) from short
     FineTuningJob.objects.filter(pk=job.pk, status=JobStatus.QUEUED).update(**changes)
     job.refresh_from_db()
     events.append(

@@ -8,6 +8,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.billing.models import Hold
+from apps.catalog.operations import set_price
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
@@ -83,6 +84,8 @@ def test_a_waiting_job_moves_with_one_call_and_its_money_follows(waiting, key, a
     [
         ({"option": "h200", "quoted_max_usd": "0.01"}, "maximum_raised", "quoted_max_usd"),
         ({"option": "nowhere", "quoted_max_usd": "99"}, "invalid_value", "option"),
+        ({"option": "", "quoted_max_usd": "99"}, "invalid_value", "option"),
+        ({"option": ":8", "quoted_max_usd": "99"}, "invalid_value", "option"),
         ({"option": "l4", "quoted_max_usd": "99"}, "cannot_launch", "option"),
         ({"option": "h100", "quoted_max_usd": "99"}, "invalid_state", "option"),
         ({"option": "h200:3", "quoted_max_usd": "99"}, "invalid_value", "option"),
@@ -97,6 +100,18 @@ def test_a_refused_move_leaves_the_job_where_it_is(waiting, key, api_client, bod
     assert (error["code"], error["param"]) == (code, param)
     assert FineTuningJob.objects.filter(pk=waiting.pk).values().get() == before
     assert [run.status for run in waiting.runs.all()] == ["queued"]
+
+
+def test_a_move_that_the_balance_does_not_pay_leaves_job_and_hold(waiting, key, api_client) -> None:
+    set_price(sku="training:h200", unit="gpu_ms", price_nano=10**17, per=3_600_000, by="user_1", now=db_now())
+
+    asked = {"option": "h200", "quoted_max_usd": "9000000000"}
+    error = api_client(key).post(address(waiting), asked, format="json").json()["error"]
+
+    assert (error["code"], error["param"]) == ("insufficient_quota", None) and "cap" not in error["message"]
+    job = FineTuningJob.objects.get(pk=waiting.pk)
+    assert (job.pool.name, job.hold_id) == ("h100", waiting.hold_id)
+    assert [hold.status for hold in Hold.objects.filter(source=job.pk)] == ["open"]
 
 
 def test_the_page_moves_it_with_one_click(waiting, client_for, alice, vera) -> None:
