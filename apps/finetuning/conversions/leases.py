@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext_noop
 
+from apps.accounts.models import Organization
 from apps.accounts.notices.events import announce
 from apps.adapters.checks import problems_of_files
 from apps.adapters.models import AdapterVersion
@@ -62,28 +63,27 @@ _NOT_IDLE = gettext_noop("No trainer was idle for long enough within a day.")
 def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     """Lease the worker the next conversion that it can make; return None if there is none.
 
-    Organizations take turns, and each has one trainer at a time.
+    Share holders take turns, and each has one trainer at a time.
     """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
         return None
-    waiting = Conversion.objects.filter(
-        status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None
-    )
+    rows = Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
+    waiting = rows.filter(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)
     if CONVERTER not in worker.software:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
         waiting = waiting.filter(version__adapter__base_model__in=claim.base_models)
-    running = Conversion.objects.filter(status=ConversionStatus.RUNNING)
+    running = rows.filter(status=ConversionStatus.RUNNING)
     left = running.filter(worker=worker)
     if not waiting.exists() and not left.exists():
         return None
-    lock("conversions")  # or two workers would begin for one organization
-    for lost in left.select_for_update():  # its process ended without a report
+    lock("conversions")  # or two workers would begin for one share holder
+    for lost in left.select_for_update(of=("self",)):  # its process ended without a report
         _give_back(lost, _STOPPED)
-    taken_before = Conversion.objects.filter(organization=OuterRef("organization")).exclude(leased_at=None)
+    taken_before = rows.filter(holder=OuterRef("holder")).exclude(leased_at=None)
     last_turn = Subquery(taken_before.order_by("-leased_at").values("leased_at")[:1])
-    waiting = waiting.exclude(organization__in=running.values("organization"))
+    waiting = waiting.exclude(holder__in=running.values("holder"))
     in_turn = waiting.order_by(last_turn.asc(nulls_first=True), "created_at")
     row = in_turn.select_for_update(skip_locked=True, of=("self",)).first()
     if row is None:

@@ -14,6 +14,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import F, OuterRef, Q, Subquery
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.catalog.references import base_model_ref
 from apps.contracts.parity import (
@@ -59,22 +60,23 @@ def ask(*, version: AdapterVersion, now: datetime.datetime) -> bool:
 def take(*, worker: Worker) -> ExaminationRequest | None:
     """Give the worker an open examination that no other one has; return None if there is none.
 
-    Organizations take turns, and each has one trainer at a time. After `_PATIENCE` no trainer begins with one.
+    Share holders take turns, and each has one trainer at a time. After `_PATIENCE` no trainer begins with one.
     """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
         return None
-    is_taken = Examination.objects.filter(ended_at=None, taken_at__gte=now - _TAKEN).exclude(worker=None)
+    rows = Examination.objects.annotate(holder=Organization.share_holder_by("organization__"))
+    is_taken = rows.filter(ended_at=None, taken_at__gte=now - _TAKEN).exclude(worker=None)
     if is_taken.filter(worker=worker).exists():
         return None  # one at a time: it comes with the hub token of a gated base model
-    waiting = Examination.objects.filter(worker=None, ended_at=None, tries__lt=_MAX_TRIES, version__deleted_at=None)
+    waiting = rows.filter(worker=None, ended_at=None, tries__lt=_MAX_TRIES, version__deleted_at=None)
     waiting = waiting.filter(asked_at__gte=now - _PATIENCE)
     if not waiting.exists():
         return None
-    lock("examinations")  # or two workers would begin for one organization
-    taken_before = Examination.objects.filter(organization=OuterRef("organization")).exclude(taken_at=None)
+    lock("examinations")  # or two workers would begin for one share holder
+    taken_before = rows.filter(holder=OuterRef("holder")).exclude(taken_at=None)
     last_turn = Subquery(taken_before.order_by("-taken_at").values("taken_at")[:1])
-    waiting = waiting.exclude(organization__in=is_taken.values("organization"))
+    waiting = waiting.exclude(holder__in=is_taken.values("holder"))
     in_turn = waiting.order_by(last_turn.asc(nulls_first=True), "asked_at")
     row = in_turn.select_for_update(skip_locked=True, of=("self",)).first()
     if row is None:

@@ -32,7 +32,7 @@ from apps.finetuning.conversions.leases import take as take_as
 from apps.finetuning.models import Conversion, Worker
 from apps.finetuning.quotes.delivery import CONVERTER, whole_model_bytes
 from apps.finetuning.usage import storage
-from tests.factories.accounts import make_key, make_member
+from tests.factories.accounts import make_key, make_member, make_organization
 from tests.factories.finetuning import CREDENTIAL, make_worker, manifest_of, model_files
 
 PER_GB_NANO = 2 * 10**10
@@ -320,3 +320,13 @@ def test_organizations_take_turns_and_a_converter_is_needed(shop, call, floor, v
     claim = ConversionClaim(base_models=("bm_another",))
     assert take_as(worker=with_converter, claim=claim) is None, "its machine has other base models"
     assert take_as(worker=with_converter, claim=ConversionClaim(base_models=(floor.base_model.pk,))).id == mine.pk
+
+
+def test_organizations_that_share_their_limits_take_turns_as_one(floor, version, rival, charlie):
+    row = {"version": version, "created_by": "key_1", "created_at": db_now(), "bytes": 1, "price_nano": 0}
+    for number, each in enumerate((rival, make_organization("Second", owner=charlie))):
+        Conversion.objects.create(organization=each, kind=f"form_{number}", **row)
+    other = make_worker(floor.pool, credential="annw_1")
+
+    assert take_as(worker=floor.worker, claim=ConversionClaim()) is not None
+    assert take_as(worker=other, claim=ConversionClaim()) is None

@@ -20,7 +20,7 @@ from apps.finetuning.results.examinations import record, release_overdue
 from apps.finetuning.results.examinations import take as take_as
 from apps.serving.models import Deployment
 from apps.serving.operations import deploy
-from tests.factories.accounts import make_key
+from tests.factories.accounts import make_key, make_organization
 from tests.factories.finetuning import CREDENTIAL, adapter_files, make_worker
 
 ROW = ParityRow(token_ids=(1, 2, 3), tuned=(-0.5, -1.0), base=(-2.0, -3.0))
@@ -149,6 +149,14 @@ def test_organizations_take_turns_and_each_has_one_trainer_at_a_time(floor, api_
     Examination.objects.update(asked_at=F("asked_at") - datetime.timedelta(minutes=11))
     Examination.objects.filter(ended_at=None).update(worker=None)
     assert take_as(worker=workers[2]) is None, "its time is over"
+
+
+def test_organizations_that_share_their_limits_take_turns_as_one(floor, api_client, rival, charlie):
+    for each in (rival, make_organization("Second", owner=charlie)):
+        upload(floor, api_client(make_key(each, charlie)))
+    other = make_worker(floor.pool, credential="annw_other")
+
+    assert take_as(worker=floor.worker) is not None and take_as(worker=other) is None
 
 
 def test_without_a_trainer_an_adapter_is_served_at_once(floor, api_client, key, request):
