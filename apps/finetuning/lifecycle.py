@@ -49,6 +49,7 @@ class ConversionStatus(StrEnum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 class CalibrationOutcome(StrEnum):
@@ -105,14 +106,18 @@ NODE_TRANSITIONS: Transitions = {
 NODE_ENDED = terminal_states(NODE_TRANSITIONS)
 
 CONVERSION_TRANSITIONS: Transitions = {
-    ConversionStatus.WAITING: frozenset({ConversionStatus.RUNNING, ConversionStatus.FAILED}),
+    ConversionStatus.WAITING: frozenset(
+        {ConversionStatus.RUNNING, ConversionStatus.FAILED, ConversionStatus.CANCELLED}
+    ),
     ConversionStatus.RUNNING: frozenset(
         {ConversionStatus.WAITING, ConversionStatus.SUCCEEDED, ConversionStatus.FAILED}
     ),
     ConversionStatus.SUCCEEDED: frozenset(),
     ConversionStatus.FAILED: frozenset(),
+    ConversionStatus.CANCELLED: frozenset(),
 }
 CONVERSION_OPEN = (ConversionStatus.WAITING, ConversionStatus.RUNNING)
+CONVERSION_UNMADE = (ConversionStatus.FAILED, ConversionStatus.CANCELLED)
 
 LEASE_SECONDS = 60
 HEARTBEAT_SECONDS = 10

@@ -23,7 +23,7 @@ from tests.support.api.document import api_document
 # What these calls do is said by their address alone.
 WITHOUT_BODY = {
     "upload_cancel_post", "job_cancel_post", "job_pause_post", "checkpoint_serve_post", "alias_rollback_post",
-    "batch_cancel_post",
+    "batch_cancel_post", "model_conversion_cancel_post",
     "eval_run_cancel_post",
     "webhook_rotate_post",
     "webhook_replay_post",

@@ -37,7 +37,7 @@ from apps.core.money import rated
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import object_key
 from apps.finetuning.conversions.orders import LABELS
-from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
+from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, CONVERSION_UNMADE, ConversionStatus
 from apps.finetuning.models import Conversion, Worker, WorkerKind
 from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 from apps.finetuning.recipes.start_points import signed_ref
@@ -160,7 +160,7 @@ def sweep_orphans(*, now: datetime.datetime) -> int:
 
 
 def _known(ids: list[str]) -> set[str]:
-    rows = Conversion.objects.filter(pk__in=ids).exclude(status=ConversionStatus.FAILED)
+    rows = Conversion.objects.filter(pk__in=ids).exclude(status__in=CONVERSION_UNMADE)
     return set(rows.exclude(version__deleted_at__isnull=False).values_list("pk", flat=True))
 
 

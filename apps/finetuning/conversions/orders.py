@@ -1,7 +1,8 @@
 """Conversions of finished models: another form of a version, offered at a price and ordered once.
 
 The price follows the size of the whole model and is known before. The order holds it, and what is charged follows the
-files that were made, but is never more. A conversion that makes nothing costs nothing.
+files that were made, but is never more. A conversion that makes nothing costs nothing. Until a trainer takes it, it can
+be cancelled.
 """
 
 import datetime
@@ -16,18 +17,20 @@ from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import attribution_of_actor
 from apps.billing.models import HoldPurpose
-from apps.billing.operations import InsufficientBalance, hold, insufficient_balance
+from apps.billing.operations import InsufficientBalance, hold, insufficient_balance, settle_hold
 from apps.catalog.licences import require_licence
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import CONVERSION_SKU
 from apps.catalog.queries import ModelNotFound, active_price
 from apps.contracts.runs import Method
 from apps.core import audit
-from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, RateLimited
+from apps.core.database.clock import db_now
+from apps.core.database.transitions import try_advance
+from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound, QuotaExceeded, RateLimited
 from apps.core.messages.translation import translated
 from apps.core.money import dollars, rated, usd_decimal
 from apps.datasets.intake.versions import lock_storage
-from apps.finetuning.lifecycle import CONVERSION_OPEN
+from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
 from apps.finetuning.models import Conversion
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
 from apps.finetuning.usage.storage import left_bytes
@@ -116,6 +119,35 @@ def order(*, version: AdapterVersion, kind: str, shown_nano: int, by: str, now: 
         price_nano=offer.price_nano,
     )  # fmt: skip
     return conversion
+
+
+def get_conversion(*, version: AdapterVersion, id: str) -> Conversion:
+    """Return one order of the version. Raises NotFound, the same for unknown and foreign ids."""
+    rows = Conversion.objects.for_organization(version.organization_id)
+    found = rows.filter(version=version, pk=id).first()
+    if found is None:
+        raise NotFound(gettext("This model has no conversion of this id."), param="conversion_id")
+    return found
+
+
+@transaction.atomic
+def cancel(*, conversion: Conversion, by: str) -> Conversion:
+    """End an order that no trainer has taken, and return what it held. Repeating the call changes nothing.
+
+    Raises InvalidState once a trainer makes it, or it has ended otherwise.
+    """
+    row = Conversion.objects.select_for_update().get(pk=conversion.pk)
+    if row.status == ConversionStatus.CANCELLED:
+        return row
+    if not try_advance(row, to=ConversionStatus.CANCELLED, transitions=CONVERSION_TRANSITIONS, ended_at=db_now()):
+        text = gettext("Only a conversion that waits can be cancelled. This one is %(status)s.")
+        raise InvalidState(text % {"status": row.status}, param="conversion_id")
+    if row.hold_id:
+        settle_hold(hold_id=row.hold_id, capture_nano=0, by=by, reason="cancelled")
+    audit.record(
+        organization=row.organization_id, by=by, action="conversion.cancelled", target=row.version_id, kind=row.kind
+    )
+    return row
 
 
 def _offer(version: AdapterVersion, kind: str, rule: PriceRule | None, latest: Conversion | None) -> ConversionOffer:

@@ -7,7 +7,7 @@ from apps.adapters.models import AdapterVersion
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
-from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
+from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, CONVERSION_UNMADE, ConversionStatus
 from apps.finetuning.models.pools import Worker
 
 
@@ -45,7 +45,7 @@ class Conversion(OrganizationModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["version", "kind"], condition=~Q(status=ConversionStatus.FAILED), name="conversion_once"
+                fields=["version", "kind"], condition=~Q(status__in=CONVERSION_UNMADE), name="conversion_once"
             ),
             models.CheckConstraint(
                 condition=Q(price_nano__gte=0, cost_nano__gte=0, bytes__gte=0), name="conversion_amounts"

@@ -104,6 +104,11 @@ urlpatterns = [
     path(
         "api/v1/models/<path:model>/conversions", conversions.ModelConversions.as_view(), name="api_model_conversions"
     ),
+    path(
+        "api/v1/models/<path:model>/conversions/<str:conversion_id>/cancel",
+        conversions.ModelConversionCancel.as_view(),
+        name="api_model_conversion_cancel",
+    ),
     path("api/v1/models/<path:model>/pushes", hub_pushes.ModelPushes.as_view(), name="api_model_pushes"),
     path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
     path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),

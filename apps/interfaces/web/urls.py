@@ -107,6 +107,9 @@ urlpatterns = [
     path("adapters/<str:version_id>/download", views.download, name="adapter_download"),
     path("adapters/<str:version_id>/deploy", views.deploy, name="adapter_deploy"),
     path("adapters/<str:version_id>/convert", conversions.convert, name="adapter_convert"),
+    path(
+        "adapters/<str:version_id>/conversions/<str:conversion_id>/cancel", conversions.stop, name="conversion_cancel"
+    ),
     path("adapters/<str:version_id>/delete", views.delete, name="adapter_delete"),
     path("adapters/<str:version_id>/alias", serving.point_alias, name="alias_point"),
     path("adapters/<str:version_id>/warm", serving.keep_warm, name="adapter_warm"),

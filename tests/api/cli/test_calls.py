@@ -127,9 +127,14 @@ def test_a_model_is_converted_for_a_price_that_is_confirmed(anneal, model) -> No
     assert "At most $" in declined.errors and "GGUF" in refused.errors
     assert ordered.exit_code == 0 and ordered.json["status"] == "waiting", ordered.errors
     assert again.exit_code == 0 and "waits for an idle trainer" in again.output
-    Conversion.objects.update(status="running")
+    assert anneal("models", "convert", model, "--to", "gguf", "--cancel").exit_code == 5, "it was not ordered"
+    stopped = anneal("models", "convert", model, "--to", "merged_16bit", "--cancel")
+    assert stopped.exit_code == 0 and stopped.output.strip() == "The order is cancelled. You paid nothing."
+    assert anneal("models", "convert", model, "--to", "merged_16bit", "--yes", "--json").json["status"] == "waiting"
+    Conversion.objects.exclude(status="cancelled").update(status="running")
+    assert anneal("models", "convert", model, "--to", "merged_16bit", "--cancel").exit_code == 5
     assert "is making it" in anneal("models", "convert", model, "--to", "merged_16bit").output
-    Conversion.objects.update(status="succeeded")
+    Conversion.objects.exclude(status="cancelled").update(status="succeeded")
     assert "anneal models pull" in anneal("models", "convert", model, "--to", "merged_16bit").output
 
 

@@ -12,6 +12,7 @@ from apps.accounts.models import Organization, OrganizationEvent
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
+from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.usage.spending import list_spending
 from apps.catalog.models import BaseModel
@@ -23,7 +24,9 @@ from apps.contracts.worker_api import (
     UploadRequest,
     UploadResponse,
 )
+from apps.core import audit
 from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState, RateLimited
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import store
 from apps.finetuning.conversions import leases, orders
@@ -192,6 +195,14 @@ def test_who_may_order(api_client, key, version, organization, alice, rival, cha
     assert both(api_client(viewer)) == (200, 403)
     assert both(api_client(None)) == (401, 401)
     assert not Conversion.objects.exists()
+    theirs = Conversion.objects.create(
+        organization=organization, version=version, kind="gguf", created_by="key_1", created_at=db_now(), bytes=1,
+        price_nano=0,
+    )  # fmt: skip
+    stop = f"{url}/{theirs.pk}/cancel"
+    people = (outsider, viewer, None, member)
+    assert [api_client(each).post(stop).status_code for each in people] == [404, 403, 401, 200]
+    theirs.delete()
     assert both(api_client(member)) == both(api_client(key)) == (200, 200)
     assert Conversion.objects.get().created_by == member.key.pk
     for path in ("next", "conv_1/heartbeat", "conv_1/uploads", "conv_1/finish"):
@@ -268,6 +279,45 @@ def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, 
     assert get_balance(organization=organization).held_nano == 0
 
 
+def test_a_waiting_order_is_cancelled_and_its_hold_returns_once(shop, call, version, organization, api_client, key):
+    before, client = get_balance(organization=organization), api_client(key)
+    first, url = shop("merged_16bit").json(), f"/api/v1/models/{version.model_name}/conversions"
+    row = Conversion.objects.get(pk=first["id"])
+    assert get_balance(organization=organization).held_nano == row.price_nano > 0
+
+    def cancel(id: str):
+        return client.post(f"{url}/{id}/cancel")
+
+    answers = [cancel(first["id"]) for _ in range(2)]
+    assert [(each.status_code, each.json()["status"]) for each in answers] == [(200, "cancelled")] * 2
+    assert get_balance(organization=organization) == before and get_ledger_sum_nano() == 0
+    assert AuditEntry.objects.filter(action="conversion.cancelled", target=version.pk).count() == 1
+    assert not OrganizationEvent.objects.filter(type="adapter.not_converted").exists(), "its customer knows"
+    assert call("next", ConversionClaim()).status_code == 204 and release_overdue(now=db_now()) == 0
+
+    again = shop("merged_16bit").json()
+    assert (again["status"], again["id"] != first["id"]) == ("waiting", True), "it can be ordered again"
+    assert cancel(first["id"]).json()["status"] == "cancelled"
+    assert Conversion.objects.get(pk=again["id"]).status == "waiting"
+    taken = take(call)
+    running = cancel(taken.id)
+    assert (running.status_code, running.json()["error"]["param"]) == (400, "conversion_id")
+    finish(call, taken, manifest_sha256=stored(call, taken, model_files()))
+    assert cancel(taken.id).json()["error"]["code"] == "invalid_state"
+    assert [cancel(id).status_code for id in ("conv_unknown", "x" * 300)] == [404, 404]
+    assert get_balance(organization=organization).held_nano == 0
+
+
+def test_a_full_audit_log_keeps_no_order_from_being_cancelled(shop, version, monkeypatch):
+    def full(organization_id: str) -> None:
+        raise RateLimited(organization_id)
+
+    shop("merged_16bit")
+    monkeypatch.setattr(audit, "_require_room", full)
+
+    assert orders.cancel(conversion=Conversion.objects.get(), by="user_1").status == "cancelled"
+
+
 def test_of_many_orders_the_latest_of_each_form_is_read(shop, version, organization, monkeypatch):
     now = db_now()
     for minutes in range(5):
@@ -279,6 +329,18 @@ def test_of_many_orders_the_latest_of_each_form_is_read(shop, version, organizat
     monkeypatch.setattr(Conversion, "from_db", lambda *given: read.append(1) or original(*given))
 
     assert shop()["gguf"]["problem"] == "0 minutes ago" and len(read) == 1
+
+
+def test_of_a_cancellation_and_a_trainer_one_wins(shop, call, version):
+    shop("merged_16bit")
+    read_before = Conversion.objects.get()
+    take(call)
+
+    with pytest.raises(InvalidState):
+        orders.cancel(conversion=read_before, by="user_1")
+
+    assert Conversion.objects.get().status == "running"
+    assert not Hold.objects.exclude(status="open").filter(source=read_before.pk).exists()
 
 
 def test_what_was_given_back_while_silent_is_given_back_once(shop, call):

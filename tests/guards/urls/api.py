@@ -117,6 +117,9 @@ API: dict[str, Url] = {
         ids={"model": "model_name"},
         data={"kind": "merged_16bit", "quoted_max_usd": "1"},
     ),
+    "api_model_conversion_cancel": api(
+        POST=P.ADAPTER_WRITE, ids={"model": "model_name", "conversion_id": "conversion"}
+    ),
     "api_model_pushes": api(
         GET=P.VIEW,
         POST=P.ADAPTER_WRITE,

@@ -170,6 +170,7 @@ PAGES: dict[str, Url] = {
     "web:alias_delete": page(get=P.ADAPTER_WRITE, post=P.ADAPTER_WRITE, refs={"alias": "alias"}),
     "web:adapter_warm": page(post=P.ADAPTER_WRITE, ids=ADAPTER),
     "web:adapter_convert": page(post=P.ADAPTER_WRITE, ids=ADAPTER, data={"kind": "merged_16bit"}),
+    "web:conversion_cancel": page(post=P.ADAPTER_WRITE, ids=ADAPTER | {"conversion_id": "conversion"}),
     "web:adapter_delete": page(get=P.ADAPTER_DELETE, post=P.ADAPTER_DELETE, ids=ADAPTER),
     "web:playground": page(get=P.VIEW),
     "web:playground_token": page(post=P.INFERENCE),

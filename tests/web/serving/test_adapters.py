@@ -12,6 +12,7 @@ from django.test import AsyncClient
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.operations import settle_hold
+from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
 from apps.contracts.runs import Export
@@ -341,8 +342,28 @@ def test_another_form_is_ordered_at_the_price_on_its_button(
     assert (conversion.created_by, conversion.price_nano) == (bob.pk, offer.price_nano)
     held = text(client_for(alice).get("/invoices"))
     assert conversion.pk in held and f"/jobs/{conversion.pk}" not in held
+    stop = f"/adapters/{version.pk}/conversions/{conversion.pk}/cancel"
+    assert stop not in text(client_for(vera).get(url)) and stop in text(member.get(url))
+    assert [client_for(person).post(stop).status_code for person in (vera, charlie, None)] == [403, 404, 302]
+    assert client_for(alice).post(f"/adapters/{version.pk}/conversions/conv_unknown/cancel").status_code == 404
     Conversion.objects.update(status="running")
-    assert "A trainer is making it." in text(client_for(alice).get(url))
+    page = text(client_for(alice).get(url))
+    assert "A trainer is making it." in page and stop not in page
+    assert "Only a conversion that waits can be cancelled" in text(member.post(stop, follow=True))
     settle_hold(hold_id=conversion.hold_id, capture_nano=conversion.price_nano, by="system", reason="merged_16bit")
     why = text(client_for(alice).get(f"/why/{conversion.hold_id}"))
     assert "for a GB (1e9 bytes)" in why and "1 model converted" in text(client_for(alice).get("/usage"))
+
+
+def test_an_order_is_cancelled_on_the_page_of_its_model(version, organization, client_for, bob):
+    set_price(sku="conversion:bytes", unit="bytes", price_nano=10**10, per=10**9, by="user_1", now=db_now())
+    offer = next(each for each in list_offers(version=version) if each.kind == "merged_16bit")
+    browser, before = client_for(bob), get_balance(organization=organization)
+    browser.post(f"/adapters/{version.pk}/convert", {"kind": "merged_16bit", "price_nano": offer.price_nano})
+
+    stop = f"/adapters/{version.pk}/conversions/{Conversion.objects.get().pk}/cancel"
+    pages = [text(browser.post(stop, follow=True)) for _ in range(2)]
+
+    assert all("The order is cancelled. You paid nothing." in page for page in pages)
+    assert 'name="price_nano"' in pages[0], "it can be ordered again"
+    assert get_balance(organization=organization) == before

@@ -1,4 +1,4 @@
-"""The order of another form of a finished model."""
+"""The order of another form of a finished model, and its cancellation."""
 
 from django.contrib import messages
 from django.http import HttpResponse
@@ -10,7 +10,7 @@ from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
-from apps.finetuning.conversions.orders import order
+from apps.finetuning.conversions.orders import cancel, get_conversion, order
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _MAX_DIGITS = 18  # of the price that the page showed
@@ -31,4 +31,16 @@ def convert(request: OrganizationRequest, version_id: str) -> HttpResponse:
             now=db_now(),
         )
         messages.success(request, gettext("Ordered. An idle trainer makes it, and you are told when it is ready."))
+    return redirect("web:adapter_detail", version_id=version.pk)
+
+
+@require_POST
+@organization_view(Permission.ADAPTER_WRITE)
+def stop(request: OrganizationRequest, version_id: str, conversion_id: str) -> HttpResponse:
+    """Cancel an order that no trainer has taken."""
+    version = get_version(organization=request.organization, id=version_id)
+    conversion = get_conversion(version=version, id=conversion_id)
+    with domain_errors_shown(request):
+        cancel(conversion=conversion, by=request.membership.user_id)
+        messages.success(request, gettext("The order is cancelled. You paid nothing."))
     return redirect("web:adapter_detail", version_id=version.pk)

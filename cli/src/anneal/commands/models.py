@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import typer
 
-from anneal.api import Api, model_path
+from anneal.api import Api, item_path, model_path
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Yes, confirm_price, emit, moment, notice, size, table
 from anneal.session import session_of
@@ -66,6 +66,7 @@ def convert(
     context: typer.Context,
     model: TunedModel,
     to: Annotated[str, typer.Option(help="merged_16bit or gguf.")],
+    is_cancelled: Annotated[bool, typer.Option("--cancel", help="Cancel the order, while no trainer has it.")] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -78,7 +79,11 @@ def convert(
     if to not in forms:
         raise Failure(f"A model is converted to {' or '.join(forms)}, not to {to}.", ExitCode.USAGE)
     found = forms[to]
-    if found["status"] not in ("waiting", "running", "succeeded"):
+    if is_cancelled:
+        if found["id"] is None:
+            raise Failure(f"{model} was not ordered as {to}.", ExitCode.REFUSED)
+        found = api.post(f"{item_path(address, found['id'])}/cancel")
+    elif found["status"] not in ("waiting", "running", "succeeded"):
         if refusal := found["refusal"]:
             raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
         confirm_price(found["price_usd"], f"Convert to {to}?", is_accepted=yes)
@@ -177,6 +182,8 @@ def _conversion_text(found: dict[str, Any]) -> str:
         return f"It is made. Download it with `anneal models pull {found['model']} --export {found['kind']}`."
     if found["status"] == "running":
         return "A trainer is making it."
+    if found["status"] == "cancelled":
+        return "The order is cancelled. You paid nothing."
     return "It is ordered and waits for an idle trainer."
 
 

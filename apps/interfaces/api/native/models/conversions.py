@@ -1,5 +1,6 @@
 """/api/v1/models/{model}/conversions: the forms that a finished model can be converted to, their prices and orders."""
 
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal, TypedDict
 
@@ -13,7 +14,7 @@ from apps.adapters.queries import get_version_by_name
 from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails, InvalidValue
 from apps.core.money import LARGEST_USD, usd_decimal, usd_to_nano
-from apps.finetuning.conversions.orders import ConversionOffer, list_offers, order
+from apps.finetuning.conversions.orders import ConversionOffer, cancel, get_conversion, list_offers, order
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
 
@@ -26,8 +27,9 @@ class ConversionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ConversionObject(TypedDict):
-    """One form of a model. `status` is `offered`, `refused`, `waiting`, `running`, `succeeded` or `failed`.
+    """One form of a model.
 
+    `status` is `offered`, `refused`, `waiting`, `running`, `succeeded`, `failed` or `cancelled`.
     `bytes` and `price_usd` are a quote until the order has succeeded. `refusal` is why it cannot be ordered now, and
     `problem` why the last attempt made nothing. `cost_usd` is what was charged.
     """
@@ -64,6 +66,17 @@ class ModelConversions(ApiView):
         shown = _nano(body.quoted_max_usd)
         order(version=version, kind=body.kind, shown_nano=shown, by=self.actor, now=db_now())
         return next(_object(version, each) for each in list_offers(version=version) if each.kind == body.kind)
+
+
+class ModelConversionCancel(ApiView):
+    required_scope = {"POST": Permission.ADAPTER_WRITE}
+
+    def post(self, request: Request, model: str, conversion_id: str) -> ConversionObject:
+        """Cancel an order that no trainer has taken yet. What was held returns, and nothing is charged."""
+        version = get_version_by_name(organization=self.organization, model_name=model)
+        found = cancel(conversion=get_conversion(version=version, id=conversion_id), by=self.actor)
+        offer = next(each for each in list_offers(version=version) if each.kind == found.kind)
+        return _object(version, replace(offer, conversion=found))
 
 
 def _nano(amount: str | float) -> int:
