@@ -40,6 +40,7 @@ MAX_ATTEMPTS = 3
 _A_DAY = datetime.timedelta(days=1)
 _TOKEN = re.compile(r"[\x21-\x7e]{8,400}")
 _DELETED = gettext_noop("The model was deleted.")
+_SUSPENDED = gettext_noop("Your organization is suspended.")
 _LATE = gettext_noop("The push did not end within a day.")
 _STOPPED = gettext_noop("The push was interrupted too often.")
 _GONE = gettext_noop("A file of the model cannot be read.")
@@ -142,6 +143,8 @@ def _begin(push_id: str) -> HubPush | None:
     problem = ""
     if AdapterVersion.objects.filter(pk=push.version_id, deleted_at__isnull=False).exists():
         problem = _DELETED
+    elif Organization.objects.filter(pk=push.organization_id, suspended_at__isnull=False).exists():
+        problem = _SUSPENDED
     elif push.attempts >= MAX_ATTEMPTS:
         problem = _STOPPED
     if problem:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 from huggingface_hub.utils import _http
 
+from apps.accounts.models import Organization
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
@@ -135,6 +136,16 @@ def test_what_may_pass_is_tried_again_and_sends_only_what_is_missing(fault, word
     hub_pushes.send(push_id=latest().pk)
 
     assert (latest().status, latest().attempts, latest().problem) == ("succeeded", 2, "")
+
+
+def test_files_of_a_suspended_organization_are_not_sent(hub, push, organization):
+    push()
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+
+    hub_pushes.send(push_id=latest().pk)
+
+    assert (latest().status, kept(), hub.repositories.get(REPOSITORY)) == ("failed", False, None)
+    assert latest().problem == "Your organization is suspended."
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
