@@ -1,0 +1,223 @@
+"""One seed: customers, operators, machines and the reaper act in a random order, and then the faults stop."""
+
+import functools
+import random
+from collections.abc import Callable
+
+from django.db import transaction
+
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.objects.store import object_key, store
+from apps.finetuning.jobs import control
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.lifecycle import JOB_TERMINAL, REAPER_SECONDS, JobStatus
+from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy, Worker
+from apps.finetuning.pools import operations
+from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.shares import repair_shares
+from apps.finetuning.runs.stalls import end_stalled_runs
+from apps.finetuning.usage import quotas
+from tests.factories.accounts import make_organization
+from tests.factories.finetuning import TrainingSetup, make_training_file, make_worker
+from tests.factories.money import USD, give_credit
+from tests.simulation.clock import VirtualClock
+from tests.simulation.invariants import broken_rules
+from tests.simulation.machines import Machine
+
+FAULTY_SECONDS, CALM_SECONDS = 420, 7_200
+_MAX_JOBS = 6
+
+
+class BrokenRule(AssertionError):
+    """A rule does not hold; the message has the seed, the rule, and the operations until then."""
+
+
+class World:
+    """What all seeds share: a pool, a base model, and two organizations, one of which can pay little."""
+
+    def __init__(self) -> None:
+        self.setup = TrainingSetup(make_organization("First"))
+        second = make_organization("Second")
+        give_credit(second, USD // 4)
+        self.organizations = (self.setup.organization, second)
+        now = db_now()
+        for organization in self.organizations:
+            quotas.set_quota(organization=organization, by="system", now=now, concurrent_gpus=6)
+        self.files = {
+            each.pk: make_training_file(each, self.setup.base_model, rows=10_000) for each in self.organizations
+        }
+        Worker.objects.filter(pk=self.setup.worker.pk).update(cordoned_at=now)
+
+    def forget_files(self) -> None:
+        """Delete what the machines of a seed stored; their rows are rolled back."""
+        for organization in self.organizations:
+            store().delete_prefix(object_key(organization.pk, "runs"))
+
+
+class Scenario:
+    """One seed in a world, for the length of a transaction."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world, self.seed, self.random = world, seed, random.Random(seed)
+        self.clock = VirtualClock()
+        self.now = self.reaper_at = 0.0
+        self.done: list[str] = []
+        policy = self.random.choice(list(PricePolicy))
+        GpuPool.objects.filter(pk=world.setup.pool.pk).update(price_policy=policy)
+        holders: dict[str, str] = {}
+        self.machines = [
+            Machine(make_worker(world.setup.pool, credential=f"annw_{number}", gpus=gpus), number, self.random, holders)
+            for number, gpus in enumerate(self.random.choices((1, 1, 2), k=self.random.randint(2, 4)))
+        ]
+
+    def run(self) -> None:
+        """Act with faults, then without, until every job ended or waits for its customer. Raises BrokenRule."""
+        weights = {
+            self.create: 3, self.cancel: 1, self.pause: 2, self.resume: 2, self.lose_messages: 3, self.silence: 3,
+            self.restart: 3, self.fail: 2, self.repeat: 3, self.drain: 2, self.uncordon: 3, self.revoke: 0.2,
+            self.stop_reaper: 0.5, self.nothing: 15,
+        }  # fmt: skip
+        self._do(self.create)
+        while self.now < FAULTY_SECONDS:
+            (act,) = self.random.choices(list(weights), list(weights.values()))
+            self._do(act)
+            self._pass(self.random.uniform(1, 10))
+        self._do(self.calm)
+        while self._open_jobs() and self.now < FAULTY_SECONDS + CALM_SECONDS:
+            self._pass(10.0)
+        if left := self._open_jobs():
+            raise self._broken(f"these jobs never end: {[(job.pk, job.status) for job in left]}")
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def nothing(self) -> None:
+        pass
+
+    def create(self) -> None:
+        if FineTuningJob.objects.count() >= _MAX_JOBS:
+            return
+        organization = self.random.choice(self.world.organizations)
+        request = JobRequest(
+            base_model=self.world.setup.base_model.name, training_file=self.world.files[organization.pk].pk
+        )
+        try:
+            job = create_job(organization=organization, request=request, by="key_test", now=self.clock.now)
+        except DomainError as refused:
+            self.done.append(f"(refused: {refused.code})")
+            return
+        if len(self.machines) > 2 and self.random.random() < 0.4:
+            estimate = job.estimate | {"parallelism": "ddp"}
+            FineTuningJob.objects.filter(pk=job.pk).update(gpu_count=2, node_count=2, estimate=estimate)
+
+    def cancel(self) -> None:
+        self._ask(control.request_cancellation)
+
+    def pause(self) -> None:
+        self._ask(control.request_pause)
+
+    def resume(self) -> None:
+        self._ask(control.continue_overrun if self.random.random() < 0.3 else control.resume)
+
+    def lose_messages(self) -> None:
+        self._machine().loss = self.random.choice((0.0, 0.1, 0.5))
+
+    def silence(self) -> None:
+        """Stop a machine's processes for a while, as SIGSTOP does."""
+        machine = self._machine()
+        machine.silent_until = self.now + self.random.uniform(20, 150)
+        machine.has_fence = self.random.random() < 0.5
+
+    def restart(self) -> None:
+        self._machine().restart(self.now, self.random.uniform(5, 90))
+
+    def fail(self) -> None:
+        self._machine().fail()
+
+    def repeat(self) -> None:
+        self._machine().repeat()
+
+    def drain(self) -> None:
+        operations.drain(worker=self._worker(), by="user_operator")
+
+    def uncordon(self) -> None:
+        operations.uncordon(worker=self._worker(), by="user_operator")
+
+    def revoke(self) -> None:
+        if Worker.objects.filter(revoked_at=None).count() > 3:  # one of them is the world's
+            operations.revoke(worker=self._worker(), by="user_operator")
+
+    def stop_reaper(self) -> None:
+        """Have Celery do nothing for a while."""
+        self.reaper_at = self.now + 120
+
+    def reap(self) -> None:
+        reclaim_expired_leases()
+        end_stalled_runs()
+        assert repair_shares() == 0, "a share of the queue had wrong counts"
+
+    def calm(self) -> None:
+        """End every fault."""
+        for machine in self.machines:
+            machine.loss, machine.silent_until, machine.gone_until, machine.has_fence = 0.0, 0.0, 0.0, True
+            operations.uncordon(worker=Worker.objects.get(pk=machine.worker.pk), by="user_operator")
+
+    # --- how it happens -----------------------------------------------------------------------------------------------
+
+    def _machine(self) -> Machine:
+        return self.random.choice(self.machines)
+
+    def _worker(self) -> Worker:
+        return Worker.objects.get(pk=self._machine().worker.pk)
+
+    def _ask(self, operation: Callable[..., FineTuningJob]) -> None:
+        """Do what a customer or operator asks for a job, which may be refused."""
+        jobs = list(FineTuningJob.objects.order_by("pk"))
+        if not jobs:
+            return
+        try:
+            operation(job=self.random.choice(jobs), by="key_test", now=self.clock.now)
+        except DomainError as refused:
+            self.done.append(f"(refused: {refused.code})")
+
+    def _open_jobs(self) -> list[FineTuningJob]:
+        return list(FineTuningJob.objects.exclude(status__in=[*JOB_TERMINAL, JobStatus.PAUSED]))
+
+    def _pass(self, seconds: float) -> None:
+        """Let time pass, have every machine do what is due, and check the rules."""
+        self.now += seconds
+        self.clock.advance(seconds)
+        if self.now >= self.reaper_at:
+            self.reaper_at = self.now + REAPER_SECONDS
+            self._do(self.reap)
+        for machine in self.machines:
+            self._do(functools.partial(machine.live, self.now), name=f"machine {machine.number}")
+        if broken := broken_rules():
+            raise self._broken("; ".join(broken))
+
+    def _do(self, act: Callable[[], None], *, name: str = "") -> None:
+        """Do it; nothing may raise an error that was not expected."""
+        name = name or act.__name__
+        if not name.startswith(("machine", "nothing", "reap")):
+            self.done.append(f"{self.now:.0f} {name}")
+        try:
+            act()
+        except Exception as error:
+            raise self._broken(f"{name}: {error!r}") from error
+        self.clock.correct_defaults()
+
+    def _broken(self, what: str) -> BrokenRule:
+        return BrokenRule(f"seed {self.seed}, {self.now:.0f} s: {what}\nafter {', '.join(self.done[-30:])}")
+
+
+def simulate(world: World, seed: int) -> list[str]:
+    """Run one seed, forget all it did, and return the status that each job came to. Raises BrokenRule."""
+    try:
+        with transaction.atomic():
+            Scenario(world, seed).run()
+            ends = list(FineTuningJob.objects.values_list("status", flat=True))
+            transaction.set_rollback(True)
+            return ends
+    finally:
+        world.forget_files()
