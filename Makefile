@@ -74,7 +74,7 @@ chaos: setup-dev ## kill -9 of every process at every point (long)
 
 simulate: SEEDS ?= 10000
 simulate: setup-dev ## the control plane in virtual time under faults, SEEDS=10000; the last line is one JSON object
-	$(WEB) -m tests.simulation --seeds $(SEEDS)
+	$(WEB) -m tests.bench.simulation --seeds $(SEEDS)
 
 fuzz: SECONDS ?= 3600
 fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object

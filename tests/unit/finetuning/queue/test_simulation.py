@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.simulation.scenario import World, simulate
+from tests.bench.simulation.scenario import World, simulate
 
 SEEDS = range(2)
 

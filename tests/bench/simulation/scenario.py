@@ -19,12 +19,12 @@ from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import quotas
+from tests.bench.simulation.clock import VirtualClock
+from tests.bench.simulation.invariants import broken_rules
+from tests.bench.simulation.machines import Machine
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import TrainingSetup, make_training_file, make_worker
 from tests.factories.money import USD, give_credit
-from tests.simulation.clock import VirtualClock
-from tests.simulation.invariants import broken_rules
-from tests.simulation.machines import Machine
 
 FAULTY_SECONDS, CALM_SECONDS = 420, 7_200
 _MAX_JOBS = 6
