@@ -17,7 +17,12 @@ _SCHEMA = """
     SET LOCAL search_path = virtual_time, public, pg_catalog;
 """
 # The default of a column is bound to PostgreSQL's own clock when the table is made.
-_DEFAULTS = ("finetuning_run", "finetuning_finetuningjob")
+_DEFAULTS = {
+    "finetuning_run": "created_at",
+    "finetuning_finetuningjob": "created_at",
+    "finetuning_worker": "created_at",
+    "finetuning_capacitynode": "requested_at",
+}
 
 
 class VirtualClock:
@@ -36,8 +41,8 @@ class VirtualClock:
     def correct_defaults(self) -> None:
         """Give the rows that the last operation made the virtual time."""
         with connection.cursor() as cursor:
-            for table in _DEFAULTS:
-                cursor.execute(f"UPDATE {table} SET created_at = now() WHERE created_at < %s", [BEGIN])
+            for table, column in _DEFAULTS.items():
+                cursor.execute(f"UPDATE {table} SET {column} = now() WHERE {column} < %s", [BEGIN])
 
     def _tell(self) -> None:
         with connection.cursor() as cursor:

@@ -87,6 +87,16 @@ RULES = {
             FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
         ) counted GROUP BY organization_id, pool_id HAVING sum(queued) <> 0 OR sum(held) <> 0
     """,
+    "a pool has no more machines than it may": """
+        SELECT node.pool_id, capacity.maximum, count(*)
+        FROM finetuning_capacitynode node JOIN finetuning_poolcapacity capacity ON capacity.pool_id = node.pool_id
+        WHERE node.ended_at IS NULL GROUP BY node.pool_id, capacity.maximum HAVING count(*) > capacity.maximum
+    """,
+    "a machine that was given up gets no work": f"""
+        SELECT node.id, run.id
+        FROM finetuning_capacitynode node JOIN finetuning_run run ON run.worker_id = node.worker_id
+        WHERE run.status IN {HELD} AND node.ended_at IS NOT NULL AND run.leased_at > node.ended_at
+    """,
     "a job has a result if it succeeded, and only then": """
         SELECT id, status FROM finetuning_finetuningjob WHERE (status = 'succeeded') <> (adapter_version_id IS NOT NULL)
     """,

@@ -80,9 +80,13 @@ class Machine:
     `holders` is shared by all machines: the lease that was granted last, by job.
     """
 
-    def __init__(self, worker: Worker, number: int, seeded: random.Random, holders: dict[str, str]) -> None:
+    def __init__(
+        self, worker: Worker, number: int, seeded: random.Random, holders: dict[str, str], *, born_at: float = 0.0
+    ) -> None:
         self.worker, self.number, self.random, self.holders = worker, number, seeded, holders
         self.runs: list[LocalRun] = []
+        self.busy_at = born_at
+        self.is_refused = False
         self.loss = 0.0
         self.silent_until = self.gone_until = 0.0
         self.has_fence = True  # one without works on under a lease that it lost
@@ -93,9 +97,12 @@ class Machine:
         """Do what is due."""
         if now < self.silent_until:
             return
-        if now < self.gone_until or Worker.objects.get(pk=self.worker.pk).revoked_at:
+        self.is_refused = Worker.objects.get(pk=self.worker.pk).revoked_at is not None
+        if now < self.gone_until or self.is_refused:
             self.runs.clear()
             return
+        if self.runs:
+            self.busy_at = now
         for run in list(self.runs):
             self._serve(run, now)
         if now - self._claimed_at >= HEARTBEAT_SECONDS:

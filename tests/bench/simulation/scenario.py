@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Callable
+from unittest.mock import patch
 
 from django.db import transaction
 
@@ -12,14 +13,16 @@ from apps.core.objects.store import object_key, store
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
-from apps.finetuning.lifecycle import JOB_TERMINAL, REAPER_SECONDS, JobStatus
-from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy, Worker
+from apps.finetuning.lifecycle import JOB_TERMINAL, NODE_ENDED, REAPER_SECONDS, JobStatus
+from apps.finetuning.models import CapacityKind, CapacityNode, FineTuningJob, GpuPool, PoolCapacity, PricePolicy, Worker
 from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import quotas
 from tests.bench.simulation.clock import VirtualClock
+from tests.bench.simulation.engine import SimulatedEngine
 from tests.bench.simulation.invariants import broken_rules
 from tests.bench.simulation.machines import Machine
 from tests.factories.accounts import make_organization
@@ -27,6 +30,7 @@ from tests.factories.finetuning import TrainingSetup, make_training_file, make_w
 from tests.factories.money import USD, give_credit
 
 FAULTY_SECONDS, CALM_SECONDS = 420, 7_200
+EMPTY_SECONDS = 600  # in which an elastic pool without work has released its machines
 _MAX_JOBS = 6
 
 
@@ -67,17 +71,24 @@ class Scenario:
         policy = self.random.choice(list(PricePolicy))
         GpuPool.objects.filter(pk=world.setup.pool.pk).update(price_policy=policy)
         holders: dict[str, str] = {}
-        self.machines = [
+        self.engine = SimulatedEngine(self.random, holders)
+        self.own = [
             Machine(make_worker(world.setup.pool, credential=f"annw_{number}", gpus=gpus), number, self.random, holders)
             for number, gpus in enumerate(self.random.choices((1, 1, 2), k=self.random.randint(2, 4)))
         ]
+        if self.random.random() < 0.4:
+            PoolCapacity.objects.create(
+                pool=world.setup.pool, kind=CapacityKind.SLURM, maximum=self.random.randint(1, 4), idle_seconds=60
+            )
+            if self.random.random() < 0.5:
+                self.own = []  # every machine is the engine's
 
     def run(self) -> None:
         """Act with faults, then without, until every job ended or waits for its customer. Raises BrokenRule."""
         weights = {
             self.create: 3, self.cancel: 1, self.pause: 2, self.resume: 2, self.lose_messages: 3, self.silence: 3,
             self.restart: 3, self.fail: 2, self.repeat: 3, self.drain: 2, self.uncordon: 3, self.revoke: 0.2,
-            self.stop_reaper: 0.5, self.nothing: 15,
+            self.stop_reaper: 0.5, self.lose_machine: 2, self.hinder_engine: 2, self.nothing: 15,
         }  # fmt: skip
         self._do(self.create)
         while self.now < FAULTY_SECONDS:
@@ -86,9 +97,14 @@ class Scenario:
             self._pass(self.random.uniform(1, 10))
         self._do(self.calm)
         while self._open_jobs() and self.now < FAULTY_SECONDS + CALM_SECONDS:
-            self._pass(10.0)
+            self._pass(20.0)
         if left := self._open_jobs():
             raise self._broken(f"these jobs never end: {[(job.pk, job.status) for job in left]}")
+        until = self.now + EMPTY_SECONDS
+        while (self.engine.nodes or self._open_nodes()) and self.now < until:
+            self._pass(20.0)
+        if left := self._open_nodes() or list(self.engine.nodes):
+            raise self._broken(f"these machines are never released: {left}")
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -107,7 +123,7 @@ class Scenario:
         except DomainError as refused:
             self.done.append(f"(refused: {refused.code})")
             return
-        if len(self.machines) > 2 and self.random.random() < 0.4:
+        if len(self.own) > 2 and self.random.random() < 0.4:
             estimate = job.estimate | {"parallelism": "ddp"}
             FineTuningJob.objects.filter(pk=job.pk).update(gpu_count=2, node_count=2, estimate=estimate)
 
@@ -121,55 +137,76 @@ class Scenario:
         self._ask(control.continue_overrun if self.random.random() < 0.3 else control.resume)
 
     def lose_messages(self) -> None:
-        self._machine().loss = self.random.choice((0.0, 0.1, 0.5))
+        self._on_a_machine(lambda machine: setattr(machine, "loss", self.random.choice((0.0, 0.1, 0.5))))
 
     def silence(self) -> None:
         """Stop a machine's processes for a while, as SIGSTOP does."""
-        machine = self._machine()
-        machine.silent_until = self.now + self.random.uniform(20, 150)
-        machine.has_fence = self.random.random() < 0.5
+
+        def stop(machine: Machine) -> None:
+            machine.silent_until = self.now + self.random.uniform(20, 150)
+            machine.has_fence = self.random.random() < 0.5
+
+        self._on_a_machine(stop)
 
     def restart(self) -> None:
-        self._machine().restart(self.now, self.random.uniform(5, 90))
+        self._on_a_machine(lambda machine: machine.restart(self.now, self.random.uniform(5, 90)))
 
     def fail(self) -> None:
-        self._machine().fail()
+        self._on_a_machine(Machine.fail)
 
     def repeat(self) -> None:
-        self._machine().repeat()
+        self._on_a_machine(Machine.repeat)
 
     def drain(self) -> None:
-        operations.drain(worker=self._worker(), by="user_operator")
+        self._on_a_machine(lambda machine: operations.drain(worker=_worker(machine), by="user_operator"))
 
     def uncordon(self) -> None:
-        operations.uncordon(worker=self._worker(), by="user_operator")
+        self._on_a_machine(lambda machine: operations.uncordon(worker=_worker(machine), by="user_operator"))
 
     def revoke(self) -> None:
-        if Worker.objects.filter(revoked_at=None).count() > 3:  # one of them is the world's
-            operations.revoke(worker=self._worker(), by="user_operator")
+        """Refuse a machine from now on, unless too few are left for a group."""
+        if len(self.own) > 2 and Worker.objects.filter(revoked_at=None).count() > 3:  # one of them is the world's
+            self._on_a_machine(lambda machine: operations.revoke(worker=_worker(machine), by="user_operator"))
 
     def stop_reaper(self) -> None:
         """Have Celery do nothing for a while."""
         self.reaper_at = self.now + 120
 
+    def lose_machine(self) -> None:
+        self.engine.lose()
+
+    def hinder_engine(self) -> None:
+        self.engine.faults = self.random.choice((0.0, 0.2, 0.6))
+
     def reap(self) -> None:
         reclaim_expired_leases()
         end_stalled_runs()
         assert repair_shares() == 0, "a share of the queue had wrong counts"
+        with patch("apps.finetuning.pools.capacity.reconciliation.engine_of", lambda _: self.engine):
+            for pool_id in list_elastic_pools():
+                reconcile_pool(pool_id=pool_id)
 
     def calm(self) -> None:
         """End every fault."""
+        self.engine.faults = 0.0
+        PoolCapacity.objects.update(failures=0, retry_at=None)  # as saving its settings does
         for machine in self.machines:
             machine.loss, machine.silent_until, machine.gone_until, machine.has_fence = 0.0, 0.0, 0.0, True
-            operations.uncordon(worker=Worker.objects.get(pk=machine.worker.pk), by="user_operator")
+            if machine in self.own:
+                operations.uncordon(worker=_worker(machine), by="user_operator")
 
     # --- how it happens -----------------------------------------------------------------------------------------------
 
-    def _machine(self) -> Machine:
-        return self.random.choice(self.machines)
+    @property
+    def machines(self) -> list[Machine]:
+        return [*self.own, *self.engine.machines]
 
-    def _worker(self) -> Worker:
-        return Worker.objects.get(pk=self._machine().worker.pk)
+    def _on_a_machine(self, act: Callable[[Machine], None]) -> None:
+        if self.machines:
+            act(self.random.choice(self.machines))
+
+    def _open_nodes(self) -> list[str]:
+        return list(CapacityNode.objects.exclude(status__in=NODE_ENDED).values_list("pk", flat=True))
 
     def _ask(self, operation: Callable[..., FineTuningJob]) -> None:
         """Do what a customer or operator asks for a job, which may be refused."""
@@ -191,8 +228,9 @@ class Scenario:
         if self.now >= self.reaper_at:
             self.reaper_at = self.now + REAPER_SECONDS
             self._do(self.reap)
-        for machine in self.machines:
+        for machine in self.own:
             self._do(functools.partial(machine.live, self.now), name=f"machine {machine.number}")
+        self._do(functools.partial(self.engine.live, self.now), name="machines of the engine")
         if broken := broken_rules():
             raise self._broken("; ".join(broken))
 
@@ -209,6 +247,10 @@ class Scenario:
 
     def _broken(self, what: str) -> BrokenRule:
         return BrokenRule(f"seed {self.seed}, {self.now:.0f} s: {what}\nafter {', '.join(self.done[-30:])}")
+
+
+def _worker(machine: Machine) -> Worker:
+    return Worker.objects.get(pk=machine.worker.pk)
 
 
 def simulate(world: World, seed: int) -> list[str]:
