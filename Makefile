@@ -72,6 +72,10 @@ chaos: setup-dev ## kill -9 of every process at every point (long)
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
 	$(ENGINES) -m pytest -c tests/engines/pytest.ini --rootdir . -m chaos tests/engines/serving
 
+simulate: SEEDS ?= 10000
+simulate: setup-dev ## the control plane in virtual time under faults, SEEDS=10000; the last line is one JSON object
+	$(WEB) -m tests.bench.simulation --seeds $(SEEDS)
+
 fuzz: SECONDS ?= 3600
 fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object
 	$(WEB) -m tests.fuzz --seconds $(SECONDS)

@@ -41,14 +41,26 @@ from gpu_workers.train.model.memory import peak_allocated_bytes, peak_memory_byt
 from gpu_workers.trainer.idle.probes import PROBE_FILE
 
 WARM_UP_STEPS = 8  # the number of batches: each shape has been seen
-# The loop ends after this time with hardly any waiting for a core. If other programs never leave it so much, the whole
-# longest time counts: their load lasts.
-MEASURED_SECONDS, QUIET_SHARE, LONGEST_SECONDS = 6.0, 0.02, 20.0
+QUIET_SHARE = 0.02
 REPEATS = 5
 MIN_REPEATS = 3
 _BATCHES = 8
 _MAX_STEPS = 4_000
 _LENGTH_SPREAD = 0.75  # of the mean length; as many rows are longer as are shorter
+
+
+class Window(NamedTuple):
+    """How long a loop is measured, in seconds: `measured` with at most QUIET_SHARE of waiting for a core.
+
+    If other programs never leave it so much, the whole `longest` time counts: their load lasts.
+    """
+
+    measured: float
+    longest: float
+
+
+GPU_WINDOW = Window(measured=6.0, longest=20.0)
+CPU_WINDOW = Window(measured=20.0, longest=40.0)  # a quiet CPU's speed over two seconds differs by up to a fifth
 
 
 class StepEnd(NamedTuple):
@@ -65,11 +77,12 @@ class StepEnd(NamedTuple):
 class Stopwatch(TrainerCallback):
     """Records when each step ended, and ends the training once there are enough steps to measure the spread."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: Window) -> None:
         self.ends: list[StepEnd] = []
         self.trainer: RunTrainer
+        self._window = window
         self._first = WARM_UP_STEPS - 1  # index of the end before the first step that counts
-        self._window = self._first  # the same of the shortest measurement that ends now
+        self._latest = self._first  # the same of the shortest measurement that ends now
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -86,17 +99,17 @@ class Stopwatch(TrainerCallback):
         self.ends.append(end)
         if not self._has_enough_after(self._first):
             return False
-        while self._has_enough_after(self._window + 1):
-            self._window += 1
-        since = self.ends[self._window]
+        while self._has_enough_after(self._latest + 1):
+            self._latest += 1
+        since = self.ends[self._latest]
         if end.waited - since.waited <= QUIET_SHARE * (end.at - since.at):
-            self._first = self._window
+            self._first = self._latest
             return True
-        return end.at - self.ends[self._first].at >= LONGEST_SECONDS
+        return end.at - self.ends[self._first].at >= self._window.longest
 
     def _has_enough_after(self, index: int) -> bool:
         steps = len(self.ends) - 1 - index
-        return steps > MIN_REPEATS and self.ends[-1].at - self.ends[index].at >= MEASURED_SECONDS
+        return steps > MIN_REPEATS and self.ends[-1].at - self.ends[index].at >= self._window.measured
 
     def steps(self) -> list[StepEnd]:
         """Return the duration of each measured step."""
@@ -119,7 +132,7 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
     spec = _run_spec(request)
     recipe = spec.hyperparameters
     set_seed(recipe.seed)
-    watch = Stopwatch()
+    watch = Stopwatch(GPU_WINDOW if torch.cuda.is_available() else CPU_WINDOW)
     if request.config is None:
         folder = fetch_base_model(request.base_model, hub_token=hub_token)
     else:

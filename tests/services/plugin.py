@@ -17,7 +17,12 @@ _services = ExitStack()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Start the services (shared by all workers of the run) before Django reads its settings."""
+    """Start the services before Django reads its settings."""
+    start_services()
+
+
+def start_services() -> None:
+    """Start what all processes of a run share until it ends, and set the environment that the settings read."""
     home = ROOT / ".anneal" / "test"
     home.mkdir(parents=True, exist_ok=True)
     services = _services.enter_context(ensure_running(home, durable=False))

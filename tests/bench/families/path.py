@@ -14,7 +14,6 @@ import peft
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.catalog.model_files import ModelFolder, read_model_folder
 from apps.contracts.adapter_files import SUPPORT, Served
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe, problem_of
 from apps.contracts.runs import Hyperparameters, Method, StepCompleted, Stopped
@@ -26,6 +25,7 @@ from gpu_workers.train.after.publish import examine
 from gpu_workers.train.after.scoring import token_logprobs
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.loop.callbacks import StopFlag
+from tests.bench.families.install import InstalledModel, install
 from tests.bench.families.merged import score_merged
 from tests.bench.families.table import FamilyResult
 from tests.support.engines.attempts import Tried, attempt, make_run_spec
@@ -55,7 +55,7 @@ def walk(name: str, folder: Path) -> FamilyResult:
     step = "install"
     try:
         base = write_miniature(name, folder / "base")
-        model = read_model_folder(base, roots=[folder])
+        model = install(base)
         found.parameters = model.parameter_count
         step = "quote"
         found.quoted_bytes = _quoted_bytes(model, support.modules)
@@ -77,7 +77,7 @@ def walk(name: str, folder: Path) -> FamilyResult:
     return found
 
 
-def _quoted_bytes(model: ModelFolder, modules: tuple[str, ...]) -> int:
+def _quoted_bytes(model: InstalledModel, modules: tuple[str, ...]) -> int:
     """Return the memory of the job by its quote on an H100, with the model's own config.json."""
     request = QuoteRequest(
         architecture=model.architecture, method=Method.QLORA, max_length=128, batch_size=BATCH, epochs=EPOCHS,

@@ -18,7 +18,7 @@ from apps.estimates.physics import gpus
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from gpu_workers.bench import calibrate, made_up, probe
 from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, GridPoint
-from gpu_workers.bench.probe import MEASURED_SECONDS
+from gpu_workers.bench.probe import GPU_WINDOW, Window
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import ConfigError
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
@@ -90,8 +90,7 @@ class ProbeHere:
 
 def test_a_point_is_measured_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "SubprocessExecutor", ProbeHere)
-    monkeypatch.setattr(probe, "MEASURED_SECONDS", 0.3)
-    monkeypatch.setattr(probe, "LONGEST_SECONDS", 0.6)
+    monkeypatch.setattr(probe, "CPU_WINDOW", Window(measured=0.3, longest=0.6))
     monkeypatch.setattr(calibrate, "CPU_GRID", (POINT,))
     monkeypatch.setattr("gpu_workers.bench.calibrate.os.getloadavg", lambda: (0.5, 0.5, 0.5))
     (tmp_path / "credential.json").write_text(
@@ -118,7 +117,7 @@ def test_a_point_is_measured_and_reported(plane: ControlPlane, tmp_path, monkeyp
 
 def measure_under(*loads: tuple[float, float, float], folder: Path) -> ProbeReport:
     """Return the report of a loop under these loads: seconds, tokens a second of computing, share of waiting."""
-    watch, at, waited, tokens = probe.Stopwatch(), 0.0, 0.0, 0.0
+    watch, at, waited, tokens = probe.Stopwatch(GPU_WINDOW), 0.0, 0.0, 0.0
     for seconds, speed, share in loads:
         end = at + seconds
         while at < end:
@@ -249,7 +248,7 @@ def test_the_real_shapes_fit_an_80_gb_card_and_ten_minutes():
         estimate = quote(request=request, pool=PoolFacts(gpu=card))
         assert estimate.fits, point
         step = estimate.train_seconds_p90 / 100
-        seconds += 25 + 3 * step + max(MEASURED_SECONDS, 4 * step)
+        seconds += 25 + 3 * step + max(GPU_WINDOW.measured, 4 * step)
     assert seconds < calibrate.BUDGET_SECONDS
 
 

@@ -4,6 +4,7 @@ import subprocess
 from collections import defaultdict
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,3 +23,13 @@ def test_a_folder_has_few_entries(top: str) -> None:
 
     assert entries
     assert {folder: len(names) for folder, names in entries.items() if len(names) > MAX_ENTRIES} == {}
+
+
+def test_the_matrix_of_families_runs_without_the_packages_of_the_web() -> None:
+    graph = grimp.build_graph("apps", "gpu_workers", "tests", include_external_packages=True, cache_dir=None)
+    installer = "tests.bench.families.install"  # its program runs in the web's environment
+    for imported in ("django", "apps.catalog.model_files"):
+        graph.remove_import(importer=installer, imported=imported)
+
+    assert graph.find_shortest_chain("tests.bench.families.__main__", "torch")
+    assert graph.find_shortest_chain("tests.bench.families.__main__", "django") is None

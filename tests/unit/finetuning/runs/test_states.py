@@ -1,18 +1,14 @@
 """The drawn state machines are the ones the code obeys, and the database refuses any other move."""
 
-from pathlib import Path
-
 import pytest
 from django.db import DatabaseError, transaction
 
-from apps.finetuning.jobs.diagrams import render
 from apps.finetuning.models import FineTuningJob
-
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "states.md"
+from scripts.assets.states import PAGE, render
 
 
 def test_the_drawing_is_current():
-    assert PAGE.read_text() == render(), "run: python manage.py render_states"
+    assert PAGE.read_text() == render(), "run: python -m scripts.assets.states"
 
 
 def test_the_database_refuses_a_move_that_is_not_drawn(floor):

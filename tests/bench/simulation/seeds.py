@@ -1,0 +1,45 @@
+"""Seeds in a process of their own. A process imports this without Django, and sets it up."""
+
+import functools
+import logging
+import os
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import django
+from django.db import transaction
+
+from tests.services.database import own_database
+
+if TYPE_CHECKING:
+    from tests.bench.simulation.scenario import World
+
+
+def prepare() -> None:
+    """Set Django up in this process, with a database of its own, which the next run drops."""
+    os.environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.test"
+    django.setup()
+    logging.disable(logging.WARNING)  # what the control plane notes of each fault
+    own_database().__enter__()
+    _world()
+
+
+@functools.cache
+def _world() -> "World":
+    from tests.bench.simulation.scenario import World
+
+    with transaction.atomic():
+        return World()
+
+
+def run_seeds(seeds: range) -> tuple[list[str], Counter[str]]:
+    """Return the broken rules of these seeds, and how many jobs came to each end."""
+    from tests.bench.simulation.scenario import BrokenRule, simulate
+
+    broken, ends = [], Counter[str]()
+    for seed in seeds:
+        try:
+            ends.update(simulate(_world(), seed))
+        except BrokenRule as error:
+            broken.append(str(error))
+    return broken, ends

@@ -1,0 +1,17 @@
+"""Seeds of the simulation: jobs end, bills are right and machines are shared, whatever fails and in any order."""
+
+import pytest
+
+from tests.bench.simulation.scenario import World, simulate
+
+SEEDS = range(2)
+
+
+@pytest.fixture
+def world(db) -> World:
+    return World()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_rule_holds(world, seed: int):
+    simulate(world, seed)
