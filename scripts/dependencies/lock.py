@@ -37,7 +37,7 @@ FOR_OLDER_PYTHONS = ("async-timeout",)
 NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
 # Programs that run in separate folders, with all their dependencies.
-LOCKED_PROGRAMS = ("cli", "litellm", "localstripe", "pip-audit", "uv")
+LOCKED_PROGRAMS = ("cli", "litellm", "langchain", "openapi-python-client", "localstripe", "pip-audit", "uv")
 # Only PyTorch's own index has it: its hashes are not recorded.
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
