@@ -115,6 +115,7 @@ def test_generators_find_a_name_and_a_type_for_everything() -> None:
     job, asked, form = schemas["JobObject"], schemas["CreateJob"], schemas["FileForm"]
 
     assert [name for name in schemas if not name.isalnum() or name != schemas[name]["title"]] == []
+    assert [name for name in schemas if name.lower() in schemas[name].get("properties", ())] == []  # names of variables
     assert schemas["EventObjectList"]["properties"]["data"]["items"] == {"$ref": "#/components/schemas/EventObject"}
     assert job["properties"]["object"] == {"type": "string", "const": "fine_tuning.job"}
     assert job["properties"]["delivered_as"] == {"type": "string", "enum": ["adapter", "model"]}
