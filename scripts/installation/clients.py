@@ -13,7 +13,8 @@ from scripts.installation.packages import install_locked
 # clients, each with its own openai; a generator of clients; an independent model of Stripe, GPL, run as a separate
 # process and never imported; and the program of `make audit`.
 APART = (
-    "openai-1.109.1", "openai-2.54.0", "litellm", "langchain", "openapi-python-client", "localstripe", "pip-audit",
+    "clients/openai-1.109.1", "clients/openai-2.54.0", "clients/litellm", "clients/langchain",
+    "clients/openapi-python-client", "localstripe", "pip-audit",
 )  # fmt: skip
 # OpenAI's clients for Node.js and a generator of clients, at the versions of an npm lock file.
 NODE_CLIENTS = REPOSITORY / "tests/api/sdks/node"
@@ -25,7 +26,7 @@ def install_clients(python: Path) -> None:
     """Install other clients and programs into separate folders."""
     for name in APART:
         lock = REQUIREMENTS / "programs" / f"{name}.lock"
-        stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()
+        stamp, wanted = DATA / lock.stem / ".anneal-stamp", lock.read_text()
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(stamp.parent, ignore_errors=True)
             install_locked(python, [lock], target=stamp.parent)

@@ -15,7 +15,7 @@ from tests.twins.scripted_engine import Script
 pytestmark = pytest.mark.django_db
 
 CLIENTS = Path(__file__).resolve().parents[3] / ".anneal"
-HERE = Path(__file__).parent
+SESSIONS = Path(__file__).with_name("sessions")
 ALWAYS = {"model", "cache_salt", "stream", "stream_options"}
 # What a case changes at the engine; a case not named here changes nothing.
 EFFECTS = {
@@ -48,7 +48,7 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
     assert not folder or Path(client).exists(), f"{client} is missing: make setup-dev"
     arguments = [str(gateway.socket), tenant.key.secret, "tiny", library, str(client)]
     environ = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it asks GitHub for prices and waits
-    session = HERE / ("langchain_session.py" if library == "langchain" else "conformance_session.py")
+    session = SESSIONS / ("langchain_chats.py" if library == "langchain" else "conformance.py")
     command = [sys.executable, str(session), *arguments]
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]

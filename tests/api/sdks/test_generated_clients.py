@@ -67,7 +67,7 @@ def test_the_python_program_of_the_page_has_sound_types(tmp_path: Path) -> None:
 
 def test_the_page_names_the_versions_that_are_tested() -> None:
     page = (COOKBOOK / f"{PAGE}.md").read_text()
-    lock = (ROOT / "requirements/programs/openapi-python-client.lock").read_text()
+    lock = (ROOT / "requirements/programs/clients/openapi-python-client.lock").read_text()
     wanted = json.loads((Path(__file__).parent / "node/package.json").read_text())["dependencies"]
 
     named = re.search(r"pip install (openapi-python-client==\S+)`", page)

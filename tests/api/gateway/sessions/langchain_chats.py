@@ -1,6 +1,6 @@
 """What a program with LangChain does with the gateway; prints what it saw.
 
-python langchain_session.py SOCKET KEY MODEL langchain FOLDER_OF_LANGCHAIN
+python sessions/langchain_chats.py SOCKET KEY MODEL langchain FOLDER_OF_LANGCHAIN
 """
 
 import asyncio
