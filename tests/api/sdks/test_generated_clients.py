@@ -1,4 +1,4 @@
-"""The recipe for clients that two generators make from the OpenAPI document, of a server, works as pasted."""
+"""The recipe for generated clients works as pasted: two generators read the OpenAPI document of a running server."""
 
 import compileall
 import json
@@ -29,7 +29,7 @@ def environment() -> dict[str, str]:
     """Return what the generators and the programs of the page need."""
     assert GENERATOR.exists() and (CLIENTS / "node/node_modules/openapi-fetch").exists(), "missing: make setup-dev"
     path = [GENERATOR / "bin", Path(sys.executable).parent, os.environ["PATH"]]
-    quiet = {"NPM_CONFIG_UPDATE_NOTIFIER": "false", "NPM_CONFIG_OFFLINE": "true"}
+    quiet = {"NODE_NO_WARNINGS": "1", "NPM_CONFIG_UPDATE_NOTIFIER": "false", "NPM_CONFIG_OFFLINE": "true"}
     return {"PATH": os.pathsep.join(map(str, path)), "PYTHONPATH": str(GENERATOR)} | quiet
 
 

@@ -65,10 +65,10 @@ class Kitchen:
         given = os.environ | {"PYTHONPATH": path, "XDG_CONFIG_HOME": str(folder)} | environment
         with (folder / "errors.txt").open("a") as errors, (folder / "printed.txt").open("w+") as printed:
             running = subprocess.Popen(program, cwd=folder, env=given, stdout=printed, stderr=errors)
-            for _ in range(_SECONDS * 10):
+            for _ in range(_SECONDS * 4):
                 self.work()
                 try:
-                    running.wait(timeout=0.1)
+                    running.wait(timeout=0.25)
                     break
                 except subprocess.TimeoutExpired:
                     continue
