@@ -5,7 +5,7 @@
     web       web.lock, demo.lock, dev.lock
     engines   in engines/: engines.lock, engines-cpu.lock, torch-cpu.lock, engines-dev.lock
     gpu       engines/engines-gpu.lock, resolved on Linux x86-64 without installing it
-    programs  in programs/: cli.lock, litellm.lock, …: complete in themselves, each for a separate folder
+    programs  in programs/: cli.lock, clients/litellm.lock, …: complete in themselves, each for a separate folder
     wheels    the hashes in all of these, and wheels.json: the wheels of each supported machine
 
 Each lock contains only what the earlier ones lack. The other names write versions only, so run `wheels` after them: it
@@ -37,7 +37,9 @@ FOR_OLDER_PYTHONS = ("async-timeout",)
 NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
 # Programs that run in separate folders, with all their dependencies.
-LOCKED_PROGRAMS = ("cli", "litellm", "localstripe", "pip-audit", "uv")
+LOCKED_PROGRAMS = (
+    "cli", "clients/litellm", "clients/langchain", "clients/openapi-python-client", "localstripe", "pip-audit", "uv",
+)  # fmt: skip
 # Only PyTorch's own index has it: its hashes are not recorded.
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")

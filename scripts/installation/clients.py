@@ -9,11 +9,14 @@ from pathlib import Path
 from scripts.installation.commands import DATA, REPOSITORY, REQUIREMENTS, SetupFailed, run
 from scripts.installation.packages import install_locked
 
-# In separate folders, each with a lock: earlier generations of OpenAI's client that the API is tested with; another
-# client, with its own openai; an independent model of Stripe, GPL, run as a separate process and never imported; and
-# the program of `make audit`.
-APART = ("openai-1.109.1", "openai-2.54.0", "litellm", "localstripe", "pip-audit")
-# OpenAI's clients for Node.js, at the versions of an npm lock file.
+# In separate folders, each with a lock: earlier generations of OpenAI's client that the API is tested with; two other
+# clients, each with its own openai; a generator of clients; an independent model of Stripe, GPL, run as a separate
+# process and never imported; and the program of `make audit`.
+APART = (
+    "clients/openai-1.109.1", "clients/openai-2.54.0", "clients/litellm", "clients/langchain",
+    "clients/openapi-python-client", "localstripe", "pip-audit",
+)  # fmt: skip
+# OpenAI's clients for Node.js and a generator of clients, at the versions of an npm lock file.
 NODE_CLIENTS = REPOSITORY / "tests/api/sdks/node"
 # The shell draws the same pages with a third less CPU time than the whole browser.
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -23,7 +26,7 @@ def install_clients(python: Path) -> None:
     """Install other clients and programs into separate folders."""
     for name in APART:
         lock = REQUIREMENTS / "programs" / f"{name}.lock"
-        stamp, wanted = DATA / name / ".anneal-stamp", lock.read_text()
+        stamp, wanted = DATA / lock.stem / ".anneal-stamp", lock.read_text()
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(stamp.parent, ignore_errors=True)
             install_locked(python, [lock], target=stamp.parent)
@@ -31,7 +34,7 @@ def install_clients(python: Path) -> None:
 
 
 def install_node_clients() -> None:
-    """Install OpenAI's clients for Node.js into a separate folder, for the tests that use them."""
+    """Install clients for Node.js and their generator into a separate folder, for the tests that use them."""
     target, lock = DATA / "node", (NODE_CLIENTS / "package-lock.json").read_text()
     stamp = target / ".anneal-stamp"
     if stamp.exists() and stamp.read_text() == lock:

@@ -11,9 +11,11 @@ import msgspec
 from django.core.files.uploadedfile import UploadedFile
 
 from apps.core.errors import ErrorBody
+from apps.core.http.openapi_schemas import named, published, tidied
 
 _REF = "#/components/schemas/{name}"
-_BYTES = {"type": "string", "contentMediaType": "application/octet-stream"}
+# OpenAPI 3.1 says bytes by the media type; generators look for the format of 3.0.
+_BYTES = {"type": "string", "format": "binary", "contentMediaType": "application/octet-stream"}
 _JSON = "application/json"
 _ERRORS = (400, 401, 403, 429, 500, 503)  # of every call
 _ERRORS_OF_BODIES = (408, 413, 415)
@@ -63,7 +65,7 @@ def document(operations: Iterable[Operation], *, server: str) -> dict[str, Any]:
     listed = sorted(operations, key=lambda one: (one.path, one.method))
     kinds = dict.fromkeys([ErrorBody, *(kind for one in listed for kind in _types(one))])
     schemas, components = msgspec.json.schema_components(kinds, schema_hook=_schema_hook, ref_template=_REF)
-    schema_of = dict(zip(kinds, schemas, strict=True))
+    schema_of = {kind: tidied(schema) for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for one in listed:
         paths.setdefault(one.path, {})[one.method.lower()] = _operation(one, schema_of)
@@ -74,7 +76,7 @@ def document(operations: Iterable[Operation], *, server: str) -> dict[str, Any]:
         "security": [{"apiKey": []}],
         "paths": paths,
         "components": {
-            "schemas": components,
+            "schemas": published(components),
             "securitySchemes": {"apiKey": {"type": "http", "scheme": "bearer", "description": "An API key."}},
         },
     }
@@ -118,7 +120,7 @@ def _parameters(one: Operation) -> list[dict[str, Any]]:
     if one.query is not None:
         known = msgspec.json.schema(one.query)["$defs"]
         fields = known[one.query.__name__]["properties"]
-        found += [_query_parameter(name, _inlined(schema, known)) for name, schema in fields.items()]
+        found += [_query_parameter(name, tidied(_inlined(schema, known))) for name, schema in fields.items()]
     found += [
         {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
         for name, text in one.headers.items()
@@ -143,7 +145,7 @@ def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return the parameter. An absent one is null to the reader, but no client can write null."""
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     known = {key: value for key, value in schema.items() if key != "anyOf" and (key, value) != ("default", None)}
-    plain = known | ((options[0] if len(options) == 1 else {"anyOf": options}) if options else {})
+    plain = named(known | ((options[0] if len(options) == 1 else {"anyOf": options}) if options else {}), name)
     text = plain.pop("description", None)
     style = {"style": "deepObject", "explode": True} if plain.get("type") == "object" else {}
     return {"name": name, "in": "query", "schema": plain} | style | ({"description": text} if text else {})
@@ -158,13 +160,11 @@ def _resumable(one: Operation) -> bool:
 
 
 def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {
-        kind.media_type: {"schema": _BYTES} for kind in one.answers if isinstance(kind, FileAnswer)
-    }
     objects: list[Any] = [schema_of[kind] for kind in one.answers if not isinstance(kind, FileAnswer)]
-    if objects:
-        content[_JSON] = {"schema": objects[0] if len(objects) == 1 else {"anyOf": objects}}
-    found: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
+    schema = objects[0] if len(objects) == 1 else {"anyOf": objects}
+    content: dict[str, Any] = {_JSON: {"schema": schema}} if objects else {}  # the first is what generators read
+    content |= {kind.media_type: {"schema": _file_schema(kind)} for kind in one.answers if isinstance(kind, FileAnswer)}
+    found: dict[str, Any] = {"200": {"description": "Done."} | ({"content": content} if content else {})}
     if _resumable(one):
         found["206"] = {"description": "The bytes that `Range` asks for.", "content": content}
         found["304"] = {"description": "The file is the one that `If-None-Match` names."}
@@ -175,6 +175,10 @@ def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[
     for status in _error_statuses(one):
         found[str(status)] = refused | {"description": HTTPStatus(status).phrase}
     return found
+
+
+def _file_schema(kind: FileAnswer) -> dict[str, Any]:
+    return {"type": "string"} if kind.media_type.startswith("text/") else _BYTES
 
 
 def _error_statuses(one: Operation) -> list[int]:

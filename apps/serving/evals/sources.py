@@ -51,7 +51,7 @@ class StoredCompletions(msgspec.Struct, tag_field="type", tag="stored_completion
     model: str | None = None
 
 
-class Template(msgspec.Struct, tag_field="type", tag="template", forbid_unknown_fields=True):
+class InputTemplate(msgspec.Struct, tag_field="type", tag="template", forbid_unknown_fields=True):
     template: Messages
 
 
@@ -81,7 +81,7 @@ class CompletionsSource(msgspec.Struct, tag_field="type", tag="completions", for
     """Items that `model` is asked about. Without a model, the answers of stored completions are graded."""
 
     source: InlineItems | FileId | StoredCompletions
-    input_messages: Template | ItemReference | None = None
+    input_messages: InputTemplate | ItemReference | None = None
     model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     sampling_params: SamplingParams | None = None
 
@@ -111,7 +111,7 @@ def check_source(source: DataSource, *, organization: Organization | str) -> Non
             raise InvalidValue(text, param="data_source.source.content")
         case FileId(id=file_id) if not find_file(organization=organization, id=file_id):
             get_version(organization=organization, id=file_id, param="data_source.source.id")
-    if isinstance(source, CompletionsSource) and isinstance(source.input_messages, Template):
+    if isinstance(source, CompletionsSource) and isinstance(source.input_messages, InputTemplate):
         check_messages(source.input_messages.template, param="data_source.input_messages.template")
     if isinstance(source, JsonlSource) or source.model is None:
         return
@@ -239,7 +239,7 @@ def names_with(item: SourceItem, answer: str | None) -> dict[str, Any]:
 def question_of(source: CompletionsSource, item: SourceItem) -> list[dict[str, Any]]:
     """Return the messages that a model is asked about an item. Raises UnknownVariable, TextTooLong, InvalidValue."""
     match source.input_messages:
-        case Template(template=template):
+        case InputTemplate(template=template):
             return list(fill_messages(template, {"item": item.item}))
         case ItemReference(item_reference=place):
             messages = value_at({"item": item.item}, place)

@@ -341,7 +341,7 @@ OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
     assert sdk == "installed" or OLD_SDK.exists(), f"{OLD_SDK} is missing: make setup-dev"
     folder = "" if sdk == "installed" else str(OLD_SDK)
-    session = Path(__file__).with_name("sdk_session.py")
+    session = Path(__file__).with_name("sessions") / "sdk.py"
     arguments = [str(gateway.socket), world.acme.key.secret, world.acme.model_name, world.rival.model_name, folder]
 
     ran = subprocess.run([sys.executable, str(session), *arguments], capture_output=True, text=True, timeout=240)

@@ -10,11 +10,12 @@ import pytest
 
 from apps.interfaces.gateway.requests.schema import IGNORED
 from apps.interfaces.gateway.surfaces.responses import IGNORED as IGNORED_IN_RESPONSES
+from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 
 CLIENTS = Path(__file__).resolve().parents[3] / ".anneal"
-SESSION = Path(__file__).with_name("conformance_session.py")
+SESSIONS = Path(__file__).with_name("sessions")
 ALWAYS = {"model", "cache_salt", "stream", "stream_options"}
 # What a case changes at the engine; a case not named here changes nothing.
 EFFECTS = {
@@ -47,7 +48,8 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
     assert not folder or Path(client).exists(), f"{client} is missing: make setup-dev"
     arguments = [str(gateway.socket), tenant.key.secret, "tiny", library, str(client)]
     environ = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it asks GitHub for prices and waits
-    command = [sys.executable, str(SESSION), *arguments]
+    session = SESSIONS / ("langchain_chats.py" if library == "langchain" else "conformance.py")
+    command = [sys.executable, str(session), *arguments]
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return json.loads(ran.stdout.splitlines()[-1])
@@ -78,6 +80,37 @@ def test_every_documented_parameter(gateway, world, engine, library, folder):
         name: said for name, said in seen["embedding_refused"].items() if "model_not_supported" not in said[2]
     } == {}
     _check_effects(seen, {_case(body): set(body) - ALWAYS - {"messages", "prompt"} for body in engine.bodies})
+
+
+def test_langchain_reads_answers_streams_tools_and_structured_output(gateway, world, engine):
+    engine.bodies.clear()
+    arguments = ('{"city": ', '"Bern", "degrees": 7}')
+    engine.scripts |= {
+        "case:langchain:tool": Script(
+            (), calls=(("call_1", "weather", ('{"city": ', '"Bern"}')),), finish="tool_calls"
+        ),
+        "case:langchain:function_calling": Script((), calls=(("call_2", "Weather", arguments),), finish="tool_calls"),
+        "case:langchain:json_schema": Script(arguments),
+        "case:langchain:json_mode": Script(arguments),
+    }
+
+    seen = run_session(gateway, world.acme, "langchain", "langchain")
+
+    said, read = "Hello there.", {"city": "Bern", "degrees": 7}
+    assert (seen["invoke"], seen["tokens"], seen["finish"], seen["stream"]) == (said, 14, "stop", said)
+    assert (seen["batch"], seen["asynchronous"], seen["responses"]) == ([said, said], [said, said], said)
+    tools = seen["tools"]
+    assert (
+        tools["after"] == said
+        and [tools["whole"], tools["streamed"]]
+        == [[{"name": "weather", "args": {"city": "Bern"}, "id": "call_1", "type": "tool_call"}]] * 2
+    )
+    assert [seen[method] for method in ("json_schema", "function_calling", "json_mode")] == [read] * 3
+    assert seen["refused"] == [404, "model_not_found"]
+    asked = {_case(body): set(body) - ALWAYS - {"messages"} for body in engine.bodies}
+    assert asked["langchain:invoke"] == {"temperature"} and asked["langchain:tool"] == {"tools"}
+    assert asked["langchain:json_schema"] == asked["langchain:json_mode"] == {"response_format"}
+    assert asked["langchain:function_calling"] == {"tools", "tool_choice", "parallel_tool_calls"}
 
 
 def _check_effects(seen: dict, fields: dict[str, set[str]]) -> None:

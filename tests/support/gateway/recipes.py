@@ -36,7 +36,7 @@ class Recipe(NamedTuple):
 def read_recipe(name: str) -> Recipe:
     """Return what a page says to run. Blocks in `shell` are for the reader alone: they prepare or need a network."""
     blocks = _BLOCK.findall((COOKBOOK / f"{name}.md").read_text())
-    python = "\n".join(code for language, _, code in blocks if language == "python")
+    python = "\n".join(code for language, file, code in blocks if language == "python" and not file)
     shell = tuple(code for language, _, code in blocks if language == "bash")
     return Recipe(python, shell, {file: code for _, file, code in blocks if file})
 
@@ -63,12 +63,12 @@ class Kitchen:
     def _run(self, program: list[str], folder: Path, environment: dict[str, str]) -> str:
         path = os.pathsep.join([str(ROOT / "cli/src"), str(ROOT)])
         given = os.environ | {"PYTHONPATH": path, "XDG_CONFIG_HOME": str(folder)} | environment
-        with (folder / "errors.txt").open("w+") as errors, (folder / "printed.txt").open("w+") as printed:
+        with (folder / "errors.txt").open("a") as errors, (folder / "printed.txt").open("w+") as printed:
             running = subprocess.Popen(program, cwd=folder, env=given, stdout=printed, stderr=errors)
-            for _ in range(_SECONDS * 10):
+            for _ in range(_SECONDS * 4):
                 self.work()
                 try:
-                    running.wait(timeout=0.1)
+                    running.wait(timeout=0.25)
                     break
                 except subprocess.TimeoutExpired:
                     continue

@@ -37,16 +37,16 @@ from apps.serving.evals.sources import (
     FileId,
     InlineItem,
     InlineItems,
+    InputTemplate,
     ItemReference,
     JsonlSource,
-    Template,
     names_with,
 )
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, Tenant, make_served_model, make_tenant
 
 EXACT = StringCheckGrader(name="exact", input="{{sample.output_text}}", reference="x", operation="eq")
 TWO_ITEMS = InlineItems(content=[InlineItem({"question": "one"}), InlineItem({"question": "two"})])
-ASKED = Template(template=[TemplateMessage(role="user", content="{{item.question}}")])
+ASKED = InputTemplate(template=[TemplateMessage(role="user", content="{{item.question}}")])
 OFFLINE = JsonlSource(source=TWO_ITEMS)
 ASKING = CompletionsSource(source=TWO_ITEMS, model=BASE_MODEL, input_messages=ASKED)
 

@@ -37,10 +37,10 @@ def signature_of(handler: Callable[..., object]) -> Signature:
 @cache
 def _signature(function: Callable[..., object]) -> Signature:
     hints = get_type_hints(function, include_extras=True)
-    body = hints.get("body")
-    is_required = body is not None and any(field.required for field in msgspec.structs.fields(body))
+    sent = hints.get("body") or hints.get("form")
+    is_required = sent is not None and any(field.required for field in msgspec.structs.fields(sent))
     answers = tuple(_answer(kind) for kind in _options(hints["return"]))
-    return Signature(hints.get("query"), body, hints.get("form"), answers, is_required)
+    return Signature(hints.get("query"), hints.get("body"), hints.get("form"), answers, is_required)
 
 
 def _options(kind: Any) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ class _ChatChunkChoice(msgspec.Struct, gc=False):
     finish_reason: str | None
 
 
-class _CompletionChoice(msgspec.Struct, gc=False):
+class CompletionChoice(msgspec.Struct, gc=False):
     index: int
     text: str
     logprobs: dict[str, Any] | None
@@ -35,7 +35,7 @@ class _Answer(msgspec.Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
-class _CalledFunction(TypedDict):
+class CalledFunctionObject(TypedDict):
     name: str
     arguments: str
 
@@ -43,10 +43,10 @@ class _CalledFunction(TypedDict):
 class ToolCallObject(TypedDict):
     id: str | None
     type: str
-    function: _CalledFunction
+    function: CalledFunctionObject
 
 
-class _ChatMessage(TypedDict):
+class ChatMessageObject(TypedDict):
     role: str
     content: str | None
     refusal: None
@@ -54,9 +54,9 @@ class _ChatMessage(TypedDict):
     reasoning: NotRequired[str]
 
 
-class _ChatChoice(TypedDict):
+class ChatChoice(TypedDict):
     index: int
-    message: _ChatMessage
+    message: ChatMessageObject
     logprobs: dict[str, list[Any]] | None
     finish_reason: str | None
 
@@ -64,13 +64,13 @@ class _ChatChoice(TypedDict):
 class ChatAnswer(_Answer):
     """OpenAI's chat completion."""
 
-    choices: list[_ChatChoice]
+    choices: list[ChatChoice]
 
 
 class CompletionAnswer(_Answer):
     """OpenAI's completion."""
 
-    choices: list[_CompletionChoice]
+    choices: list[CompletionChoice]
 
 
 _encoder = msgspec.json.Encoder()
@@ -115,8 +115,8 @@ def _chat_chunk(choice: EngineChoice) -> _ChatChunkChoice:
     return _ChatChunkChoice(choice.index, choice.delta or Delta(), choice.logprobs, choice.finish_reason)
 
 
-def _completion(choice: EngineChoice) -> _CompletionChoice:
-    return _CompletionChoice(choice.index, choice.text, choice.logprobs, choice.finish_reason)
+def _completion(choice: EngineChoice) -> CompletionChoice:
+    return CompletionChoice(choice.index, choice.text, choice.logprobs, choice.finish_reason)
 
 
 class _Part(msgspec.Struct):
@@ -153,8 +153,8 @@ class _Part(msgspec.Struct):
             call["function"]["name"] += part.function.name or ""
             call["function"]["arguments"] += part.function.arguments or ""
 
-    def chat(self) -> _ChatChoice:
-        message: _ChatMessage = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
+    def chat(self) -> ChatChoice:
+        message: ChatMessageObject = {"role": "assistant", "content": "".join(self.texts), "refusal": None}
         if self.calls:
             message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
             message["content"] = message["content"] or None
@@ -167,8 +167,8 @@ class _Part(msgspec.Struct):
             "finish_reason": self.finish_reason,
         }
 
-    def completion(self) -> _CompletionChoice:
-        return _CompletionChoice(self.index, "".join(self.texts), self.logprobs, self.finish_reason)
+    def completion(self) -> CompletionChoice:
+        return CompletionChoice(self.index, "".join(self.texts), self.logprobs, self.finish_reason)
 
 
 class Assembler:

@@ -146,6 +146,12 @@ PAGES = (
     ),
     HelpPage("model-as-code", "docs/cookbook/model-as-code.md", "Train and promote from your CI", Audience.COOKBOOK),
     HelpPage(
+        "generated-clients",
+        "docs/cookbook/generated-clients.md",
+        "Typed clients for Python and TypeScript, from the OpenAPI document",
+        Audience.COOKBOOK,
+    ),
+    HelpPage(
         "accounts",
         "docs/security/accounts.md",
         "Sign-up, second factors, roles, API keys, the audit log",

@@ -1,6 +1,6 @@
 """Every documented parameter of each surface, sent by a client library; prints what came of each.
 
-python conformance_session.py SOCKET KEY MODEL openai|litellm [FOLDER_OF_THE_CLIENT]
+python sessions/conformance.py SOCKET KEY MODEL openai|litellm [FOLDER_OF_THE_CLIENT]
 
 Each case is its own prompt, "case:<surface>:<name>", so that the test can look up what the engine was asked for it.
 What the library itself names as parameters is printed too: the test holds the cases against it.

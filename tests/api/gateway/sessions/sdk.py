@@ -1,6 +1,6 @@
 """What a customer's program does with the gateway, run with either generation of the SDK; prints what it saw.
 
-python sdk_session.py SOCKET KEY MODEL FOREIGN_MODEL [FOLDER_OF_THE_SDK]
+python sessions/sdk.py SOCKET KEY MODEL FOREIGN_MODEL [FOLDER_OF_THE_SDK]
 """
 
 import json
