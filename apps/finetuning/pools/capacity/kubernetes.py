@@ -5,7 +5,7 @@ and delete; pods list; secrets create.
 """
 
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Annotated, NoReturn, TypeVar
 
 import httpx2
@@ -53,20 +53,20 @@ class _Meta(msgspec.Struct):
 
 class _Condition(msgspec.Struct):
     type: str
-    status: str
+    value: str = msgspec.field(name="status")
     message: str = ""
 
 
-class _Waiting(msgspec.Struct):
+class _ContainerWait(msgspec.Struct):
     reason: str = ""
 
 
-class _State(msgspec.Struct):
-    waiting: _Waiting | None = None
+class _ContainerState(msgspec.Struct):
+    waiting: _ContainerWait | None = None
 
 
 class _Container(msgspec.Struct):
-    state: _State = msgspec.field(default_factory=_State)
+    state: _ContainerState = msgspec.field(default_factory=_ContainerState)
 
 
 class _Status(msgspec.Struct):
@@ -162,7 +162,7 @@ class Kubernetes:
         method: str,
         path: str,
         *,
-        body: dict[str, object] | None = None,
+        body: Mapping[str, object] | None = None,
         query: dict[str, str] | None = None,
         allowed: tuple[int, ...] = (),
     ) -> bytes:
@@ -275,7 +275,7 @@ def secret_manifest(node: NodeRequest, job_uid: str) -> dict[str, object]:
 
 
 def _has_ended(job: _Object) -> bool:
-    return any(one.type in ("Complete", "Failed") and one.status == "True" for one in job.status.conditions)
+    return any(one.type in ("Complete", "Failed") and one.value == "True" for one in job.status.conditions)
 
 
 def _listed(job: _Object, pod: _Object | None) -> ListedNode:
@@ -284,7 +284,7 @@ def _listed(job: _Object, pod: _Object | None) -> ListedNode:
         reason = "Suspended" if job.spec.suspend else "Waits for a pod"
         return ListedNode(external_id=job.metadata.name, reason=reason, is_waiting=True)
     reasons = [one.state.waiting.reason for one in pod.status.containers if one.state.waiting]
-    reasons += [one.message for one in pod.status.conditions if one.type == "PodScheduled" and one.status == "False"]
+    reasons += [one.message for one in pod.status.conditions if one.type == "PodScheduled" and one.value == "False"]
     reason = "; ".join(filter(None, reasons))
     shown = f"{pod.status.phase}: {reason}"[:200] if reason else ""
     return ListedNode(external_id=job.metadata.name, reason=shown, is_waiting=not pod.spec.node)
