@@ -1,149 +1,82 @@
-"""The adapter of Kubernetes against a stateful twin of its API, over TLS on loopback."""
+"""Kubernetes against a stateful twin of its API, over TLS: the adapter, and a pool that goes to a node and back."""
 
-import datetime
-import ipaddress
 import json
-import ssl
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+import logging
+from pathlib import Path
 
 import msgspec
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+import yaml
 
+from apps.contracts.worker_api import EnrollRequest
+from apps.core.database.clock import db_now
+from apps.core.secrets.sealing import place_of, seal
+from apps.finetuning.models import CapacityNode, CapacityToken, PoolCapacity, Run, Worker
+from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import kubernetes
-from apps.finetuning.pools.capacity.kubernetes import Kubernetes, KubernetesSettings, job_manifest
+from apps.finetuning.pools.capacity.kubernetes import Kubernetes
+from apps.finetuning.pools.capacity.manifests import KubernetesSettings, job_manifest
 from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
+from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
+from apps.finetuning.pools.capacity.settings import set_capacity
+from apps.finetuning.runs import leases
+from tests.support.attempts import floor  # noqa: F401 - a fixture
+from tests.support.capacity import age_nodes
+from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
 
-TOKEN, ONCE = "operator-token", "one-time-token"
+ACCESS = Path(__file__).resolve().parents[3] / "deploy/kubernetes/access.yaml"
+ONCE = "one-time-token"
 PREFIX = "anneal-pool-" + "1" * 26 + "-"
 NODE = NodeRequest(
-    name=f"{PREFIX}node-" + "2" * 26, pool="pool_x", token=ONCE, internal_url="https://internal", idle_seconds=60
+    name=f"{PREFIX}node-" + "2" * 26,
+    pool="pool_x",
+    token=ONCE,
+    internal_url="https://internal",
+    idle_seconds=60,
+    gpus=2,
 )
 JOB = "anneal-node-" + "2" * 26
 
 
-class Twin(BaseHTTPRequestHandler):
-    """Jobs, pods and secrets of one namespace. `faults` maps a method and a kind to what it answers."""
-
-    def _answer(self, status, body):
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _handle(self):
-        length = int(self.headers.get("Content-Length", 0))
-        body = json.loads(self.rfile.read(length)) if length else {}
-        path = urlsplit(self.path)
-        kind, _, name = path.path.partition("/namespaces/ml/")[2].partition("/")
-        server = self.server
-        fault = server.faults.get((self.command, kind))
-        if fault == "slow":
-            server.stop.wait(5)
-            return None
-        if fault and fault != "lost":
-            return self._answer(fault, {"kind": "Status", "message": f"fault {self.headers['Authorization']}"})
-        if self.headers["Authorization"] != f"Bearer {TOKEN}":
-            return self._answer(401, {"kind": "Status", "message": "Unauthorized"})
-        rows = server.rows[kind]
-        if self.command == "POST":
-            name = body["metadata"]["name"]
-            if name in rows:
-                return self._answer(409, {"kind": "Status", "message": f'{kind} "{name}" already exists'})
-            body["metadata"]["uid"] = f"uid-{name}"
-            rows[name] = body
-            if fault == "lost":  # stored, but the answer does not say so
-                return self._answer(504, {"message": "lost"})
-            return self._answer(201, body)
-        if self.command == "DELETE":
-            if rows.pop(name, None) is None:
-                return self._answer(404, {"kind": "Status", "message": "not found"})
-            server.deletions.append(body)
-            owned = [key for key, row in server.rows["secrets"].items()
-                     if row["metadata"]["ownerReferences"][0]["uid"] == f"uid-{name}"]  # fmt: skip
-            for key in owned:
-                del server.rows["secrets"][key]
-            return self._answer(200, {"kind": "Status", "status": "Success"})
-        query = parse_qs(path.query)
-        key, _, value = query["labelSelector"][0].partition("=")
-        found = [row for row in rows.values() if row["metadata"]["labels"].get(key) == value]
-        start = int(query.get("continue", ["0"])[0])
-        more = {"continue": str(start + 1)} if start + 1 < len(found) else {}
-        return self._answer(200, {"metadata": more, "items": found[start : start + 1]})
-
-    do_GET = do_POST = do_DELETE = _handle  # noqa: N815 - names of the base class
-
-    def log_message(self, *_):
-        pass
-
-
-def certificate(folder):
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "twin")])
-    made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )  # fmt: skip
-    pem = made.public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "twin.pem").write_bytes(private + pem)
-    return pem.decode()
-
-
 @pytest.fixture(scope="module")
-def twin(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("twin")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Twin)
-    server.ca = certificate(folder)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(folder / "twin.pem")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.stop = threading.Event()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.stop.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def served(tmp_path_factory):
+    with serve_kubernetes(tmp_path_factory.mktemp("twin")) as twin:
+        yield twin
+
+
+@pytest.fixture
+def twin(served):
+    served.reset()
+    return served
 
 
 @pytest.fixture
 def settings(twin):
-    twin.rows, twin.faults, twin.deletions = {"jobs": {}, "pods": {}, "secrets": {}}, {}, []
-    url = f"https://127.0.0.1:{twin.server_address[1]}"
-    return KubernetesSettings(api_url=url, namespace="ml", image="anneal/trainer:1", ca=twin.ca, queue="gpu")
+    return KubernetesSettings(
+        api_url=twin.url, namespace="ml", image="anneal/trainer:1", ca=twin.ca, queue="gpu",
+        gpu_resource="nvidia.com/gpu", node_selector="gpu=h100,example.com/zone=a", service_account="pull",
+    )  # fmt: skip
+
+
+# --- the adapter ------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_is_requested_listed_and_released(twin, settings):
     engine = Kubernetes(settings, token=TOKEN)
     assert engine.request(NODE) == JOB
-    twin.rows["jobs"]["other"] = twin.rows["jobs"][JOB] | {"metadata": {"name": "other", "labels": {}}}
-    [secret] = twin.rows["secrets"].values()
+    job, [secret] = twin.rows["jobs"][JOB], twin.rows["secrets"].values()
     assert secret["metadata"]["ownerReferences"][0]["uid"] == f"uid-{JOB}"
     assert secret["stringData"] == {"token": ONCE}
-    assert ONCE not in json.dumps(twin.rows["jobs"])
+    assert ONCE not in json.dumps(twin.rows["jobs"]) + repr(NODE)
+    # Jobs that others made, without the pool's label or with the name of a node that is not theirs.
+    twin.rows["jobs"]["other"] = job | {"metadata": {"name": "other", "labels": {}}}
+    twin.rows["jobs"]["thief"] = job | {"metadata": job["metadata"] | {"name": "thief"}}
 
-    job = twin.rows["jobs"][JOB]
     job["spec"]["suspend"] = True
     [(name, listed)] = engine.list_nodes(prefix=PREFIX).items()
     assert (name, listed.external_id, listed.is_waiting, listed.reason) == (NODE.name, JOB, True, "Suspended")
-    labels = {"batch.kubernetes.io/job-name": JOB} | job["spec"]["template"]["metadata"]["labels"]
-    pod = {"metadata": {"name": "p", "labels": labels}, "spec": {}, "status": {"phase": "Pending", "conditions": [
-        {"type": "PodScheduled", "status": "False", "message": "no GPU"}]}}  # fmt: skip
-    twin.rows["pods"]["p"] = pod
+    waits = {"type": "PodScheduled", "status": "False", "message": "no GPU"}
+    pod = twin.start_pod(JOB, conditions=[waits])
     assert engine.list_nodes(prefix=PREFIX)[NODE.name].reason == "Pending: no GPU"
     pod["spec"]["nodeName"], pod["status"]["conditions"] = "n1", []
     pod["status"]["containerStatuses"] = [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]
@@ -154,29 +87,30 @@ def test_a_node_is_requested_listed_and_released(twin, settings):
         engine.request(NODE)
     assert JOB in twin.rows["jobs"]  # the first one stays
 
-    # A page holds one job.
     second = NodeRequest(**vars(NODE) | {"name": PREFIX + "node-" + "3" * 26})
     engine.request(second)
-    assert engine.list_nodes(prefix=PREFIX).keys() == {NODE.name, second.name}
+    assert engine.list_nodes(prefix=PREFIX).keys() == {NODE.name, second.name}  # from several pages
     job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
     assert engine.list_nodes(prefix=PREFIX).keys() == {second.name}
 
     engine.release(external_ids=[JOB, "anneal-node-gone"])
-    assert JOB not in twin.rows["jobs"]
+    assert twin.rows["jobs"].keys() == {"other", "thief", "anneal-node-" + "3" * 26}
     assert JOB not in twin.rows["secrets"]
     assert [body["propagationPolicy"] for body in twin.deletions] == ["Foreground"]
 
 
-def test_faults_are_capacity_errors_without_the_token_and_leave_nothing(twin, settings, monkeypatch, tmp_path):
+def test_faults_are_capacity_errors_without_a_token_and_leave_nothing(twin, settings, monkeypatch, tmp_path):
     monkeypatch.setattr(kubernetes, "_SECONDS", 0.3)
     engine = Kubernetes(settings, token=TOKEN)
-    for fault in (401, 403, 404, 409, 422, 429, 500, 503, "slow"):
+    said = {"slow": "0.3 seconds", "large": "too large"}
+    for fault in (302, 401, 403, 404, 409, 410, 422, 429, 500, 503, "slow", "large"):
         for method, kind in (("POST", "jobs"), ("POST", "secrets"), ("GET", "jobs"), ("GET", "pods")):
             twin.faults = {(method, kind): fault}
             with pytest.raises(CapacityError) as failed:
                 engine.request(NODE) if method == "POST" else engine.list_nodes(prefix=PREFIX)
-            assert ("0.3 seconds" if fault == "slow" else str(fault)) in str(failed.value)
+            assert said.get(fault, str(fault)) in str(failed.value)
             assert TOKEN not in str(failed.value)
+            assert ONCE not in str(failed.value)
             assert not twin.rows["jobs"]
             assert not twin.rows["secrets"]
     for kind in ("jobs", "secrets"):
@@ -188,9 +122,26 @@ def test_faults_are_capacity_errors_without_the_token_and_leave_nothing(twin, se
     twin.faults = {}
     with pytest.raises(CapacityError, match="401"):
         Kubernetes(settings, token="other").list_nodes(prefix=PREFIX)
-    foreign = msgspec.structs.replace(settings, ca=certificate(tmp_path))
+    foreign = msgspec.structs.replace(settings, ca=make_certificate(tmp_path / "key.pem"))
+    twin.called.clear()
     with pytest.raises(CapacityError, match="cannot be reached"):
         Kubernetes(foreign, token=TOKEN).list_nodes(prefix=PREFIX)
+    assert not twin.called
+
+
+def test_a_failed_release_hinders_no_other_and_all_end_in_time(twin, settings, monkeypatch):
+    engine = Kubernetes(settings, token=TOKEN)
+    twin.faults = {("DELETE", "jobs"): 500}
+    tried = []
+    call = engine._call
+    monkeypatch.setattr(engine, "_call", lambda method, path, **rest: tried.append(path) or call(method, path, **rest))
+    with pytest.raises(CapacityError, match="500"):
+        engine.release(external_ids=["a", "b"])
+    assert len(tried) == 2
+    monkeypatch.setattr(kubernetes, "_RELEASE_SECONDS", -1)
+    with pytest.raises(CapacityError, match="too slow"):
+        engine.release(external_ids=["a", "b"])
+    assert len(tried) == 2
 
 
 def test_the_job_runs_once_without_rights(settings):
@@ -201,18 +152,115 @@ def test_the_job_runs_once_without_rights(settings):
     assert spec["ttlSecondsAfterFinished"] == 300
     pod = spec["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= 120
-    assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False
+    assert (pod["nodeSelector"], pod["serviceAccountName"]) == ({"gpu": "h100", "example.com/zone": "a"}, "pull")
+    assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
     [container] = pod["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    # What the standard "restricted" of the namespace demands.
+    assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["seccompProfile"]["type"]) == (
+        True, "RuntimeDefault",
+    )  # fmt: skip
     assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    assert {kind for volume in pod["volumes"] for kind in volume.keys() - {"name"}} <= {"emptyDir", "secret"}
+
+    plain = KubernetesSettings(api_url="https://a", namespace="ml", image="i", ca="PEM")
+    pod = job_manifest(plain, NODE)["spec"]["template"]["spec"]
+    assert not pod.keys() & {"nodeSelector", "serviceAccountName", "tolerations"}
+    assert pod["containers"][0]["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("api_url", "http://a"), ("api_url", "https://a/x"), ("api_url", "https://u@a"), ("namespace", "a/../b"),
-     ("namespace", "a\n"), ("image", "a b"), ("queue", "A"), ("gpu_resource", "gpu"), ("user_id", 0)],
-)  # fmt: skip
-def test_settings_are_checked(name, value, settings):
-    with pytest.raises(msgspec.ValidationError, match=name):
-        msgspec.convert(msgspec.to_builtins(settings) | {name: value}, KubernetesSettings)
+# --- a pool -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool(twin, floor):  # noqa: F811
+    """Return a pool without workers whose nodes are Jobs."""
+    Worker.objects.filter(pk=floor.worker.pk).update(revoked_at=db_now())
+    settings = {"api_url": twin.url, "namespace": "ml", "image": "anneal/trainer:1", "ca": twin.ca}
+    set_capacity(
+        pool=floor.pool, kind="kubernetes", minimum=0, maximum=2, gpus_per_node=1, idle_seconds=60,
+        node_nano_per_hour=0, budget_nano_per_hour=None, by="user_test", token=TOKEN,
+        settings=settings | {"gpu_resource": "nvidia.com/gpu"},
+    )  # fmt: skip
+    return floor.pool
+
+
+def look(pool, *, later=0.0):
+    if later:
+        age_nodes(later)
+    PoolCapacity.objects.update(busy_until=None)
+    reconcile_pool(pool_id=pool.pk)
+    return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
+
+
+def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest(twin, pool, floor, caplog):  # noqa: F811
+    caplog.set_level(logging.DEBUG)
+    assert look(pool) == []
+    job = floor.job()
+    assert look(pool) == ["starting"]
+    [name] = twin.rows["jobs"]
+    once = twin.rows["secrets"][name]["stringData"]["token"]
+    assert once not in json.dumps(twin.rows["jobs"])
+    assert look(pool) == ["starting"]
+    assert CapacityNode.objects.get().reason == "Waits for a pod"
+
+    pod = twin.start_pod(name)
+    pod["spec"]["nodeName"], pod["status"]["phase"] = "n1", "Running"
+    request = EnrollRequest(token=once, kind="trainer", hostname=name, gpus=(), software={})
+    worker = operations.enroll(request=request)[0]
+    assert worker.pool == pool
+    with pytest.raises(operations.InvalidWorkerCredential):
+        operations.enroll(request=request)
+    assert leases.claim(worker=worker, base_models=None) is not None
+    assert look(pool, later=3000) == ["running"]
+
+    Run.objects.filter(job=job).update(
+        status="failed", finished_at=db_now(), lease_id=None, lease_token_sha256=None, lease_expires_at=None
+    )
+    assert look(pool, later=61) == ["draining"]
+    assert look(pool) == ["released"]
+    assert twin.rows == {"jobs": {}, "pods": {}, "secrets": {}}
+    worker.refresh_from_db()
+    assert worker.revoked_at
+    assert (PoolCapacity.objects.get().problem, PoolCapacity.objects.get().failures) == ("", 0)
+    assert TOKEN not in caplog.text
+    assert once not in caplog.text
+
+    [role] = [each for each in yaml.safe_load_all(ACCESS.read_text()) if each["kind"] == "Role"]
+    allowed = {(verb, kind) for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
+    assert allowed == twin.called
+
+
+def test_refusals_are_shown_and_a_later_look_starts_the_node(twin, pool, floor, caplog):  # noqa: F811
+    floor.job()
+    for failures, fault in enumerate((401, 403, 409, 410, 429, 500), 1):
+        twin.faults = {("POST", "jobs"): fault}
+        assert look(pool, later=4000) == ["requested"]
+        capacity = PoolCapacity.objects.get()
+        assert str(fault) in capacity.problem
+        assert capacity.failures == failures
+        assert TOKEN not in capacity.problem + caplog.text
+    for fault in (401, 403, 410, 429, 500):
+        twin.faults = {("GET", "jobs"): fault}
+        assert look(pool, later=4000) == ["requested"]
+        assert str(fault) in PoolCapacity.objects.get().problem
+        assert PoolCapacity.objects.get().busy_until > db_now()  # other pools go first
+    twin.faults = {("POST", "secrets"): "lost"}
+    assert look(pool, later=4000) == ["requested"]
+    assert not twin.rows["jobs"]
+    twin.faults = {}
+    assert look(pool, later=4000) == ["starting"]
+    assert len(twin.rows["jobs"]) == 1
+    assert TOKEN not in caplog.text
+
+
+def test_a_pool_without_a_token_that_opens_calls_nothing_and_says_so(twin, pool):
+    place = place_of(table="finetuning_capacitytoken", column="token_sealed", row_id="other")
+    CapacityToken.objects.update(token_sealed=seal(TOKEN, place=place))
+    look(pool)
+    assert "cannot be opened" in PoolCapacity.objects.get().problem
+    CapacityToken.objects.all().delete()
+    look(pool)
+    assert "missing" in PoolCapacity.objects.get().problem
+    assert not twin.called
