@@ -35,6 +35,7 @@ def serve_http(answer: Callable[[Request], Answer | None], *, tls: ssl.SSLContex
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -48,7 +49,7 @@ def serve_http(answer: Callable[[Request], Answer | None], *, tls: ssl.SSLContex
             self.end_headers()
             if self.command == "HEAD":
                 return
-            with suppress(BrokenPipeError, ConnectionResetError):
+            with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
                 if not found.seconds_a_byte:
                     self.wfile.write(found.content[: found.cut_after])
                     self.close_connection = found.cut_after is not None

@@ -211,7 +211,7 @@ class KubernetesTwin:
         if fault == "slow":
             return Answer(content=b" " * 5, seconds_a_byte=0.2)
         if fault == "large":
-            return Answer(content=b" " * (17 * 1024 * 1024))
+            return Answer(content=b" " * 1_000_000)
         if fault and fault != "lost":
             return _status(int(fault), f"fault {request.headers['Authorization']} {request.body.decode()}")
         if request.bearer != TOKEN:

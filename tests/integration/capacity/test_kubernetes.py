@@ -20,8 +20,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
 from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
-from tests.support.attempts import floor  # noqa: F401 - a fixture
-from tests.support.capacity import age_nodes
+from tests.support.attempts import age_nodes, floor  # noqa: F401 - floor is a fixture
 from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
 
 ACCESS = Path(__file__).resolve().parents[3] / "deploy/kubernetes/access.yaml"
@@ -101,6 +100,7 @@ def test_a_node_is_requested_listed_and_released(twin, settings):
 
 def test_faults_are_capacity_errors_without_a_token_and_leave_nothing(twin, settings, monkeypatch, tmp_path):
     monkeypatch.setattr(kubernetes, "_SECONDS", 0.3)
+    monkeypatch.setattr(kubernetes, "_MAX_ANSWER_BYTES", 500_000)
     engine = Kubernetes(settings, token=TOKEN)
     said = {"slow": "0.3 seconds", "large": "too large"}
     for fault in (302, 401, 403, 404, 409, 410, 422, 429, 500, 503, "slow", "large"):

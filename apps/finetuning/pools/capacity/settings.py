@@ -103,7 +103,7 @@ def set_capacity(
         raise InvalidValue(gettext("Set at least the cost of one node, or leave the budget empty."), param="budget_usd")
     kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
     capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
-    _require_same_cluster(capacity, kind, kept)
+    _require_same_engine(capacity, kind, kept)
     _keep_token(capacity, kind, kept, token)
     values = {
         "kind": kind, "minimum": minimum, "maximum": maximum, "gpus_per_node": gpus_per_node,
@@ -119,7 +119,7 @@ def set_capacity(
     return capacity
 
 
-def _require_same_cluster(capacity: PoolCapacity, kind: str, settings: Mapping[str, object]) -> None:
+def _require_same_engine(capacity: PoolCapacity, kind: str, settings: Mapping[str, object]) -> None:
     """Raise InvalidState if nodes of the pool run in another engine or cluster than the new settings name."""
     changed = "" if kind == capacity.kind else "kind"
     if not changed and kind in _ENGINES:

@@ -112,7 +112,7 @@ class CapacityForm(forms.Form):
     service_account = forms.CharField(
         **_NAME,
         label=later("Service account of the nodes"),
-        help_text=later("Gives pull secrets to the image. Nodes never get its token."),
+        help_text=later("The image is pulled with its secrets. Nodes never get its token."),
     )
     user_id = forms.IntegerField(
         required=False,

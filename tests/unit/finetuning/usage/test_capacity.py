@@ -15,7 +15,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeR
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
 from apps.finetuning.usage.quotas import set_quota
-from tests.support.capacity import age_nodes
+from tests.support.attempts import age_nodes
 
 SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
 HOUR = 1_000_000_000
