@@ -20,6 +20,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
 from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
+from gpu_workers.common.config import read_config
 from tests.support.attempts import age_nodes, floor  # noqa: F401 - floor is a fixture
 from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
 
@@ -85,6 +86,11 @@ def test_a_node_is_requested_listed_and_released(twin, settings):
     with pytest.raises(CapacityError, match="409"):
         engine.request(NODE)
     assert JOB in twin.rows["jobs"]  # the first one stays
+    twin.faults = dict.fromkeys((("POST", "jobs"), ("DELETE", "jobs")), 403)
+    with pytest.raises(CapacityError, match="403: fault Bearer … "):
+        engine.request(NODE)
+    assert not twin.deletions
+    twin.faults = {}
 
     second = NodeRequest(**vars(NODE) | {"name": PREFIX + "node-" + "3" * 26})
     engine.request(second)
@@ -157,6 +163,12 @@ def test_the_job_runs_once_without_rights(settings):
     assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
     [container] = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    # What a worker reads of its surroundings.
+    config = read_config({each["name"]: each.get("value", "10.0.0.1") for each in container["env"]})
+    assert (config.internal_url, config.pool, config.node_address) == (NODE.internal_url, NODE.pool, "10.0.0.1")
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert str(config.enroll_token_file) == f"{mounts['token']}/token"
+    assert config.credential_file.is_relative_to(mounts["home"])
     # What the standard "restricted" of the namespace demands.
     assert (pod["securityContext"]["runAsNonRoot"], pod["securityContext"]["seccompProfile"]["type"]) == (
         True, "RuntimeDefault",

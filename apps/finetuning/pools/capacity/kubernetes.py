@@ -85,8 +85,8 @@ class _Failure(msgspec.Struct):
     message: str = ""
 
 
-class _Conflict(CapacityError):
-    """An object of this name exists."""
+class _Refused(CapacityError):
+    """The API server did nothing, and says why with a status of 4xx."""
 
 
 class Kubernetes:
@@ -107,8 +107,8 @@ class Kubernetes:
             secret = secret_manifest(node, _decode(answer, _Object).metadata.uid)
             self._call("POST", self._path("secrets"), body=secret, may_quote=False)
         except CapacityError as error:
-            # Without its token the Job would never start. An older Job of this name is left alone.
-            if has_job or not isinstance(error, _Conflict):
+            # Without its token the Job would never start. After a refusal there is none, or an older one of this name.
+            if has_job or not isinstance(error, _Refused):
                 self.release(external_ids=[name])
             raise
         return name
@@ -195,7 +195,7 @@ class Kubernetes:
         except msgspec.MsgspecError:
             said = ""
         said = " ".join(said.replace(self._token, "…").split())[:200]
-        kind = _Conflict if status == 409 else CapacityError
+        kind = _Refused if 400 <= status < 500 else CapacityError
         raise kind(f"The API server refused with {status}: {said or 'no reason'}")
 
 
