@@ -95,7 +95,9 @@ def test_a_node_is_requested_listed_and_released(twin, settings):
     second = NodeRequest(**vars(NODE) | {"name": PREFIX + "node-" + "3" * 26})
     engine.request(second)
     assert engine.list_nodes(prefix=PREFIX).keys() == {NODE.name, second.name}  # from several pages
-    job["status"] = {"conditions": [{"type": "Failed", "status": "True"}]}
+    job["status"], pod["status"]["phase"] = {"conditions": [{"type": "Failed", "status": "True"}]}, "Running"
+    assert NODE.name in engine.list_nodes(prefix=PREFIX)  # it saves what it has
+    pod["status"]["phase"] = "Failed"
     assert engine.list_nodes(prefix=PREFIX).keys() == {second.name}
 
     engine.release(external_ids=[JOB, "anneal-node-gone"])

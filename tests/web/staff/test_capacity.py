@@ -102,8 +102,10 @@ def test_an_operator_connects_a_cluster_and_the_token_is_never_shown(olga, clien
     capacity = PoolCapacity.objects.get()
     assert (capacity.kind, capacity.settings["queue"], capacity.settings["cpu"]) == ("kubernetes", "gpus", "8")
     assert TOKEN.encode() not in bytes(CapacityToken.objects.get().token_sealed)
-    shown = console.get(page).content.decode()
+    answer = console.get(page)
+    shown, (_, slurm, cluster) = answer.content.decode(), answer.context["capacity_form"].groups
     assert "https://10.0.0.1:6443" in shown
+    assert (slurm.is_open, cluster.is_open, cluster.needed) == (False, True, ("api_url", "namespace", "image", "ca"))
     for text_ in (shown, str(PoolCapacity.objects.values()), str(AuditEntry.objects.values()), caplog.text):
         assert TOKEN not in text_
 

@@ -124,8 +124,9 @@ class Kubernetes:
         for job in jobs:
             name = job.metadata.annotations.get(NAME_ANNOTATION, "")
             is_ours = name.startswith(prefix) and job_name(name) == job.metadata.name
-            if is_ours and not _has_ended(job):
-                listed[name] = _listed(job, pods.get(job.metadata.name))
+            pod = pods.get(job.metadata.name)
+            if is_ours and not _has_ended(job, pod):
+                listed[name] = _listed(job, pod)
         return listed
 
     def release(self, *, external_ids: Collection[str]) -> None:
@@ -211,8 +212,10 @@ def _read(answer: httpx2.Response) -> bytes:
     return bytes(content)
 
 
-def _has_ended(job: _Object) -> bool:
-    return any(one.type in ("Complete", "Failed") and one.value == "True" for one in job.status.conditions)
+def _has_ended(job: _Object, pod: _Object | None) -> bool:
+    """Return whether neither works any more. After its time limit a Job has failed while its pod still saves."""
+    has_result = any(one.type in ("Complete", "Failed") and one.value == "True" for one in job.status.conditions)
+    return has_result and (pod is None or pod.status.phase in ("Succeeded", "Failed"))
 
 
 def _listed(job: _Object, pod: _Object | None) -> ListedNode:

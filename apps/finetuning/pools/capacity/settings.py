@@ -158,12 +158,17 @@ def setting_names(kind: str) -> tuple[str, ...]:
     return _ENGINES[kind].settings.__struct_fields__ if kind in _ENGINES else ()
 
 
+def needed_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the settings that must not be empty."""
+    return tuple(_ENGINES[kind].example) if kind in _ENGINES else ()
+
+
 def read_settings(kind: str, settings: Mapping[str, Any]) -> _Settings:
     """Return the engine's settings. Raises InvalidValue that names the setting."""
     engine = _ENGINES.get(kind)
     if engine is None:
         raise InvalidValue(gettext("Choose static, slurm or kubernetes."), param="kind")
-    for name in engine.example:
+    for name in needed_names(kind):
         if not settings.get(name):
             raise InvalidValue(str(engine.missing), param=name)
     for name, value in settings.items():

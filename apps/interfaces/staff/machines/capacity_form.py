@@ -15,6 +15,7 @@ from apps.finetuning.pools.capacity.settings import (
     MAX_IDLE_SECONDS,
     MAX_NODES,
     MIN_IDLE_SECONDS,
+    needed_names,
     setting_names,
 )
 
@@ -27,11 +28,12 @@ _USUAL_RESOURCE = "nvidia.com/gpu"
 
 
 class FieldGroup(NamedTuple):
-    """Fields that the page shows under one heading, open if they are needed or have an error."""
+    """Fields that the page shows under one heading, open if they count or have an error; `needed` are their names."""
 
     title: str
     is_open: bool
     fields: list[forms.BoundField]
+    needed: tuple[str, ...] = ()
 
 
 class CapacityForm(forms.Form):
@@ -142,7 +144,8 @@ class CapacityForm(forms.Form):
         for engine, names in of_engines.items():
             fields = [self[name] for name in self.fields if name in names]
             is_open = kind == engine or any(field.errors for field in fields)
-            groups.append(FieldGroup("Slurm" if engine == CapacityKind.SLURM else "Kubernetes", is_open, fields))
+            title = "Slurm" if engine == CapacityKind.SLURM else "Kubernetes"
+            groups.append(FieldGroup(title, is_open, fields, needed_names(engine)))
         return groups
 
     def values(self) -> dict[str, Any]:
