@@ -11,7 +11,7 @@ from apps.batches.models import Batch
 from apps.batches.validation import validate
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import FineTuningJob, PoolCapacity
 from apps.serving.operations import register_replica
 from scripts.assets.docs_site import build
 from tests.factories.accounts import make_key
@@ -41,15 +41,15 @@ CUSTOMERS = (
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
     "/staff/quotas/{organization}",
-    "/staff/pools", "/staff/replicas", "/staff/base-models", "/staff/base-models/lookups/{lookup}",
-    "/staff/prices", "/staff/payments", "/staff/books",
+    "/staff/pools", "/staff/pools/{pool}", "/staff/replicas", "/staff/base-models",
+    "/staff/base-models/lookups/{lookup}", "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip
 
 
 @pytest.fixture
 def floor(transactional_db: None, organization: Organization, alice: User) -> TrainingSetup:
-    """A queued job, a key, a budget, a model that is only listed, a failed batch and a replica."""
+    """A queued job, a key, a budget, a model that is only listed, a failed batch, a replica and an elastic pool."""
     floor = TrainingSetup(organization)
     floor.job(suffix="triage")
     make_key(organization, alice)
@@ -59,6 +59,7 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
         organization=organization, scope="organization", target="", limit_nano=10**10, mode="alert", by=alice.pk,
         now=db_now(),
     )  # fmt: skip
+    PoolCapacity.objects.create(pool=floor.pool, kind="kubernetes", problem="The API server refused with 403: no")
     register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///nowhere")
     return floor
 
@@ -74,7 +75,7 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     user = None if who == "nobody" else request.getfixturevalue(who)
     names = {
         "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
-        "lookup": make_hub_lookup(floor.base_model).pk, "batch": Batch.objects.get().pk,
+        "pool": floor.pool.pk, "lookup": make_hub_lookup(floor.base_model).pk, "batch": Batch.objects.get().pk,
     }  # fmt: skip
     page = open_page(paths[0], user=user)
 

@@ -324,6 +324,7 @@ READERS_OF_SEALED = {
     "catalog.HubToken": {"anneal_sys", "anneal_internal"},
     "catalog.HubLookup": {"anneal_sys"},
     "core.IdempotentAnswer": {"anneal_app", "anneal_sys"},
+    "finetuning.CapacityToken": {"anneal_sys"},
     "finetuning.HubPushToken": {"anneal_sys"},
     "finetuning.TrackerKey": {"anneal_app", "anneal_sys", "anneal_internal"},
     "serving.ReplicaToken": {"anneal_sys", "anneal_internal", "anneal_gateway"},

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.db import connection
 from django.test import Client
 
 from apps.accounts.models import Organization
@@ -211,3 +212,14 @@ def post(path: str, body: bytes, secret: str) -> tuple[int, dict[str, Any]]:
         f"/internal/v1/{path}", body, content_type="application/json", headers={"Authorization": f"Bearer {secret}"}
     )
     return answer.status_code, json.loads(answer.content or b"{}")
+
+
+def age_nodes(seconds: float) -> None:
+    """Move what the reconciliation of a pool measures by so many seconds into the past."""
+    with connection.cursor() as cursor:
+        for table, column in (
+            ("finetuning_capacitynode", "requested_at"), ("finetuning_worker", "created_at"),
+            ("finetuning_run", "finished_at"), ("finetuning_poolcapacity", "retry_at"),
+            ("finetuning_workertoken", "expires_at"),
+        ):  # fmt: skip
+            cursor.execute(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", [seconds])

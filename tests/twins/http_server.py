@@ -1,5 +1,6 @@
 """A stand-in of another service over real HTTP: one function that answers, on a free port of loopback."""
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -29,11 +30,12 @@ class Answer(NamedTuple):
 
 
 @contextmanager
-def serve_http(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
+def serve_http(answer: Callable[[Request], Answer | None], *, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve in a thread for each connection; yield the address. For None the connection breaks without an answer."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
 
         def _handle(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -47,11 +49,11 @@ def serve_http(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
             self.end_headers()
             if self.command == "HEAD":
                 return
-            if not found.seconds_a_byte:
-                self.wfile.write(found.content[: found.cut_after])
-                self.close_connection = found.cut_after is not None
-                return
-            with suppress(BrokenPipeError, ConnectionResetError):
+            with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLEOFError):
+                if not found.seconds_a_byte:
+                    self.wfile.write(found.content[: found.cut_after])
+                    self.close_connection = found.cut_after is not None
+                    return
                 for byte in found.content:
                     self.wfile.write(bytes([byte]))
                     time.sleep(found.seconds_a_byte)
@@ -62,10 +64,12 @@ def serve_http(answer: Callable[[Request], Answer | None]) -> Iterator[str]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http{'s' if tls else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

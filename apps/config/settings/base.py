@@ -188,6 +188,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_internal": {
         "finetuning": "write",
         "finetuning.hubpushtoken": "none",
+        "finetuning.capacitytoken": "none",
         "serving": "write",
         "adapters": "write",
         "billing": "write",

@@ -1,7 +1,7 @@
 """Models of jobs, of the runs that carry them out, and of the machines that do the work."""
 
 from apps.finetuning.models.calibrations import CalibrationPoint, CalibrationVersion, PoolAccuracy
-from apps.finetuning.models.capacity import CapacityKind, CapacityNode, PoolCapacity
+from apps.finetuning.models.capacity import CapacityKind, CapacityNode, CapacityToken, PoolCapacity
 from apps.finetuning.models.conversions import Conversion
 from apps.finetuning.models.examinations import Examination
 from apps.finetuning.models.hub_pushes import HubPush, HubPushToken
@@ -22,6 +22,7 @@ __all__ = [
     "CalibrationVersion",
     "CapacityKind",
     "CapacityNode",
+    "CapacityToken",
     "Checkpoint",
     "Conversion",
     "Examination",

@@ -16,6 +16,7 @@ class CapacityKind(models.TextChoices):
 
     STATIC = "static", gettext_noop("You: machines join by hand")
     SLURM = "slurm", gettext_noop("Slurm: Anneal submits and cancels jobs")
+    KUBERNETES = "kubernetes", gettext_noop("Kubernetes: Anneal creates and deletes Jobs")
 
 
 class PoolCapacity(models.Model):
@@ -53,6 +54,16 @@ class PoolCapacity(models.Model):
     def is_elastic(self) -> bool:
         """Return whether a worker can appear without an operator."""
         return self.kind != CapacityKind.STATIC and self.maximum > 0
+
+
+class CapacityToken(models.Model):
+    """The token of a pool's API server, sealed. Only the process that starts nodes, and the console, may read it."""
+
+    capacity = models.OneToOneField(PoolCapacity, on_delete=models.CASCADE, primary_key=True, related_name="+")
+    token_sealed = models.BinaryField()
+
+    tenancy_reason = "pools are shared by all tenants"
+    app_access = "none"
 
 
 class CapacityNode(models.Model):

@@ -1,14 +1,19 @@
 """The capacity of a pool in the console."""
 
+import pytest
+
 from apps.core.database.clock import db_now
-from apps.finetuning.models import CapacityNode, PoolCapacity
+from apps.core.models import AuditEntry
+from apps.finetuning.models import CapacityNode, CapacityToken, PoolCapacity
 from apps.finetuning.quotes.pool_facts import find_open_pools
 from tests.support.pages import text
+from tests.twins.kubernetes import make_certificate
 
 BODY = {
     "kind": "slurm", "minimum": "0", "maximum": "4", "gpus_per_node": "2", "idle_seconds": "120", "node_usd": "2.50",
     "budget_usd": "7.5", "partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/scratch/anneal",
 }  # fmt: skip
+TOKEN = "operators-own-token"
 
 
 def test_an_operator_makes_a_pool_elastic_and_sees_its_nodes_with_their_reasons(olga, client_for, floor):
@@ -53,3 +58,80 @@ def test_a_pool_without_workers_can_be_quoted_if_it_starts_them(olga, client_for
         family="llama", method="lora"
     )
     assert (state.live_workers, state.gpus_per_worker) == (1, 2)
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("ca") / "key.pem")
+
+
+def kubernetes(ca, /, **changes):
+    return {
+        "kind": "kubernetes", "maximum": "4", "gpus_per_node": "2", "api_url": "https://10.0.0.1:6443", "ca": ca,
+        "token": TOKEN, "namespace": "anneal", "image": "registry.example.com/gpu:1", "gpu_resource": "nvidia.com/gpu",
+        "queue": "gpus", "node_selector": "gpu=h100,zone=a", "service_account": "pull", "cpu": "8", "memory": "64Gi",
+    } | changes  # fmt: skip
+
+
+def test_an_operator_connects_a_cluster_and_the_token_is_never_shown(olga, client_for, floor, ca, caplog):
+    console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
+    assert 'value="nvidia.com/gpu"' in console.get(page).content.decode()
+
+    def save(**changes):
+        return console.post(f"{page}/capacity", kubernetes(ca, **changes))
+
+    for field, value in (
+        ("token", ""), ("token", "two words"), ("token", "ü"), ("ca", "PEM"), ("ca", ""), ("ca", "ü"),
+        ("ca", "x" * 30_000),
+        ("ca", ca.replace("CERTIFICATE", "PRIVATE KEY") + ca), ("api_url", "http://10.0.0.1"), ("api_url", "https://a/path"),
+        ("api_url", "https://169.254.169.254"), ("api_url", "https://[fd00:ec2::254]"), ("api_url", "https://u@a"),
+        ("api_url", "https://a:99999"), ("api_url", "https://a:0"), ("api_url", "https://[::::]"),
+        ("namespace", "A"), ("namespace", "a/../b"),
+        ("image", "a b"), ("image", ""), ("queue", "-q"), ("gpu_resource", "gpu"), ("node_selector", "gpu"),
+        ("node_selector", "a=b c"), ("service_account", "a_b"), ("cpu", "many"), ("memory", "1 GB"), ("user_id", "0"),
+        ("minutes", "1"), ("kind", "cloud"),
+    ):  # fmt: skip
+        refused = save(**{field: value})
+        assert refused.status_code == 422
+        assert refused.context["capacity_form"].errors.keys() == {field}, (field, value)
+        assert TOKEN not in refused.content.decode()
+    assert not CapacityToken.objects.exists()
+    assert not PoolCapacity.objects.exists()
+
+    assert save().status_code == 302
+    capacity = PoolCapacity.objects.get()
+    assert (capacity.kind, capacity.settings["queue"], capacity.settings["cpu"]) == ("kubernetes", "gpus", "8")
+    assert TOKEN.encode() not in bytes(CapacityToken.objects.get().token_sealed)
+    answer = console.get(page)
+    shown, (_, slurm, cluster) = answer.content.decode(), answer.context["capacity_form"].groups
+    assert "https://10.0.0.1:6443" in shown
+    assert (slurm.is_open, cluster.is_open, cluster.needed) == (False, True, ("api_url", "namespace", "image", "ca"))
+    for text_ in (shown, str(PoolCapacity.objects.values()), str(AuditEntry.objects.values()), caplog.text):
+        assert TOKEN not in text_
+
+    # It stays if the field is empty, and goes to no other server or authority.
+    sealed = bytes(CapacityToken.objects.get().token_sealed)
+    assert save(token="", image="other:2", gpu_resource="", ca=ca.replace("\n", "\r\n")).status_code == 302
+    assert bytes(CapacityToken.objects.get().token_sealed) == sealed
+    assert 'value="nvidia.com/gpu"' not in console.get(page).content.decode()
+    refused = save(token="", api_url="https://10.0.0.2:6443")
+    assert refused.context["capacity_form"].errors.keys() == {"token"}
+    assert PoolCapacity.objects.get().settings["api_url"] == "https://10.0.0.1:6443"
+    assert save(token="another-token").status_code == 302
+    assert bytes(CapacityToken.objects.get().token_sealed) != sealed
+
+    CapacityNode.objects.create(pool=floor.pool, status="starting")
+    assert save(namespace="other").context["capacity_form"].errors.keys() == {"namespace"}
+    assert save(kind="static").context["capacity_form"].errors.keys() == {"kind"}
+    CapacityNode.objects.all().delete()
+    assert save(kind="static").status_code == 302
+    assert not CapacityToken.objects.exists()
+
+
+def test_only_an_operator_connects_a_cluster(alice, bob, charlie, client_for, floor, ca):
+    for person in (alice, bob, charlie, None):
+        answer = client_for(person).post(f"/staff/pools/{floor.pool.pk}/capacity", kubernetes(ca))
+        assert answer.status_code in (302, 403, 404)
+        assert "/staff/" not in answer.headers.get("Location", "").partition("?")[0]
+    assert not PoolCapacity.objects.exists()
+    assert not CapacityToken.objects.exists()

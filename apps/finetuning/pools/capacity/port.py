@@ -1,7 +1,7 @@
 """The port to an engine that has machines: request a node, list nodes, release one. Queueing stays with the engine."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -15,9 +15,10 @@ class NodeRequest:
 
     name: str
     pool: str
-    token: str
+    token: str = field(repr=False)
     internal_url: str
     idle_seconds: int
+    gpus: int = 1  # if the pool has GPUs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -287,6 +287,7 @@ def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None
             token=token,
             internal_url=settings.INTERNAL_URL,
             idle_seconds=max(capacity.idle_seconds, _LOOKS_AFTER_ALL if capacity.minimum else 0),
+            gpus=capacity.gpus_per_node,
         )
     )
     try_advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=external_id)

@@ -1,5 +1,7 @@
 """Setting a pool's capacity: the limits, and the engine with its own settings."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -8,15 +10,61 @@ from django.utils.translation import gettext
 
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue
+from apps.core.messages.translation import later
+from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
 from apps.finetuning.lifecycle import NODE_ENDED
-from apps.finetuning.models import CapacityKind, CapacityNode, GpuPool, PoolCapacity
-from apps.finetuning.pools.capacity.port import Capacity
+from apps.finetuning.models import CapacityKind, CapacityNode, CapacityToken, GpuPool, PoolCapacity
+from apps.finetuning.pools.capacity.kubernetes import Kubernetes
+from apps.finetuning.pools.capacity.manifests import ApiToken, KubernetesSettings, wrong_setting
+from apps.finetuning.pools.capacity.port import Capacity, CapacityError
 from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
 
 MAX_NODES = 200
 MAX_GPUS_PER_NODE = 64
 _SHOWN_NODES = 20
 MIN_IDLE_SECONDS, MAX_IDLE_SECONDS = 30, 86_400
+_Settings = SlurmSettings | KubernetesSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Engine:
+    """`example` has a valid value for each setting that must not be empty; `kept` do not change while nodes run."""
+
+    settings: type[SlurmSettings] | type[KubernetesSettings]
+    example: Mapping[str, str]
+    kept: tuple[str, ...]
+    missing: str
+
+
+_ENGINES: dict[str, _Engine] = {
+    CapacityKind.SLURM: _Engine(
+        settings=SlurmSettings,
+        example={"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"},  # noqa: S108
+        kept=("slurm_conf",),
+        missing=later("Slurm needs this setting."),
+    ),
+    CapacityKind.KUBERNETES: _Engine(
+        settings=KubernetesSettings,
+        example={"api_url": "https://10.0.0.1:6443", "namespace": "anneal", "image": "anneal-gpu", "ca": "PEM"},
+        kept=("api_url", "namespace"),
+        missing=later("Kubernetes needs this setting."),
+    ),
+}
+_PATH = later("Enter an absolute path of letters, digits and ._-/.")
+_LABEL = later("Enter a name of small letters, digits and hyphens, with at most 63 characters.")
+_AMOUNT = later("Enter an amount as Kubernetes writes it, such as 8 or 64Gi.")
+_FIXES = {
+    **dict.fromkeys(("install_dir", "work_dir", "model_root", "slurm_conf"), _PATH),
+    **dict.fromkeys(("namespace", "queue", "service_account"), _LABEL),
+    **dict.fromkeys(("cpu", "memory"), _AMOUNT),
+    "minutes": later("Enter a number from 5 to 43,200."),
+    "user_id": later("Enter a number from 1 to 2,000,000,000."),
+    "api_url": later("Enter https://, a host and perhaps a port, such as https://10.0.0.1:6443."),
+    "image": later("Enter an image, such as registry.example.com/anneal-gpu:1.0."),
+    "ca": later("Paste the certificate of the API server's authority in PEM, without a private key."),
+    "gpu_resource": later("Enter a resource of the cluster, such as nvidia.com/gpu."),
+    "node_selector": later("Enter label=value, with commas between up to ten labels."),
+}
 
 
 @transaction.atomic
@@ -32,10 +80,12 @@ def set_capacity(
     budget_nano_per_hour: int | None,
     settings: dict[str, Any],
     by: str,
+    token: str = "",
 ) -> PoolCapacity:
     """Store how many nodes the pool may have and what starts them. Takes effect within seconds.
 
-    Raises InvalidValue, and InvalidState if the engine or its cluster would change while it has nodes of this pool.
+    `token` opens the API server of Kubernetes; "" keeps the present one. Raises InvalidValue, and InvalidState if the
+    engine or its cluster would change while it has nodes of this pool.
     """
     for name, value, least, most in (
         ("maximum", maximum, 0, MAX_NODES),
@@ -53,12 +103,8 @@ def set_capacity(
         raise InvalidValue(gettext("Set at least the cost of one node, or leave the budget empty."), param="budget_usd")
     kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
     capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
-    is_other_cluster = kept.get("slurm_conf") != capacity.settings.get("slurm_conf")
-    if (kind != capacity.kind or is_other_cluster) and pool.nodes.exclude(status__in=NODE_ENDED).exists():
-        raise InvalidState(
-            gettext("Nodes of this pool still run: set the maximum to 0 and wait until they are gone."),
-            param="kind" if kind != capacity.kind else "slurm_conf",
-        )
+    _require_same_engine(capacity, kind, kept)
+    _keep_token(capacity, kind, kept, token)
     values = {
         "kind": kind, "minimum": minimum, "maximum": maximum, "gpus_per_node": gpus_per_node,
         "idle_seconds": idle_seconds, "node_nano_per_hour": node_nano_per_hour,
@@ -66,32 +112,78 @@ def set_capacity(
     }  # fmt: skip
     # What failed before may work with the new settings.
     PoolCapacity.objects.filter(pk=capacity.pk).update(**values, failures=0, retry_at=None, problem="")
-    audit.record(organization=None, by=by, action="pool.capacity_set", target=pool.pk, **values)
+    audit.record(
+        organization=None, by=by, action="pool.capacity_set", target=pool.pk, has_new_token=bool(token), **values
+    )
     capacity.refresh_from_db()
     return capacity
 
 
-def read_settings(kind: str, settings: dict[str, Any]) -> SlurmSettings:
+def _require_same_engine(capacity: PoolCapacity, kind: str, settings: Mapping[str, object]) -> None:
+    """Raise InvalidState if nodes of the pool run in another engine or cluster than the new settings name."""
+    changed = "" if kind == capacity.kind else "kind"
+    if not changed and kind in _ENGINES:
+        names = _ENGINES[kind].kept
+        changed = next((name for name in names if settings.get(name) != capacity.settings.get(name)), "")
+    if changed and capacity.pool.nodes.exclude(status__in=NODE_ENDED).exists():
+        raise InvalidState(
+            gettext("Nodes of this pool still run: set the maximum to 0 and wait until they are gone."), param=changed
+        )
+
+
+def _keep_token(capacity: PoolCapacity, kind: str, settings: Mapping[str, object], token: str) -> None:
+    """Seal a new token. The present one stays for its own API server and authority, so that no other gets it."""
+    stored = CapacityToken.objects.filter(capacity=capacity)
+    if kind != CapacityKind.KUBERNETES:
+        stored.delete()
+        return
+    if not token:
+        if any(settings[name] != capacity.settings.get(name) for name in ("api_url", "ca")) or not stored.exists():
+            raise InvalidValue(gettext("Enter the token of this API server."), param="token")
+        return
+    try:
+        msgspec.convert(token, ApiToken)
+    except msgspec.ValidationError as error:
+        raise InvalidValue(gettext("Enter the token as one line without spaces."), param="token") from error
+    stored.delete()
+    CapacityToken.objects.create(capacity=capacity, token_sealed=seal(token, place=_token_place(capacity)))
+
+
+def _token_place(capacity: PoolCapacity) -> bytes:
+    return place_of(table=CapacityToken._meta.db_table, column="token_sealed", row_id=capacity.pk)
+
+
+def setting_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the engine's settings; a static pool has none."""
+    return _ENGINES[kind].settings.__struct_fields__ if kind in _ENGINES else ()
+
+
+def needed_names(kind: str) -> tuple[str, ...]:
+    """Return the names of the settings that must not be empty."""
+    return tuple(_ENGINES[kind].example) if kind in _ENGINES else ()
+
+
+def read_settings(kind: str, settings: Mapping[str, Any]) -> _Settings:
     """Return the engine's settings. Raises InvalidValue that names the setting."""
-    if kind != CapacityKind.SLURM:
-        raise InvalidValue(gettext("Choose static or slurm."), param="kind")
-    for name in ("partition", "install_dir", "work_dir"):
+    engine = _ENGINES.get(kind)
+    if engine is None:
+        raise InvalidValue(gettext("Choose static, slurm or kubernetes."), param="kind")
+    for name in needed_names(kind):
         if not settings.get(name):
-            raise InvalidValue(gettext("Slurm needs this setting."), param=name)
+            raise InvalidValue(str(engine.missing), param=name)
     for name, value in settings.items():
         try:
-            msgspec.convert(_EXAMPLE | {name: value}, SlurmSettings)
+            msgspec.convert({**engine.example, name: value}, engine.settings)
         except msgspec.ValidationError as error:
-            text = gettext("Enter a plain name of letters, digits and .,:_-.")
-            if name in ("install_dir", "work_dir", "model_root", "slurm_conf"):
-                text = gettext("Enter an absolute path of letters, digits and ._-/.")
-            elif name == "minutes":
-                text = gettext("Enter a number from 5 to 43,200.")
-            raise InvalidValue(text, param=name) from error
-    return msgspec.convert(settings, SlurmSettings)
+            raise InvalidValue(_fix_of(name), param=name) from error
+    read = msgspec.convert(dict(settings), engine.settings)
+    if isinstance(read, KubernetesSettings) and (wrong := wrong_setting(read)):
+        raise InvalidValue(_fix_of(wrong), param=wrong)
+    return read
 
 
-_EXAMPLE = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}  # noqa: S108
+def _fix_of(name: str) -> str:
+    return str(_FIXES.get(name, "")) or gettext("Enter a plain name of letters, digits and .,:_-.")
 
 
 def list_recent_nodes(*, pool: GpuPool) -> list[CapacityNode]:
@@ -100,5 +192,15 @@ def list_recent_nodes(*, pool: GpuPool) -> list[CapacityNode]:
 
 
 def engine_of(capacity: PoolCapacity) -> Capacity:
-    """Return the adapter of an elastic pool."""
-    return Slurm(read_settings(capacity.kind, capacity.settings))
+    """Return the adapter of an elastic pool. Raises CapacityError if its token cannot be read."""
+    settings = read_settings(capacity.kind, capacity.settings)
+    if isinstance(settings, SlurmSettings):
+        return Slurm(settings)
+    stored = CapacityToken.objects.filter(capacity=capacity).first()
+    try:
+        token = unseal(bytes(stored.token_sealed), place=_token_place(capacity)) if stored else ""
+    except SealBroken as error:
+        raise CapacityError("The token of the API server cannot be opened: enter it again.") from error
+    if not token:
+        raise CapacityError("The token of the API server is missing: enter it.")
+    return Kubernetes(settings, token=token)

@@ -1,7 +1,7 @@
 """The form of an elastic pool."""
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 from django import forms
 from django.http import QueryDict
@@ -9,17 +9,35 @@ from django.http import QueryDict
 from apps.core.messages.translation import later
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning.models import CapacityKind, GpuPool, PoolCapacity
-from apps.finetuning.pools.capacity.settings import MAX_GPUS_PER_NODE, MAX_IDLE_SECONDS, MAX_NODES, MIN_IDLE_SECONDS
-from apps.finetuning.pools.capacity.slurm import SlurmSettings
+from apps.finetuning.pools.capacity.manifests import MAX_CA_CHARACTERS
+from apps.finetuning.pools.capacity.settings import (
+    MAX_GPUS_PER_NODE,
+    MAX_IDLE_SECONDS,
+    MAX_NODES,
+    MIN_IDLE_SECONDS,
+    needed_names,
+    setting_names,
+)
 
 _USD: dict[str, Any] = {"required": False, "min_value": Decimal(0), "max_value": 10_000, "decimal_places": 9}
 _NAME: dict[str, Any] = {"required": False, "max_length": 100}
 _PATH: dict[str, Any] = {"required": False, "max_length": 200}
 LIMITS = ("minimum", "maximum", "gpus_per_node", "idle_seconds")
+_SHARED = ("minutes",)  # by both engines
+_USUAL_RESOURCE = "nvidia.com/gpu"
+
+
+class FieldGroup(NamedTuple):
+    """Fields that the page shows under one heading, open if they count or have an error; `needed` are their names."""
+
+    title: str
+    is_open: bool
+    fields: list[forms.BoundField]
+    needed: tuple[str, ...] = ()
 
 
 class CapacityForm(forms.Form):
-    """Limits of the pool, and the settings of Slurm, which a static pool does not need."""
+    """Limits of the pool, and the settings of Slurm and Kubernetes, which a static pool does not need."""
 
     kind = forms.ChoiceField(
         choices=[(kind.value, later(kind.label)) for kind in CapacityKind],
@@ -46,14 +64,14 @@ class CapacityForm(forms.Form):
     budget_usd = forms.DecimalField(
         **_USD, label=later("Budget per hour, USD"), help_text=later("Empty: only the number of nodes is limited.")
     )
+    minutes = forms.IntegerField(
+        required=False, min_value=5, max_value=43_200, label=later("Time limit of a job, minutes")
+    )
     partition = forms.CharField(**_NAME, label=later("Slurm partition"))
     account = forms.CharField(**_NAME, label=later("Slurm account"))
     qos = forms.CharField(**_NAME, label=later("Slurm QOS"))
     gres = forms.CharField(
         **_NAME, label=later("GPUs per Slurm job"), help_text=later("As in sbatch --gres: gpu:h100:2.")
-    )
-    minutes = forms.IntegerField(
-        required=False, min_value=5, max_value=43_200, label=later("Time limit of a job, minutes")
     )
     install_dir = forms.CharField(**_PATH, label=later("Folder of Anneal on the nodes"))
     work_dir = forms.CharField(
@@ -63,42 +81,97 @@ class CapacityForm(forms.Form):
     slurm_conf = forms.CharField(
         **_PATH, label=later("slurm.conf"), help_text=later("Where Celery runs. Empty: Slurm's usual one.")
     )
+    api_url = forms.CharField(
+        **_PATH, label=later("Address of the API server"), help_text=later("Such as https://10.0.0.1:6443.")
+    )
+    ca = forms.CharField(
+        required=False,
+        max_length=MAX_CA_CHARACTERS,
+        label=later("Certificate of its authority"),
+        widget=forms.Textarea(attrs={"rows": 4}),
+        help_text=later("In PEM. The API server must show a certificate of this authority."),
+    )
+    token = forms.CharField(
+        required=False,
+        max_length=8192,
+        label=later("Token of the service account"),
+        widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
+        help_text=later("Encrypted, and never shown again. Empty: the present one stays."),
+    )
+    namespace = forms.CharField(**_NAME, label=later("Namespace"))
+    image = forms.CharField(required=False, max_length=255, label=later("Image of the nodes"))
+    gpu_resource = forms.CharField(
+        **_PATH, label=later("GPU resource"), help_text=later("As many as GPUs per node. Empty: nodes without a GPU.")
+    )
+    cpu = forms.CharField(**_NAME, label=later("CPUs of a node"), help_text=later("Empty: 4."))
+    memory = forms.CharField(**_NAME, label=later("Memory of a node"), help_text=later("Empty: 16Gi."))
+    node_selector = forms.CharField(
+        required=False, max_length=1000, label=later("Node selector"), help_text=later("label=value,label=value")
+    )
+    queue = forms.CharField(
+        **_NAME, label=later("Kueue queue"), help_text=later("A LocalQueue. Empty: Jobs start without Kueue.")
+    )
+    service_account = forms.CharField(
+        **_NAME,
+        label=later("Service account of the nodes"),
+        help_text=later("The image is pulled with its secrets. Nodes never get its token."),
+    )
+    user_id = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=2_000_000_000,
+        label=later("User ID in the image"),
+        help_text=later("Empty: 10001."),
+    )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial, auto_id="capacity_%s")  # the page has other forms with such names
 
-    @property
-    def node_fields(self) -> list[forms.BoundField]:
-        """Return the fields that a static pool does not need."""
-        return [self[name] for name in self.fields if name != "kind"]
+    def clean_ca(self) -> str:
+        """Return the certificate with the line ends that it had before a browser sent it."""
+        return str(self.cleaned_data["ca"]).replace("\r\n", "\n")
 
     @property
-    def is_elastic(self) -> bool:
-        """Return whether to show these fields: nodes are chosen, or a value has an error."""
-        return bool(self.errors) or self["kind"].value() != CapacityKind.STATIC
+    def groups(self) -> list[FieldGroup]:
+        """Return the fields that a static pool does not need."""
+        kind, engines = self["kind"].value(), (CapacityKind.SLURM, CapacityKind.KUBERNETES)
+        of_engines = {engine: [name for name in setting_names(engine) if name not in _SHARED] for engine in engines}
+        of_engines[CapacityKind.KUBERNETES].append("token")
+        apart = {name for names in of_engines.values() for name in names}
+        limits = [name for name in self.fields if name != "kind" and name not in apart]
+        is_elastic = bool(self.errors) or kind != CapacityKind.STATIC
+        groups = [FieldGroup(later("Nodes that Anneal starts"), is_elastic, [self[name] for name in limits])]
+        for engine, names in of_engines.items():
+            fields = [self[name] for name in self.fields if name in names]
+            is_open = kind == engine or any(field.errors for field in fields)
+            title = "Slurm" if engine == CapacityKind.SLURM else "Kubernetes"
+            groups.append(FieldGroup(title, is_open, fields, needed_names(engine)))
+        return groups
 
     def values(self) -> dict[str, Any]:
         """Return the arguments of `set_capacity`; an empty limit has its usual value."""
         data = self.cleaned_data
-        settings = {name: data[name] for name in SlurmSettings.__struct_fields__ if data[name] not in ("", None)}
+        settings = {name: data[name] for name in setting_names(data["kind"]) if data[name] not in ("", None)}
         return {
             "kind": data["kind"],
             **{name: _usual(name) if data[name] is None else data[name] for name in LIMITS},
             "node_nano_per_hour": usd_to_nano(data["node_usd"] or Decimal(0)),
             "budget_nano_per_hour": None if data["budget_usd"] is None else usd_to_nano(data["budget_usd"]),
             "settings": settings,
+            "token": data["token"],
         }
 
 
 def capacity_form_of(pool: GpuPool) -> CapacityForm:
     """Return the form with the pool's settings."""
-    usual: dict[str, object] = {name: _usual(name) for name in LIMITS}
+    usual: dict[str, object] = {name: _usual(name) for name in LIMITS} | {"gpu_resource": _USUAL_RESOURCE}
     capacity = getattr(pool, "capacity", None)
     if capacity is None:
         return CapacityForm(initial=usual)
     budget_nano = capacity.budget_nano_per_hour
     return CapacityForm(
         initial={
+            "gpu_resource": "" if capacity.kind == CapacityKind.KUBERNETES else _USUAL_RESOURCE,
             "kind": capacity.kind,
             **{name: getattr(capacity, name) for name in LIMITS},
             "node_usd": nano_to_usd(capacity.node_nano_per_hour),
@@ -109,6 +182,5 @@ def capacity_form_of(pool: GpuPool) -> CapacityForm:
 
 
 def _usual(name: str) -> int:
-
     usual: int = getattr(PoolCapacity(), name)
     return usual

@@ -182,7 +182,7 @@ PAGES = (
     HelpPage(
         "capacity",
         "docs/capacity.md",
-        "Pools whose machines are started and released through Slurm",
+        "Pools whose machines are started and released through Slurm or Kubernetes",
         Audience.OPERATORS,
     ),
     HelpPage("security", "SECURITY.md", "How to report a vulnerability, and what is supported", Audience.OPERATORS),

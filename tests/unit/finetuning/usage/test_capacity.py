@@ -3,7 +3,6 @@
 import datetime
 
 import pytest
-from django.db import connection
 
 from apps.contracts.worker_api import EnrollRequest
 from apps.core.database.clock import db_now
@@ -16,6 +15,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeR
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
 from apps.finetuning.usage.quotas import set_quota
+from tests.support.attempts import age_nodes
 
 SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
 HOUR = 1_000_000_000
@@ -101,22 +101,12 @@ def elastic(floor, engine):
 
     def look(*, later: float = 0) -> list[str]:
         if later:
-            _age(later)
+            age_nodes(later)
         PoolCapacity.objects.update(busy_until=None)
         reconciliation.reconcile_pool(pool_id=floor.pool.pk)
         return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
 
     return look
-
-
-def _age(seconds: float) -> None:
-    with connection.cursor() as cursor:
-        for table, column in (
-            ("finetuning_capacitynode", "requested_at"), ("finetuning_worker", "created_at"),
-            ("finetuning_run", "finished_at"), ("finetuning_poolcapacity", "retry_at"),
-            ("finetuning_workertoken", "expires_at"),
-        ):  # fmt: skip
-            cursor.execute(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", [seconds])
 
 
 def test_a_pool_starts_a_node_for_a_job_and_is_empty_again_when_it_is_idle(floor, engine, elastic):
