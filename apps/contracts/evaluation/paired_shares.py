@@ -70,7 +70,7 @@ def _correlation(both: int, only_new: int, only_old: int, neither: int) -> float
     margins = (both + only_new) * (only_old + neither) * (both + only_old) * (only_new + neither)
     if not margins:
         return 0.0
-    product = both * neither - only_new * only_old
+    product = float(both * neither - only_new * only_old)
     if product > 0:
         product = max(product - (both + only_new + only_old + neither) / 2, 0.0)
     return product / math.sqrt(margins)

@@ -22,7 +22,7 @@ from apps.serving.evals.operations import cancel_run, create_eval, create_run
 from apps.serving.evals.sources import CompletionsSource, FileId, ItemReference, SamplingParams
 
 MAX_LEFT_OUT_SHARE = 0.05  # of rows that have no answer of both models; above, the answers show nothing
-_PASSED = {ItemStatus.PASS: True, ItemStatus.FAIL: False}
+_PASSED: dict[str, bool] = {ItemStatus.PASS: True, ItemStatus.FAIL: False}
 
 
 class ComparisonFailed(Exception):

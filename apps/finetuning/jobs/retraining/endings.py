@@ -15,9 +15,7 @@ from apps.finetuning.models import Retraining
 _CODE_LENGTH, _REASON_LENGTH = 48, 500
 
 
-def finish(
-    retraining: Retraining, *, to: RetrainingStatus, code: str, reason: str, now: datetime.datetime, **changes: object
-) -> None:
+def finish(retraining: Retraining, *, to: RetrainingStatus, code: str, reason: str, now: datetime.datetime) -> None:
     """End a retraining with its reason, and announce the end unless it was skipped."""
     advance(
         retraining,
@@ -26,7 +24,6 @@ def finish(
         code=code[:_CODE_LENGTH],
         reason=reason[:_REASON_LENGTH],
         finished_at=now,
-        **changes,
     )
     if to == RetrainingStatus.SKIPPED:
         return
