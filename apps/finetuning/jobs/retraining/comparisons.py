@@ -7,6 +7,7 @@ from contextlib import suppress
 import msgspec
 from django.utils.translation import gettext
 
+from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.evaluation.paired_shares import PairedShares, compare_pairs
 from apps.core.database.transitions import advance
 from apps.core.errors import InvalidState
@@ -15,6 +16,7 @@ from apps.finetuning.jobs.retraining.endings import finish
 from apps.finetuning.jobs.retraining.launches import require_actor
 from apps.finetuning.lifecycle import RETRAINING_TRANSITIONS, RetrainingCode, RetrainingStatus
 from apps.finetuning.models import Retraining, RetrainingPlan
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.serving.evals.criteria import SentCriterion
 from apps.serving.evals.lifecycle import ACTIVE, EvalRunStatus, ItemStatus
 from apps.serving.evals.models import Eval, EvalRun
@@ -135,11 +137,12 @@ def _figures(found: PairedShares, kind: str) -> str:
 def _run(
     retraining: Retraining, file: DatasetVersion, model_name: str, limit_nano: int, now: datetime.datetime
 ) -> EvalRun:
+    asked = stored_request(retraining.plan.source_job).evaluation or EvaluationPlan()
     source = CompletionsSource(
         source=FileId(id=file.pk),
         input_messages=ItemReference(item_reference="item.input"),
         model=model_name,
-        sampling_params=SamplingParams(temperature=0.0, seed=1),
+        sampling_params=SamplingParams(max_completion_tokens=asked.max_answer_tokens, temperature=0.0, seed=1),
     )
     return create_run(
         evaluated=_eval_of(retraining.plan, by=retraining.created_by),
