@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 from django.db import transaction
 
+from apps.accounts.login.key_operations import issue_key
 from apps.accounts.models import Membership, Notification, OrganizationEvent
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
@@ -20,10 +21,12 @@ from apps.finetuning.jobs.retraining.triggers import begin_due
 from apps.finetuning.lifecycle import Cadence, RetrainingStatus
 from apps.finetuning.models import FineTuningJob, Retraining, RetrainingPlan
 from apps.finetuning.tasks import retrain
+from apps.finetuning.usage.quotas import set_quota
 from apps.serving.aliases import point_alias
 from apps.serving.evals import progress
 from apps.serving.evals.models import EvalRun
 from apps.serving.models import Alias
+from tests.factories.accounts import make_service_account
 from tests.factories.money import USD
 from tests.factories.retraining import (
     REGRESSION,
@@ -193,6 +196,44 @@ def test_a_price_above_the_maximum_is_refused_once_with_its_reason(job, key, org
     assert told.user == alice and plan.name in told.title
     event = OrganizationEvent.objects.get(subject=refused.pk)
     assert (event.type, event.data) == ("retraining.refused", {"plan_id": plan.pk, "code": "above_maximum"})
+
+
+def test_a_job_that_could_not_start_is_refused_as_for_a_person_and_owners_hear_of_a_service_account(
+    job, key, organization, alice, ann, bob
+) -> None:
+    account = make_service_account(organization, alice)
+    scopes = frozenset({"view", "job.write", "inference", "adapter.write"})
+    issued = issue_key(
+        organization=organization, name="ci", scopes=scopes, by=alice, expires_at=None, now=db_now(),
+        service_account_id=account.pk,
+    )  # fmt: skip
+    plan = make_plan(job, issued)
+    set_quota(organization=organization, by="system", now=db_now(), queued_jobs=0)
+    grow(job, 20)
+
+    retrain()
+
+    refused = tick()
+    assert (refused.status, refused.code, refused.job) == ("refused", "insufficient_quota", None)
+    assert FineTuningJob.objects.count() == 1 and refused.created_by == plan.acts_as
+    told = Notification.objects.filter(key=f"retraining:{refused.pk}").values_list("user_id", flat=True)
+    assert set(told) == {alice.pk, ann.pk}
+
+
+def test_organizations_take_turns_and_a_tick_begins_a_limited_number(job, key, rival, monkeypatch) -> None:
+    plans_of_acme = [make_plan(job, key, name=f"plan {number}") for number in range(3)]
+    grow(job, 20)
+    fields = {"name", "source_job_id", "dataset_id", "held_out_id", "testing_criteria", "min_new_rows", "max_nano"}
+    copied = {name: getattr(plans_of_acme[0], name) for name in fields}
+    RetrainingPlan.objects.create(
+        organization=rival, alias=None, min_gain_points=0.0, acts_as="user_1", created_by="user_1", **copied
+    )
+    monkeypatch.setattr(triggers, "MAX_BEGUN", 2)
+
+    begin_due()
+    assert sorted(Retraining.objects.values_list("organization__name", flat=True)) == ["Acme", "Rival"]
+    begin_due()
+    assert Retraining.objects.count() == 4
 
 
 def test_both_models_answer_the_held_out_rows_within_what_the_job_left_of_the_maximum(compared) -> None:
