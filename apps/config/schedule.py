@@ -11,6 +11,8 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "reclaim expired leases": {"task": "finetuning.reclaim_expired_leases", "schedule": 15.0},
     "ring doorbells": {"task": "finetuning.ring_doorbells", "schedule": 15.0},
     "admit waiting jobs": {"task": "finetuning.admit_waiting", "schedule": 5.0},
+    # Dropped when the next one is due: what it leaves over is found again.
+    "retrain models": {"task": "finetuning.retrain", "schedule": 60.0, "options": {"expires": 60}},
     "adjust capacity": {"task": "finetuning.adjust_capacity", "schedule": 10.0, "options": {"expires": 10}},
     "learn from finished runs": {"task": "finetuning.learn_from_runs", "schedule": 300.0},
     "look for newer base models": {"task": "catalog.check_revisions", "schedule": 3_600.0},

@@ -52,6 +52,50 @@ class ConversionStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+class RetrainingStatus(StrEnum):
+    """Where a retraining is: it trains, its model is compared with production, and then promoted or kept aside."""
+
+    WAITING = "waiting"
+    TRAINING = "training"
+    COMPARING = "comparing"  # on the held-out rows
+    CHECKING = "checking"  # for a regression
+    PROMOTING = "promoting"
+    PROMOTED = "promoted"
+    KEPT = "kept"  # trained, and not promoted
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class RetrainingTrigger(StrEnum):
+    """Why a retraining began."""
+
+    SCHEDULE = "schedule"
+    GROWTH = "growth"
+    REQUEST = "request"
+
+
+class RetrainingCode(StrEnum):
+    """Why a retraining ended as it did, where no error of the API says it."""
+
+    NOTHING_NEW = "nothing_new"
+    ABOVE_MAXIMUM = "above_maximum"
+    JOB_FAILED = "job_failed"
+    COMPARISON_FAILED = "comparison_failed"
+    NOT_BETTER = "not_better"
+    REGRESSION = "regression"
+    ALIAS_DELETED = "alias_deleted"
+    BETTER = "better"
+
+
+class Cadence(StrEnum):
+    """How often a plan is due: each so many days, on a day of the week (1 is Monday), or on a day of the month."""
+
+    DAYS = "days"
+    WEEK = "week"
+    MONTH = "month"
+
+
 class CalibrationOutcome(StrEnum):
     """What a run whose figures are kept for calibration came to."""
 
@@ -116,6 +160,26 @@ CONVERSION_TRANSITIONS: Transitions = {
     ConversionStatus.FAILED: frozenset(),
     ConversionStatus.CANCELLED: frozenset(),
 }
+RETRAINING_TRANSITIONS: Transitions = {
+    RetrainingStatus.WAITING: frozenset(
+        {RetrainingStatus.TRAINING, RetrainingStatus.SKIPPED, RetrainingStatus.REFUSED}
+    ),
+    RetrainingStatus.TRAINING: frozenset(
+        {RetrainingStatus.COMPARING, RetrainingStatus.REFUSED, RetrainingStatus.FAILED}
+    ),
+    RetrainingStatus.COMPARING: frozenset(
+        {RetrainingStatus.CHECKING, RetrainingStatus.PROMOTING, RetrainingStatus.KEPT, RetrainingStatus.FAILED}
+    ),
+    RetrainingStatus.CHECKING: frozenset({RetrainingStatus.PROMOTING, RetrainingStatus.KEPT, RetrainingStatus.FAILED}),
+    RetrainingStatus.PROMOTING: frozenset({RetrainingStatus.PROMOTED, RetrainingStatus.KEPT}),
+    RetrainingStatus.PROMOTED: frozenset(),
+    RetrainingStatus.KEPT: frozenset(),
+    RetrainingStatus.SKIPPED: frozenset(),
+    RetrainingStatus.REFUSED: frozenset(),
+    RetrainingStatus.FAILED: frozenset(),
+}
+RETRAINING_OPEN = tuple(status for status, targets in RETRAINING_TRANSITIONS.items() if targets)
+
 CONVERSION_OPEN = (ConversionStatus.WAITING, ConversionStatus.RUNNING)
 CONVERSION_UNMADE = (ConversionStatus.FAILED, ConversionStatus.CANCELLED)
 

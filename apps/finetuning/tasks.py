@@ -11,6 +11,8 @@ from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.finetuning.conversions import leases as conversion_leases
 from apps.finetuning.jobs.admission import admit_when_ready, note_fault
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
+from apps.finetuning.jobs.retraining.progress import advance_open
+from apps.finetuning.jobs.retraining.triggers import begin_due
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
@@ -61,6 +63,13 @@ def adjust_capacity(**_: object) -> None:
 def admit_waiting(**_: object) -> None:
     """Check waiting jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
     _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
+
+
+@shared_task(name="finetuning.retrain")
+def retrain(**_: object) -> None:
+    """Begin what plans of retraining have due, and take the next step of what has begun."""
+    begin_due()
+    advance_open()
 
 
 def admit_jobs_of_file(*, version_id: str) -> None:

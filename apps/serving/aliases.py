@@ -31,6 +31,12 @@ _IMPORTED_MARK = "ft:"
 MAX_ALIASES = 20  # per adapter
 
 
+class AliasMoved(InvalidState):
+    """The alias is not where the caller saw it: it was moved, deleted or made, or a canary began."""
+
+    code = "alias_moved"
+
+
 def list_aliases(*, organization: Organization | str) -> QuerySet[Alias]:
     """Return the organization's aliases with their versions, by adapter and name."""
     rows = Alias.objects.for_organization(organization).select_related(
@@ -49,12 +55,19 @@ def get_alias(*, organization: Organization | str, id: str) -> Alias:
 
 @transaction.atomic
 def point_alias(
-    *, version: AdapterVersion, name: str, by: str, now: datetime.datetime, canary_percent: int = 0
+    *,
+    version: AdapterVersion,
+    name: str,
+    by: str,
+    now: datetime.datetime,
+    canary_percent: int = 0,
+    expected: str | None = None,
 ) -> Alias:
     """Point `name` at the version, or send `canary_percent` of the alias's requests to the version as a canary.
 
     A new alias takes no canary. The version must be loaded, so that no request fails. An imported alias may move to
-    another adapter. Raises InvalidValue, InvalidState.
+    another adapter. `expected` is the name of the version that the alias must stand for, without a canary; "" if it
+    must not exist yet, and None for any. Raises InvalidValue, InvalidState, AliasMoved.
     """
     if not 0 <= canary_percent <= 99:
         raise InvalidValue(
@@ -68,6 +81,7 @@ def point_alias(
         )
     of_name = Alias.objects.for_organization(version.organization_id).select_for_update().filter(name=name)
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
+    _require_expected(alias, expected)
     if alias is None:
         alias = _create(version, name, canary_percent)
     elif canary_percent and alias.adapter_id != version.adapter_id:
@@ -111,6 +125,11 @@ def delete_alias(*, alias: Alias, by: str) -> None:
     alias.delete()
 
 
+def is_imported(alias: Alias) -> bool:
+    """Return whether it has the whole name of a model at another service, and so may move to another adapter."""
+    return alias.name.startswith(_IMPORTED_MARK)
+
+
 def require_unaliased(*, version: AdapterVersion) -> None:
     """Raise InvalidState while an alias points at the version; otherwise clear it as an alias's previous version."""
     alias = Alias.objects.filter(Q(version=version) | Q(canary_version=version)).first()
@@ -121,6 +140,20 @@ def require_unaliased(*, version: AdapterVersion) -> None:
             param="model",
         )
     Alias.objects.filter(previous_version=version).update(previous_version=None)
+
+
+def _require_expected(alias: Alias | None, expected: str | None) -> None:
+    """Raise AliasMoved unless the locked alias is where the caller saw it."""
+    if expected is None or (alias is None and not expected):
+        return
+    if alias is None:
+        raise AliasMoved(gettext("The alias does not exist any more."), param="expected_version")
+    if alias.version.model_name != expected:
+        text = gettext("The alias stands for %(model)s by now. Compare with that version, and try again.")
+        raise AliasMoved(text % {"model": alias.version.model_name}, param="expected_version")
+    if alias.canary_version_id is not None:
+        text = gettext("A canary of the alias %(name)s has begun. End it or finish it, and try again.")
+        raise AliasMoved(text % {"name": alias.name}, param="expected_version")
 
 
 def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:

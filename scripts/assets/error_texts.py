@@ -26,6 +26,10 @@ ERRORS: dict[str, Words] = {
         "Your own email address is not confirmed yet.",
         "Open the link in the confirmation email, or request another one in your profile.",
     ),
+    "alias_moved": Words(
+        "The alias does not stand for the `expected_version` that you sent, or a canary of it has begun.",
+        "Read the alias, decide again, and send the version that it stands for now.",
+    ),
     "already_member": Words("The person is a member of the organization already.", "Change their role instead."),
     "base_model_refused": Words(
         "A base model cannot be used safely, or the hub refuses it.",

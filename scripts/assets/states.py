@@ -10,10 +10,12 @@ from apps.finetuning.lifecycle import (
     CONVERSION_TRANSITIONS,
     JOB_TRANSITIONS,
     NODE_TRANSITIONS,
+    RETRAINING_TRANSITIONS,
     RUN_TRANSITIONS,
     ConversionStatus,
     JobStatus,
     NodeStatus,
+    RetrainingStatus,
     RunStatus,
 )
 
@@ -29,6 +31,7 @@ def render() -> str:
         "Node of an elastic pool": (NODE_TRANSITIONS, NodeStatus.REQUESTED),
         "Dataset version": (VERSION_TRANSITIONS, DatasetVersionStatus.UPLOADED),
         "Conversion": (CONVERSION_TRANSITIONS, ConversionStatus.WAITING),
+        "Retraining": (RETRAINING_TRANSITIONS, RetrainingStatus.WAITING),
         "Adapter version": (ADAPTER_TRANSITIONS, AdapterVersionStatus.CHECKING),
     }
     return _HEAD + "".join(_machine(title, moves, first) for title, (moves, first) in machines.items())

@@ -25,6 +25,7 @@ WITHOUT_BODY = {
     "upload_cancel_post", "job_cancel_post", "job_pause_post", "checkpoint_serve_post", "alias_rollback_post",
     "batch_cancel_post", "model_conversion_cancel_post",
     "eval_run_cancel_post",
+    "retraining_list_post",
     "webhook_rotate_post",
     "webhook_replay_post",
     "webhook_test_post",

@@ -15,6 +15,7 @@ from apps.finetuning.models.pools import (
     WorkerKind,
     WorkerToken,
 )
+from apps.finetuning.models.retraining import Retraining, RetrainingPlan
 from apps.finetuning.models.runs import Checkpoint, QueueShare, Run, RunMember, RunUpload
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "PricePolicy",
     "QueueShare",
     "Quota",
+    "Retraining",
+    "RetrainingPlan",
     "Run",
     "RunMember",
     "RunUpload",

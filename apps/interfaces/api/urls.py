@@ -19,7 +19,14 @@ from apps.interfaces.api.native import (
     usage,
     webhooks,
 )
-from apps.interfaces.api.native.models import conversions, hub_pushes, licences, limits, model_files
+from apps.interfaces.api.native.models import (
+    conversions,
+    hub_pushes,
+    licences,
+    limits,
+    model_files,
+    retraining_plans,
+)
 from apps.interfaces.api.openai import (
     batches,
     checkpoint_permissions,
@@ -39,6 +46,7 @@ _RUN = "v1/evals/<str:eval_id>/runs/<str:run_id>"
 _PERMISSIONS = "v1/fine_tuning/checkpoints/<path:model>/permissions"
 _GRADERS = "v1/fine_tuning/alpha/graders"
 _SERVICE_ACCOUNT = "api/v1/service-accounts/<str:service_account_id>"
+_PLAN = "api/v1/fine_tuning/retraining_plans/<str:plan_id>"
 _WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
 
 urlpatterns = [
@@ -86,6 +94,13 @@ urlpatterns = [
     path(f"api/{_JOB}/moves", fine_tuning.JobMoves.as_view(), name="api_job_moves"),
     path(f"api/{_JOB}/retry", fine_tuning.JobRetry.as_view(), name="api_job_retry"),
     path(f"api/{_JOB}/tensorboard", fine_tuning.JobTensorBoard.as_view(), name="api_job_tensorboard"),
+    path(
+        "api/v1/fine_tuning/retraining_plans",
+        retraining_plans.RetrainingPlanList.as_view(),
+        name="api_retraining_plan_list",
+    ),
+    path(_PLAN, retraining_plans.RetrainingPlanDetail.as_view(), name="api_retraining_plan_detail"),
+    path(f"{_PLAN}/retrainings", retraining_plans.RetrainingList.as_view(), name="api_retraining_list"),
     path("api/v1/audit", audit.AuditLog.as_view(), name="api_audit"),
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),

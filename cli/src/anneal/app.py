@@ -19,6 +19,7 @@ from anneal.commands import (
     jobs,
     keys,
     models,
+    retrain,
     webhooks,
 )
 from anneal.failures import ExitCode, Failure
@@ -72,6 +73,7 @@ app.command(context_settings=estimates.OFFLINE)(estimates.estimate)
 app.add_typer(files.app, name="files")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(models.app, name="models")
+app.add_typer(retrain.app, name="retrain")
 app.add_typer(batches.app, name="batches")
 app.add_typer(evals.app, name="evals")
 app.add_typer(imports.app, name="import")

@@ -14,6 +14,8 @@ from anneal.failures import ExitCode, Failure
 from anneal.migration.configs import read_config
 from anneal.transfers import hash_of
 from anneal.watching import FAILED
+from apps.contracts.evaluation import ConfidenceInterval
+from apps.contracts.evaluation.paired_shares import is_surely_above
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _MARK = "apply."  # begins the keys of a job's metadata that say what it was made from
@@ -184,13 +186,28 @@ def _bounded(name: str, bounds: Bounds, measures: dict[str, Any]) -> Gate:
 
 
 def _better(measures: dict[str, Any], current: dict[str, Any], *, is_comparable: bool) -> Gate:
-    """Compare the grader's measure on the same held-out rows, or the loss where no answers were graded."""
+    """Compare the grader's measure on the same held-out rows, or the loss where no answers were graded.
+
+    The new model is better if the 95 % interval of the difference leaves out zero.
+    """
     before = {each["name"]: each for each in current.get("comparisons") or ()}
     both = [name for name in measures if name in before]
     name = next((each for each in both if each not in ("loss", "token_accuracy")), both[0] if both else None)
     if not is_comparable or name is None:
         text = "The current model was not measured on these held-out rows, so nothing shows which one is better."
         return Gate("beat_current", False, text)
-    new, old = measures[name]["tuned"]["value"], before[name]["tuned"]["value"]
-    is_better = new > old if measures[name].get("is_higher_better", True) else new < old
-    return Gate("beat_current", is_better, f"{name} {new:.4g}, the current model's {old:.4g}.")
+    is_higher_better = measures[name].get("is_higher_better", True)
+    new, old = (msgspec.convert(found[name]["tuned"], ConfidenceInterval) for found in (measures, before))
+    is_better = is_surely_above(new, old) if is_higher_better else is_surely_above(_negative(new), _negative(old))
+    text = f"{name} {_with_range(new)}, the current model's {_with_range(old)}."
+    if not is_better and (new.value > old.value) == is_higher_better and new.value != old.value:
+        text += " The difference may be chance: use more held-out rows, or a model that is better by more."
+    return Gate("beat_current", is_better, text)
+
+
+def _negative(interval: ConfidenceInterval) -> ConfidenceInterval:
+    return ConfidenceInterval(value=-interval.value, low=-interval.high, high=-interval.low)
+
+
+def _with_range(interval: ConfidenceInterval) -> str:
+    return f"{interval.value:.4g} ({interval.low:.4g} to {interval.high:.4g})"

@@ -1,16 +1,15 @@
 """Confidence intervals of 95 %: Wilson's for shares, the percentile bootstrap over rows for everything else."""
 
-import math
 from typing import TypeAlias
 
 import numpy as np
 
 from apps.contracts.evaluation import Comparison, ConfidenceInterval
+from apps.contracts.evaluation.paired_shares import wilson
 
 Array: TypeAlias = "np.ndarray"
 WILSON = "Wilson 95 %"
 BOOTSTRAP = "bootstrap over rows, 95 %"
-_Z = 1.959963984540054
 _RESAMPLES = 2_000
 _SEED = 20_240_726  # fixed: the same rows always give the same interval
 
@@ -46,17 +45,6 @@ def compare_scores(name: str, base: Array, tuned: Array) -> Comparison:
         difference=found.difference,
         method=WILSON,
         rows=len(base),
-    )
-
-
-def wilson(hits: int, trials: int) -> ConfidenceInterval:
-    """Return Wilson's score interval of a share (Wilson 1927)."""
-    share = hits / trials
-    scale = 1 + _Z**2 / trials
-    center = (share + _Z**2 / (2 * trials)) / scale
-    half = _Z * math.sqrt(share * (1 - share) / trials + _Z**2 / (4 * trials**2)) / scale
-    return ConfidenceInterval(
-        value=share, low=max(min(center - half, share), 0.0), high=min(max(center + half, share), 1.0)
     )
 
 

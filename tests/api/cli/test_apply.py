@@ -21,6 +21,7 @@ recipe: {epochs: 2, learning_rate: 1e-3}
 gates: {exact_match: {min: 0.5}}
 alias: production
 """
+GATES = "gates: {exact_match: {min: 0.5}}\n"
 
 
 @pytest.fixture
@@ -84,11 +85,44 @@ def test_a_wrong_project_is_refused_with_the_member_that_is_wrong(anneal, folder
     assert refused.exit_code == 2 and named in refused.errors and network.paths("POST") == []
 
 
-def measured(value: float, *, name: str = "exact_match", is_higher_better: bool = True) -> dict[str, object]:
-    return {"comparisons": [{"name": name, "tuned": {"value": value}, "is_higher_better": is_higher_better}]}
+def test_an_alias_that_moved_or_has_a_canary_is_left_as_it_is(anneal, folder, train, monkeypatch) -> None:
+    def improved() -> None:
+        (folder / "rows.jsonl").write_bytes(jsonl(14))
+        assert anneal("apply", "--yes", "--json").json["started"]
+
+    text = TEXT.replace("held_out: held-out.jsonl\n", "").replace(GATES, "beat_current: false\n")
+    (folder / "anneal.yaml").write_text(text)
+    anneal("apply", "--yes")
+    train()
+    assert anneal("apply", "--json").json["promoted"]
+    improved()
+    newest = train()
+    first = Alias.objects.get().version
+    Alias.objects.update(canary_version=first, canary_percent=10)
+
+    testing = anneal("apply", "--json")
+    assert not testing.json["promoted"] and "End that canary" in testing.json["note"]
+
+    Alias.objects.update(canary_version=None, canary_percent=0)
+
+    def check_slowly(*given: object) -> list[object]:
+        Alias.objects.update(canary_version=first, canary_percent=5)
+        return []
+
+    monkeypatch.setattr(command, "_gates", check_slowly)
+    since = anneal("apply", "--json")
+    assert since.exit_code != 0 and "canary" in since.errors
+    assert Alias.objects.get().version == first and first.model_name != newest
 
 
-def test_production_is_beaten_only_on_the_same_measure() -> None:
+def measured(
+    value: float, *, name: str = "exact_match", is_higher_better: bool = True, width: float = 0.01
+) -> dict[str, object]:
+    tuned = {"value": value, "low": value - width, "high": value + width}
+    return {"comparisons": [{"name": name, "tuned": tuned, "is_higher_better": is_higher_better}]}
+
+
+def test_production_is_beaten_only_on_the_same_measure_and_not_by_chance() -> None:
     wanted = project.Project(name="x", dataset="x", model="x", held_out="y", alias="z")
 
     def beats(new: dict, old: dict, *, is_comparable: bool = True) -> bool:
@@ -96,6 +130,11 @@ def test_production_is_beaten_only_on_the_same_measure() -> None:
 
     assert beats(measured(0.9), measured(0.8)) and not beats(measured(0.8), measured(0.8))
     assert not beats(measured(0.9), measured(0.8), is_comparable=False)
+    assert not beats(measured(0.9, width=0.1), measured(0.8, width=0.1))
+    (by_chance,) = project.check_gates(
+        wanted, measured(0.9, width=0.1), current=measured(0.8, width=0.1), is_comparable=True
+    )
+    assert "may be chance" in by_chance.text and "0.9 (0.8 to 1)" in by_chance.text
     assert not beats(measured(0.9), measured(0.8, name="regex"))
     lower = [measured(value, name="loss", is_higher_better=False) for value in (1.0, 2.0)]
     assert beats(*lower) and not beats(*lower[::-1])

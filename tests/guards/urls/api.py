@@ -7,6 +7,7 @@ from tests.guards.urls.kinds import (
     FILE,
     JOB,
     NEW_WEBHOOK,
+    PLAN,
     SERVICE_ACCOUNT,
     UPLOAD,
     WEBHOOK,
@@ -64,6 +65,16 @@ API: dict[str, Url] = {
     "api_job_resume": api(POST=P.JOB_WRITE, ids=JOB),
     "api_job_moves": api(GET=P.VIEW, POST=P.JOB_WRITE, ids=JOB, data={"option": "local-cpu", "quoted_max_usd": "1"}),
     "api_job_retry": api(POST=P.JOB_WRITE, ids=JOB),
+    "api_retraining_plan_list": api(
+        GET=P.VIEW,
+        POST=P.JOB_WRITE,
+        data={"name": "weekly", "min_new_rows": 5, "max_usd": "1"},
+        refs={"source_job": "job", "dataset": "dataset", "alias": "alias"},
+    ),
+    "api_retraining_plan_detail": api(
+        GET=P.VIEW, POST=P.JOB_WRITE, DELETE=P.JOB_WRITE, ids=PLAN, data={"enabled": False}
+    ),
+    "api_retraining_list": api(GET=P.VIEW, POST=P.JOB_WRITE, ids=PLAN),
     "api_job_events": api(GET=P.VIEW, ids=JOB),
     "api_job_checkpoints": api(GET=P.VIEW, ids=JOB),
     "signed_object": signed("the signature in the address; tests/integration/core/test_object_store.py", "GET", "PUT"),

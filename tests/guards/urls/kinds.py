@@ -11,6 +11,7 @@ ALIAS = {"alias_id": "alias"}
 FILE = {"file_id": "dataset_version"}
 UPLOAD = {"upload_id": "upload"}
 BATCH = {"batch_id": "batch"}
+PLAN = {"plan_id": "retraining_plan"}
 WEBHOOK = {"webhook_id": "webhook"}
 SERVICE_ACCOUNT = {"service_account_id": "service_account"}
 NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}

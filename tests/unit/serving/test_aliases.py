@@ -7,7 +7,7 @@ from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.ids import new_ulid
-from apps.serving.aliases import delete_alias, point_alias, roll_back
+from apps.serving.aliases import AliasMoved, delete_alias, point_alias, roll_back
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import delete_model, undeploy
 from apps.serving.placements import replan
@@ -62,6 +62,30 @@ def test_a_canary_gets_its_share_and_ends_by_rolling_back_or_by_moving(versions)
 
     point(second, canary_percent=10)
     point(second)
+    assert targets() == [(second.model_name, "", 0)]
+
+
+def test_an_alias_moves_only_from_where_it_was_seen(versions) -> None:
+    first, second = versions
+
+    def move(version: AdapterVersion, expected: str, percent: int = 0) -> None:
+        point_alias(
+            version=version, name="production", by="user_1", now=db_now(), canary_percent=percent, expected=expected
+        )
+
+    with pytest.raises(AliasMoved, match="does not exist"):
+        move(first, second.model_name)
+    move(first, "")
+    for expected in ("", second.model_name):
+        with pytest.raises(AliasMoved, match=first.model_name):
+            move(second, expected)
+    point(second, canary_percent=10)
+    with pytest.raises(AliasMoved, match="canary"):
+        move(second, first.model_name)
+    assert targets() == [(first.model_name, second.model_name, 10)]
+
+    roll_back(alias=Alias.objects.get(), by="user_1", now=db_now())
+    move(second, first.model_name)
     assert targets() == [(second.model_name, "", 0)]
 
 

@@ -1,6 +1,6 @@
 """Anneal's own calls on serving: aliases, an adapter's warmth, and keeping it warm."""
 
-from typing import Literal, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 from rest_framework.request import Request
@@ -28,6 +28,12 @@ class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     version: str  # the version's own `ft:…` name
     canary_percent: int = 0
+    expected_version: Annotated[
+        str | None,
+        msgspec.Meta(
+            description="Move the alias only if it stands for this version, without a canary; empty: only make one."
+        ),
+    ] = None
 
 
 class AliasObject(TypedDict):
@@ -64,6 +70,7 @@ class AliasList(ApiView):
             version=get_version_by_name(organization=self.organization, model_name=body.version, param="version"),
             name=body.name,
             canary_percent=body.canary_percent,
+            expected=body.expected_version,
             by=self.actor,
             now=db_now(),
         )

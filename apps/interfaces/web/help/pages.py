@@ -113,6 +113,12 @@ PAGES = (
         Audience.PROGRAMS,
     ),
     HelpPage(
+        "retraining",
+        "docs/retraining.md",
+        "A job repeated on a schedule or when data grows, and promoted if it is better",
+        Audience.PROGRAMS,
+    ),
+    HelpPage(
         "errors",
         "docs/errors.md",
         "Each code with its status, meaning and fix",

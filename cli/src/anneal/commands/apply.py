@@ -145,10 +145,14 @@ def _ended(api: Api, project: Project, job: dict[str, Any], result: dict[str, An
     if alias and new in (alias["previous_version"], alias["canary_version"]):
         result["note"] = f"{alias['model']} was rolled back from {new} or tests it. Move it by `anneal models alias`."
         return
-    gates = _gates(api, project, job, alias["version"] if alias else None)
+    if alias and alias["canary_version"]:
+        result["note"] = f"{alias['model']} tests {alias['canary_version']}. End that canary, and run it again."
+        return
+    current = alias["version"] if alias else ""
+    gates = _gates(api, project, job, current)
     result["gates"] = [msgspec.to_builtins(gate) for gate in gates]
     if all(gate.passed for gate in gates):
-        _promote(api, project.alias, new, wait=wait)
+        _promote(api, project.alias, new, current, wait=wait)
         result["promoted"] = True
 
 
@@ -159,22 +163,25 @@ def _alias(api: Api, name: str, model: str) -> dict[str, Any] | None:
     return next((each for each in aliases if each["model"] in (name, own_name)), None)
 
 
-def _gates(api: Api, project: Project, job: dict[str, Any], current_name: str | None) -> list[Gate]:
+def _gates(api: Api, project: Project, job: dict[str, Any], current_name: str) -> list[Gate]:
     report = api.get(model_path(job["fine_tuned_model"])).get("evaluation")
-    if current_name is None:
+    if not current_name:
         return check_gates(project, report, current=None, is_comparable=False)
     current = api.get(model_path(current_name)).get("evaluation") or {}
     before = next((each for each in project_jobs(api, project) if each["fine_tuned_model"] == current_name), None)
     return check_gates(project, report, current=current, is_comparable=is_same_measure(job, before))
 
 
-def _promote(api: Api, name: str, model: str, *, wait: bool) -> None:
-    """Move the alias; with `wait`, once a replica has loaded the model. Raises Failure."""
+def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> None:
+    """Move the alias; with `wait`, once a replica has loaded the model.
+
+    Raises Failure, also if the alias no longer stands for the version that the gates compared with, or has a canary.
+    """
     api.attempts = PATIENT_ATTEMPTS
     deadline = time.monotonic() + _LONGEST_LOAD_SECONDS
     while True:
         try:
-            api.post("/api/v1/aliases", {"name": name, "version": model})
+            api.post("/api/v1/aliases", {"name": name, "version": model, "expected_version": current})
             return
         except Failure as failure:
             is_loading = failure.details.get("param") == "version"

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from apps.contracts.evaluation import Grader, GraderKind, problem_of
+from apps.contracts.evaluation.paired_shares import wilson
 from apps.contracts.evaluation.text_scores import rouge_l
 from gpu_workers.train.after.graders import grade
-from gpu_workers.train.after.intervals import compare_ratio, compare_scores, wilson
+from gpu_workers.train.after.intervals import compare_ratio, compare_scores
 
 
 @pytest.mark.parametrize(

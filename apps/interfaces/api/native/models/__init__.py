@@ -1,1 +1,1 @@
-"""Base models and adapters by name: their files, conversions, limits and licences."""
+"""Base models and adapters: their files, conversions, limits, licences and retraining."""

@@ -1,0 +1,109 @@
+"""The job of a retraining: the plan's job again, with the newest rows and within the plan's maximum price."""
+
+import datetime
+
+import msgspec
+from django.utils.translation import gettext
+
+from apps.accounts.queries import find_actor
+from apps.accounts.roles import Permission, has_permission
+from apps.contracts.runs import Method, Objective
+from apps.core.database.transitions import advance
+from apps.core.errors import InvalidState, PermissionDenied
+from apps.core.money import dollars
+from apps.datasets.models import DatasetVersion
+from apps.finetuning.jobs.admission import MaximumRaised
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.jobs.retraining.endings import finish
+from apps.finetuning.jobs.retraining.versions import newest_ready, require_comparable
+from apps.finetuning.lifecycle import RETRAINING_TRANSITIONS, RetrainingCode, RetrainingStatus, RetrainingTrigger
+from apps.finetuning.models import Retraining, RetrainingPlan
+from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
+
+# What a plan does in the name of a member or key: it starts jobs, asks models and moves an alias.
+RIGHTS = (Permission.JOB_WRITE, Permission.INFERENCE, Permission.ADAPTER_WRITE)
+
+
+def require_actor(retraining: Retraining, now: datetime.datetime) -> None:
+    """Raise PermissionDenied unless the member or key in whose name it acts may do now what it does."""
+    actor = find_actor(organization=retraining.organization_id, actor=retraining.created_by, now=now)
+    if actor is None or not all(has_permission(actor.role, right) for right in RIGHTS):
+        text = gettext("The member or key that changed the plan last may not act any more. Change it with another key.")
+        raise PermissionDenied(text)
+
+
+def launch(retraining: Retraining, now: datetime.datetime) -> None:
+    """Create the job, or skip a scheduled retraining without new rows. Raises the errors of `create_job`."""
+    plan = retraining.plan
+    training = newest_ready(plan.dataset_id)
+    if training is None:
+        raise InvalidState(gettext("The dataset has no version that is ready."))
+    if retraining.trigger == RetrainingTrigger.SCHEDULE and _is_trained(plan, training):
+        text = "The dataset has no version that the plan's models have not learned from."
+        finish(retraining, to=RetrainingStatus.SKIPPED, code=RetrainingCode.NOTHING_NEW, reason=text, now=now)
+        return
+    require_actor(retraining, now)
+    held_out = require_comparable(newest_ready(plan.held_out_id), param="held_out")
+    regression = None
+    if plan.regression_id is not None:
+        regression = require_comparable(newest_ready(plan.regression_id), param="regression")
+    request = _request(retraining, training, held_out)
+    try:
+        job = create_job(organization=retraining.organization_id, request=request, by=retraining.created_by, now=now)
+    except MaximumRaised:
+        finish(
+            retraining, to=RetrainingStatus.REFUSED, code=RetrainingCode.ABOVE_MAXIMUM,
+            reason=above_maximum(retraining), now=now,
+        )  # fmt: skip
+        return
+    advance(
+        retraining,
+        to=RetrainingStatus.TRAINING,
+        transitions=RETRAINING_TRANSITIONS,
+        job=job,
+        training_file=training,
+        held_out_file=held_out,
+        regression_file=regression,
+        attempts=0,
+    )
+
+
+def above_maximum(retraining: Retraining) -> str:
+    """Return the reason of a retraining whose job may cost too much."""
+    return f"The job may cost more than the plan's maximum of {dollars(retraining.max_nano)}. Raise it, or use less."
+
+
+def _is_trained(plan: RetrainingPlan, version: DatasetVersion) -> bool:
+    """Return whether the source job or a retraining of the plan has trained on the version."""
+    trained = plan.retrainings.filter(training_file=version).exclude(
+        status__in=(RetrainingStatus.REFUSED, RetrainingStatus.FAILED)
+    )
+    return version.pk == plan.source_job.training_file_id or trained.exists()
+
+
+def _request(retraining: Retraining, training: DatasetVersion, held_out: DatasetVersion) -> JobRequest:
+    """Return the source job's request with other files: what was left open is chosen again for them."""
+    job = retraining.plan.source_job
+    before = stored_request(job)
+    asked = dict(before.asked or {})
+    asked.pop("validation_share", None)  # the held-out rows take its place
+    return JobRequest(
+        base_model=before.start_from.name or job.base_model.name,
+        training_file=training.pk,
+        validation_file=held_out.pk,
+        method=Method(job.method),
+        objective=Objective(recipe_of(job).objective),
+        hyperparameters=asked,
+        pool=before.pool,
+        gpu_count=before.gpu_count,
+        node_count=before.node_count,
+        shown_max_nano=retraining.max_nano,
+        suffix=before.suffix or job.suffix,
+        metadata={"retraining_plan": retraining.plan_id, "retraining": retraining.pk},
+        integrations=[msgspec.to_builtins(each) for each in before.integrations],
+        evaluation=before.evaluation,
+        exports=before.exports,
+        idempotency_key=f"retraining:{retraining.pk}",
+        fingerprint=retraining.pk,
+    )

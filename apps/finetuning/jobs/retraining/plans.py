@@ -1,0 +1,295 @@
+"""Retraining plans: what they need, their limits, their history, and retrainings on request."""
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext
+
+from apps.accounts.models import Organization
+from apps.accounts.shares import share_of
+from apps.contracts.evaluation.graders import StringCheckGrader
+from apps.contracts.runs import Objective
+from apps.core import audit
+from apps.core.database.locks import lock
+from apps.core.database.tenancy import id_of
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
+from apps.core.ids import new_id
+from apps.datasets.models import Dataset
+from apps.finetuning.jobs.retraining.comparisons import stop
+from apps.finetuning.jobs.retraining.schedules import Schedule, schedule_of
+from apps.finetuning.jobs.retraining.triggers import MAX_A_DAY, begin, is_full_day
+from apps.finetuning.jobs.retraining.versions import newest_ready, require_comparable
+from apps.finetuning.lifecycle import RETRAINING_OPEN, JobStatus, RetrainingTrigger
+from apps.finetuning.models import FineTuningJob, Retraining, RetrainingPlan
+from apps.finetuning.recipes.stored_requests import recipe_of
+from apps.serving.aliases import is_imported, list_aliases
+from apps.serving.evals.costs import require_model
+from apps.serving.evals.criteria import PairwiseCriterion, SentCriterion, check_criteria, models_of
+from apps.serving.models import Alias
+
+MAX_PLANS = 20  # of an organization
+EXACT = StringCheckGrader(name="exact", input="{{sample.output_text}}", reference="{{item.reference}}", operation="eq")
+_PLAN_WITH = ("source_job", "dataset", "held_out", "regression", "alias__version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What a customer asks of a plan. Datasets and the alias are given by name or id.
+
+    `held_out` None is the dataset of the job's validation file.
+    """
+
+    name: str
+    source_job: str
+    dataset: str
+    alias: str
+    max_nano: int
+    held_out: str | None = None
+    regression: str | None = None
+    max_loss_points: float | None = None
+    min_gain_points: float = 0.0
+    schedule: Schedule | None = None
+    min_new_rows: int | None = None
+    testing_criteria: Sequence[SentCriterion] = (EXACT,)
+    is_enabled: bool = True
+
+
+def list_plans(*, organization: Organization | str) -> QuerySet[RetrainingPlan]:
+    """Return the organization's plans with what they name."""
+    return RetrainingPlan.objects.for_organization(organization).select_related(*_PLAN_WITH)
+
+
+def get_plan(*, organization: Organization | str, id: str) -> RetrainingPlan:
+    """Return one plan. Raises NotFound, the same for unknown and foreign ids."""
+    found = list_plans(organization=organization).filter(pk=id).first() if "\x00" not in id else None
+    if found is None:
+        raise NotFound(gettext("There is no such retraining plan."), param="plan_id")
+    return found
+
+
+def list_retrainings(*, plan: RetrainingPlan) -> QuerySet[Retraining]:
+    """Return the retrainings of a plan."""
+    rows = Retraining.objects.for_organization(plan.organization_id).filter(plan=plan)
+    return rows.select_related("job__adapter_version", "production")
+
+
+def request_of(plan: RetrainingPlan) -> PlanRequest:
+    """Return what was asked of the plan, to change some of it. A deleted alias is empty."""
+    return PlanRequest(
+        name=plan.name,
+        source_job=plan.source_job_id,
+        dataset=plan.dataset_id,
+        alias=plan.alias_id or "",
+        max_nano=plan.max_nano,
+        held_out=plan.held_out_id,
+        regression=plan.regression_id,
+        max_loss_points=plan.max_loss_points,
+        min_gain_points=plan.min_gain_points,
+        schedule=schedule_of(plan),
+        min_new_rows=plan.min_new_rows,
+        testing_criteria=msgspec.convert(plan.testing_criteria, list[SentCriterion]),
+        is_enabled=plan.is_enabled,
+    )
+
+
+@transaction.atomic
+def create_plan(
+    *, organization: Organization | str, request: PlanRequest, by: str, now: datetime.datetime
+) -> RetrainingPlan:
+    """Create a plan. Its first retraining begins at its first due time, or when the dataset has grown enough.
+
+    Raises NotFound, InvalidValue, QuotaExceeded.
+    """
+    organization_id = id_of(organization)
+    lock(f"retraining:{organization_id}")
+    with share_of(organization) as organizations:
+        if RetrainingPlan.objects.filter(organization__in=organizations).count() >= MAX_PLANS:
+            text = gettext("An organization has at most %(most)s retraining plans. Delete one first.")
+            raise QuotaExceeded(text % {"most": MAX_PLANS})
+    columns = _columns(organization_id, request, now)
+    plan = RetrainingPlan(organization_id=organization_id, created_by=by, acts_as=by, **columns)
+    _require_own_name(plan)
+    _count_growth_from_source(plan)
+    plan.save(force_insert=True)
+    audit.record(organization=organization, by=by, action="retraining_plan.created", target=plan.pk)
+    return get_plan(organization=organization_id, id=plan.pk)
+
+
+@transaction.atomic
+def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: datetime.datetime) -> RetrainingPlan:
+    """Change a plan; from now on it acts in the name of `by`. What has begun goes on.
+
+    Raises as `create_plan`, but never if the plan is only stopped.
+    """
+    lock(f"retraining:{plan.organization_id}")
+    before = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
+    changed = get_plan(organization=plan.organization_id, id=plan.pk)
+    if request != replace(request_of(before), is_enabled=False):
+        _set(changed, request, before, now)
+    changed.is_enabled, changed.acts_as = request.is_enabled, by
+    changed.save()
+    audit.record(organization=plan.organization_id, by=by, action="retraining_plan.changed", target=plan.pk)
+    return changed
+
+
+def _set(changed: RetrainingPlan, request: PlanRequest, before: RetrainingPlan, now: datetime.datetime) -> None:
+    for name, value in _columns(changed.organization_id, request, now).items():
+        setattr(changed, name, value)
+    _require_own_name(changed)
+    if schedule_of(before) == request.schedule and before.is_enabled:
+        changed.next_due_at = before.next_due_at
+    if before.dataset_id != changed.dataset_id or before.source_job_id != changed.source_job_id:
+        _count_growth_from_source(changed)
+    if before.testing_criteria != changed.testing_criteria:
+        changed.evaluated = None
+
+
+@transaction.atomic
+def delete_plan(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> None:
+    """Delete a plan with its history. A job that it began goes on, without a comparison; a comparison ends."""
+    for retraining in plan.retrainings.filter(status__in=RETRAINING_OPEN):
+        stop(retraining, now)
+    audit.record(organization=plan.organization_id, by=by, action="retraining_plan.deleted", target=plan.pk)
+    plan.delete()
+
+
+@transaction.atomic
+def request_retraining(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> Retraining:
+    """Begin a retraining now, on the newest version. Raises InvalidState while one is open, QuotaExceeded."""
+    plan = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
+    if plan.retrainings.filter(status__in=RETRAINING_OPEN).exists():
+        text = gettext("A retraining of this plan has not ended. Wait for it, or cancel its job.")
+        raise InvalidState(text, param="plan_id")
+    if is_full_day(plan, now):
+        text = gettext("A plan begins at most %(most)s retrainings a day. Try again tomorrow.")
+        raise QuotaExceeded(text % {"most": MAX_A_DAY})
+    audit.record(organization=plan.organization_id, by=by, action="retraining_plan.requested", target=plan.pk)
+    return begin(plan=plan, trigger=RetrainingTrigger.REQUEST, key=new_id("request"), by=by, now=now)
+
+
+# --- What a plan needs ------------------------------------------------------------------------------------------------
+
+
+def _columns(organization_id: str, request: PlanRequest, now: datetime.datetime) -> dict[str, Any]:
+    """Return the columns of a plan. Raises NotFound and InvalidValue that name the field."""
+    if request.schedule is None and request.min_new_rows is None:
+        text = gettext("Give a schedule, or min_new_rows, or both: one of them begins a retraining.")
+        raise InvalidValue(text, param="schedule")
+    if request.schedule is not None:
+        request.schedule.check()
+    if request.max_nano <= 0:
+        raise InvalidValue(gettext("The maximum price must be above zero."), param="max_usd")
+    job = _source_job(organization_id, request.source_job)
+    datasets = _datasets(organization_id, request, job)
+    if (request.regression is None) != (request.max_loss_points is None):
+        raise InvalidValue(
+            gettext("Give regression and max_loss_points together: rows that must not get worse, and by how much."),
+            param="max_loss_points",
+        )
+    return {
+        "name": request.name,
+        "source_job": job,
+        **datasets,
+        "alias": _alias(organization_id, request.alias, job),
+        "testing_criteria": _criteria(organization_id, request.testing_criteria),
+        "cadence": request.schedule.cadence if request.schedule else "",
+        "cadence_value": request.schedule.value if request.schedule else None,
+        "hour_utc": request.schedule.hour_utc if request.schedule else 0,
+        "next_due_at": request.schedule.next_due(now) if request.schedule else None,
+        "min_new_rows": request.min_new_rows,
+        "max_nano": request.max_nano,
+        "min_gain_points": request.min_gain_points,
+        "max_loss_points": request.max_loss_points,
+        "is_enabled": request.is_enabled,
+    }
+
+
+def _source_job(organization_id: str, job_id: str) -> FineTuningJob:
+    jobs = FineTuningJob.objects.for_organization(organization_id)
+    job = jobs.select_related("adapter_version", "validation_file").filter(pk=job_id).first()
+    if job is None:
+        raise NotFound(gettext("There is no such fine-tuning job."), param="source_job")
+    if job.status != JobStatus.SUCCEEDED or job.adapter_version is None:
+        raise InvalidValue(gettext("Name a job that succeeded: its model is the first one."), param="source_job")
+    if recipe_of(job).objective != Objective.SUPERVISED:
+        text = gettext("Only jobs that train on conversations can be repeated: the models' answers are compared.")
+        raise InvalidValue(text, param="source_job")
+    return job
+
+
+def _datasets(organization_id: str, request: PlanRequest, job: FineTuningJob) -> dict[str, Dataset | None]:
+    held_out = request.held_out or (job.validation_file.dataset_id if job.validation_file else None)
+    if held_out is None:
+        text = gettext("Give a dataset of held-out rows: the job has no validation file.")
+        raise InvalidValue(text, param="held_out")
+    found: dict[str, Dataset | None] = {
+        "dataset": _dataset(organization_id, request.dataset, "dataset"),
+        "held_out": _dataset(organization_id, held_out, "held_out"),
+        "regression": None,
+    }
+    if request.regression is not None:
+        found["regression"] = _dataset(organization_id, request.regression, "regression")
+    for param in ("held_out", "regression"):
+        dataset = found[param]
+        if dataset is None:
+            continue
+        if dataset == found["dataset"]:
+            text = gettext("The compared rows must be another dataset than the one that is trained on.")
+            raise InvalidValue(text, param=param)
+        require_comparable(newest_ready(dataset.pk), param=param)
+    return found
+
+
+def _dataset(organization_id: str, name: str, param: str) -> Dataset:
+    rows = Dataset.objects.for_organization(organization_id).filter(Q(pk=name) | Q(name=name), deleted_at=None)
+    found = rows.first()
+    if found is None:
+        raise NotFound(gettext("There is no dataset %(name)s.") % {"name": repr(name[:80])}, param=param)
+    return found
+
+
+def _alias(organization_id: str, name: str, job: FineTuningJob) -> Alias:
+    version = job.adapter_version
+    assert version is not None
+    named = Q(pk=name) | Q(model_name=name) | Q(name=name, adapter=version.adapter_id)
+    alias = list_aliases(organization=organization_id).filter(named).first()
+    if alias is None:
+        text = gettext("There is no alias %(name)s. Create it first, for the model that is in production.")
+        raise NotFound(text % {"name": repr(name[:80])}, param="alias")
+    if is_imported(alias):
+        return alias
+    if alias.adapter_id != version.adapter_id:
+        text = gettext("The alias belongs to another adapter than the job's. Name one of the job's adapter.")
+        raise InvalidValue(text, param="alias")
+    if not job.suffix:
+        text = gettext("The job has no suffix, so its repeats would make other adapters. Name a job with a suffix.")
+        raise InvalidValue(text, param="source_job")
+    return alias
+
+
+def _criteria(organization_id: str, sent: Sequence[SentCriterion]) -> object:
+    checked = check_criteria(sent)
+    if any(isinstance(one, PairwiseCriterion) for one in checked):
+        text = gettext("Each model's answers are graded by themselves: use another criterion than pairwise_model.")
+        raise InvalidValue(text, param="testing_criteria")
+    for place, model in models_of(checked):
+        require_model(organization=organization_id, name=model, param=place)
+    return msgspec.to_builtins(checked)
+
+
+def _require_own_name(plan: RetrainingPlan) -> None:
+    same = RetrainingPlan.objects.for_organization(plan.organization_id).filter(name=plan.name)
+    if same.exclude(pk=plan.pk).exists():
+        raise InvalidValue(gettext("Another retraining plan has this name."), param="name")
+
+
+def _count_growth_from_source(plan: RetrainingPlan) -> None:
+    """Count new rows from the version that the source job trained on; from none if that is another dataset's."""
+    version = plan.source_job.training_file
+    is_same = version.dataset_id == plan.dataset_id
+    plan.seen_number, plan.seen_rows = (version.number, version.rows or 0) if is_same else (0, 0)

@@ -1,0 +1,427 @@
+"""Retraining: what begins it, once; what it may cost; and that only what surely beats production is promoted."""
+
+import datetime
+from collections.abc import Callable
+
+import pytest
+from django.db import transaction
+
+from apps.accounts.login.key_operations import issue_key
+from apps.accounts.models import Membership, Notification, OrganizationEvent
+from apps.billing.queries import get_balance
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.money import dollars
+from apps.finetuning.jobs.control import request_cancellation
+from apps.finetuning.jobs.retraining import plans, triggers
+from apps.finetuning.jobs.retraining import progress as steps
+from apps.finetuning.jobs.retraining.launches import require_actor
+from apps.finetuning.jobs.retraining.schedules import Schedule
+from apps.finetuning.jobs.retraining.triggers import begin_due
+from apps.finetuning.lifecycle import Cadence, RetrainingStatus
+from apps.finetuning.models import FineTuningJob, Retraining, RetrainingPlan
+from apps.finetuning.tasks import retrain
+from apps.finetuning.usage.quotas import set_quota
+from apps.serving.aliases import point_alias
+from apps.serving.evals import progress
+from apps.serving.evals.models import EvalRun
+from apps.serving.models import Alias
+from tests.factories.accounts import make_service_account
+from tests.factories.money import USD
+from tests.factories.retraining import (
+    REGRESSION,
+    answer,
+    grow,
+    make_plan,
+    make_production,
+    tick,
+    train,
+)
+from tests.support.database import at_once
+
+WEEKLY = Schedule(Cadence.WEEK, 1, hour_utc=3)
+FRIDAY = datetime.datetime(2026, 11, 27, 15, 40, tzinfo=datetime.UTC)
+
+
+@pytest.fixture
+def job(floor, key, claim) -> FineTuningJob:
+    return make_production(floor, key, claim)
+
+
+@pytest.fixture
+def compared(floor, job, key, claim) -> Retraining:
+    """A retraining whose job has succeeded: both models are asked."""
+    make_plan(job, key, min_gain_points=5.0)
+    grow(job, 20)
+    retrain()
+    assert tick().status == RetrainingStatus.TRAINING
+    train(floor, claim)
+    return tick()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "after", "due"),
+    [
+        (Schedule(Cadence.DAYS, 1, 9), FRIDAY, "2026-11-28T09:00"),
+        (Schedule(Cadence.DAYS, 30, 9), FRIDAY, "2026-12-27T09:00"),
+        (WEEKLY, FRIDAY, "2026-11-30T03:00"),
+        (Schedule(Cadence.WEEK, 5, 16), FRIDAY, "2026-11-27T16:00"),
+        (Schedule(Cadence.WEEK, 5, 15), FRIDAY, "2026-12-04T15:00"),
+        (Schedule(Cadence.MONTH, 28), FRIDAY, "2026-11-28T00:00"),
+        (Schedule(Cadence.MONTH, 27, 15), FRIDAY, "2026-12-27T15:00"),
+        (Schedule(Cadence.MONTH, 1), FRIDAY.replace(month=12), "2027-01-01T00:00"),
+    ],
+)
+def test_a_schedule_is_due_at_the_next_of_its_hours(schedule: Schedule, after: datetime.datetime, due: str) -> None:
+    assert schedule.next_due(after).isoformat().startswith(due)
+
+
+def test_a_plan_begins_once_for_each_growth_of_its_dataset(job, key) -> None:
+    plan = make_plan(job, key)
+    begin_due()
+    grow(job, 15)  # three more than the job learned from
+    begin_due()
+    assert not Retraining.objects.exists()
+
+    grow(job, 16)
+    begin_due()
+    begin_due()
+    begun = Retraining.objects.get()
+    assert (begun.trigger, begun.status, begun.created_by) == ("growth", "waiting", key.key.pk)
+    with pytest.raises(InvalidState, match="has not ended"):
+        plans.request_retraining(plan=plan, by=key.key.pk, now=db_now())
+
+    retrain()
+    started = FineTuningJob.objects.latest("created_at")
+    assert (started.created_by, started.suffix, started.training_file.rows) == (key.key.pk, "support", 16)
+    assert started.metadata == {"retraining_plan": plan.pk, "retraining": begun.pk}
+    assert started.requested["asked"]["epochs"] == 2
+    assert started.validation_file.dataset_id == plan.held_out_id
+    assert started.spend_cap_nano <= plan.max_nano
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_ticks_at_once_begin_and_launch_one_retraining(job, key) -> None:
+    make_plan(job, key)
+    grow(job, 20)
+
+    assert at_once(lambda _: retrain(), 2) == [None, None]
+    assert at_once(lambda _: tick().status, 2)
+
+    assert Retraining.objects.count() == 1
+    assert FineTuningJob.objects.exclude(pk=job.pk).count() == 1
+
+
+def test_a_schedule_trains_new_rows_and_skips_without_any(job, key) -> None:
+    plan = make_plan(job, key, schedule=WEEKLY, min_new_rows=None)
+
+    def be_due() -> None:
+        RetrainingPlan.objects.update(next_due_at=db_now() - datetime.timedelta(minutes=1))
+
+    begin_due()
+    assert not Retraining.objects.exists()
+
+    be_due()
+    retrain()
+    skipped = tick()
+    assert (skipped.status, skipped.code, skipped.job) == ("skipped", "nothing_new", None)
+    plan.refresh_from_db()
+    assert plan.next_due_at > db_now()
+    assert not Notification.objects.filter(key__startswith="retraining").exists()
+
+    grow(job, 13)
+    be_due()
+    retrain()
+    assert tick().status == RetrainingStatus.TRAINING
+
+    be_due()
+    retrain()
+    assert Retraining.objects.count() == 2, "one that is open must end first"
+
+
+def test_a_version_that_began_a_retraining_begins_no_other_after_a_change_of_the_plan(job, key, caplog) -> None:
+    plan = make_plan(job, key, max_nano=1)
+    grow(job, 20)
+    retrain()
+    assert tick().status == RetrainingStatus.REFUSED
+    RetrainingPlan.objects.update(seen_number=1, seen_rows=12)
+
+    begin_due()
+
+    plan.refresh_from_db()
+    assert (plan.retrainings.count(), plan.seen_rows) == (1, 20) and not caplog.records
+
+
+def test_a_stopped_plan_and_a_suspended_organization_begin_nothing(job, key, organization) -> None:
+    plan = make_plan(job, key, is_enabled=False)
+    grow(job, 20)
+    begin_due()
+    RetrainingPlan.objects.filter(pk=plan.pk).update(is_enabled=True)
+    organization.suspended_at = db_now()
+    organization.save(update_fields=["suspended_at"])
+    begin_due()
+    assert not Retraining.objects.exists()
+
+
+def test_a_plan_begins_a_limited_number_a_day_and_keeps_a_limited_history(job, key, monkeypatch) -> None:
+    plan = make_plan(job, key, max_nano=1)
+    monkeypatch.setattr(triggers, "MAX_KEPT", 1)
+    monkeypatch.setattr(triggers, "MAX_A_DAY", 3)
+    for _ in range(3):
+        plans.request_retraining(plan=plan, by=key.key.pk, now=db_now())
+        assert tick().status == RetrainingStatus.REFUSED
+    assert plan.retrainings.count() == 2
+    monkeypatch.setattr(triggers, "MAX_A_DAY", 2)
+    with pytest.raises(QuotaExceeded, match="a day"):
+        plans.request_retraining(plan=plan, by=key.key.pk, now=db_now())
+    grow(job, 20)
+    begin_due()
+    assert plan.retrainings.count() == 2
+
+
+def test_a_price_above_the_maximum_is_refused_once_with_its_reason(job, key, organization, alice) -> None:
+    plan = make_plan(job, key, max_nano=1_000)
+    grow(job, 20)
+    before = get_balance(organization=organization).available_nano
+
+    retrain()
+    refused = tick()
+    retrain()
+
+    assert (refused.status, refused.code, refused.job) == ("refused", "above_maximum", None)
+    assert dollars(1_000) in refused.reason
+    assert Retraining.objects.count() == 1 and FineTuningJob.objects.count() == 1
+    assert get_balance(organization=organization).available_nano == before
+    told = Notification.objects.get(key=f"retraining:{refused.pk}")
+    assert told.user == alice and plan.name in told.title
+    event = OrganizationEvent.objects.get(subject=refused.pk)
+    assert (event.type, event.data) == ("retraining.refused", {"plan_id": plan.pk, "code": "above_maximum"})
+
+
+def test_a_job_that_could_not_start_is_refused_as_for_a_person_and_owners_hear_of_a_service_account(
+    job, key, organization, alice, ann, bob
+) -> None:
+    account = make_service_account(organization, alice)
+    scopes = frozenset({"view", "job.write", "inference", "adapter.write"})
+    issued = issue_key(
+        organization=organization, name="ci", scopes=scopes, by=alice, expires_at=None, now=db_now(),
+        service_account_id=account.pk,
+    )  # fmt: skip
+    plan = make_plan(job, issued)
+    set_quota(organization=organization, by="system", now=db_now(), queued_jobs=0)
+    grow(job, 20)
+
+    retrain()
+
+    refused = tick()
+    assert (refused.status, refused.code, refused.job) == ("refused", "insufficient_quota", None)
+    assert FineTuningJob.objects.count() == 1 and refused.created_by == plan.acts_as
+    told = Notification.objects.filter(key=f"retraining:{refused.pk}").values_list("user_id", flat=True)
+    assert set(told) == {alice.pk, ann.pk}
+
+
+def test_organizations_take_turns_and_a_tick_begins_a_limited_number(job, key, rival, monkeypatch) -> None:
+    plans_of_acme = [make_plan(job, key, name=f"plan {number}") for number in range(3)]
+    grow(job, 20)
+    fields = {"name", "source_job_id", "dataset_id", "held_out_id", "testing_criteria", "min_new_rows", "max_nano"}
+    copied = {name: getattr(plans_of_acme[0], name) for name in fields}
+    RetrainingPlan.objects.create(
+        organization=rival, alias=None, min_gain_points=0.0, acts_as="user_1", created_by="user_1", **copied
+    )
+    monkeypatch.setattr(triggers, "MAX_BEGUN", 2)
+
+    begin_due()
+    assert sorted(Retraining.objects.values_list("organization__name", flat=True)) == ["Acme", "Rival"]
+    begin_due()
+    assert Retraining.objects.count() == 4
+
+
+def test_both_models_answer_the_held_out_rows_within_what_the_job_left_of_the_maximum(compared) -> None:
+    plan, job = compared.plan, compared.job
+    runs = [compared.new_run, compared.production_run]
+
+    assert compared.status == RetrainingStatus.COMPARING
+    assert [run.model_name for run in runs] == [job.adapter_version.model_name, plan.alias.version.model_name]
+    assert job.cost_nano + sum(run.cost_limit_nano for run in runs) <= plan.max_nano
+    for run in runs:
+        progress.prepare(run.pk)
+        run.refresh_from_db()
+        assert (run.status, run.total, run.error) == ("in_progress", 12, None)
+        assert 0 < run.highest_cost_nano <= run.cost_limit_nano
+
+
+def move_alias(retraining: Retraining) -> None:
+    """Put the new model into production by hand."""
+    point_alias(version=retraining.job.adapter_version, name="production", by="user_1", now=db_now())
+
+
+def begin_canary(retraining: Retraining) -> None:
+    version = retraining.job.adapter_version
+    point_alias(version=version, name="production", by="user_1", now=db_now(), canary_percent=10)
+
+
+def lower_role(retraining: Retraining) -> None:
+    Membership.objects.update(role="viewer")
+
+
+def nothing(retraining: Retraining) -> None:
+    pass
+
+
+Answers = dict[str, int]
+DECISIONS: list[tuple[Answers, Answers, Callable[[Retraining], None], str, str]] = [
+    ({"passed": 36}, {"passed": 18}, nothing, "promoted", "better"),
+    ({"passed": 18}, {"passed": 18}, nothing, "kept", "not_better"),
+    ({"passed": 21}, {"passed": 18}, nothing, "kept", "not_better"),  # by chance
+    ({"passed": 9}, {"passed": 18}, nothing, "kept", "not_better"),
+    ({"passed": 36}, {"passed": 18}, move_alias, "kept", "alias_moved"),
+    ({"passed": 36}, {"passed": 18}, begin_canary, "kept", "alias_moved"),
+    ({"passed": 36}, {"passed": 18}, lower_role, "kept", "insufficient_permissions"),
+    ({"passed": 36}, {"passed": 18, "errors": 20}, nothing, "failed", "comparison_failed"),
+]
+
+
+def test_only_a_model_that_surely_beats_production_takes_its_place(compared) -> None:
+    for new, production, meanwhile, status, code in DECISIONS:
+        with transaction.atomic():
+            _check_decision(compared, new, production, meanwhile, status, code)
+            transaction.set_rollback(True)
+
+
+def _check_decision(
+    compared: Retraining,
+    new: Answers,
+    production: Answers,
+    meanwhile: Callable[[Retraining], None],
+    status: str,
+    code: str,
+) -> None:
+    before = Alias.objects.get().version
+    answer(compared.new_run, **new)
+    answer(compared.production_run, **production)
+
+    decided = tick()
+    meanwhile(decided)
+    target = Alias.objects.get().version
+    ended = tick()
+
+    assert (ended.status, ended.code) == (status, code), ended.reason
+    is_promoted = status == "promoted"
+    alias = Alias.objects.get()
+    assert alias.version == (ended.job.adapter_version if is_promoted else target)
+    assert not is_promoted or alias.previous_version == before
+    assert Notification.objects.filter(key=f"retraining:{ended.pk}").count() == 1
+    if code != "comparison_failed":
+        result = ended.held_out_result
+        assert (result["rows"], result["new_passed"]) == (40, new["passed"])
+
+
+def test_a_gain_below_the_plans_is_no_reason_to_promote(compared) -> None:
+    RetrainingPlan.objects.update(min_gain_points=60.0)
+    answer(compared.new_run, passed=36)
+    answer(compared.production_run, passed=18)
+
+    ended = tick()
+
+    assert (ended.status, ended.code) == ("kept", "not_better")
+    assert "36 of 40" in ended.reason and "+45.0 points" in ended.reason and "+60" in ended.reason
+
+
+def test_a_better_model_that_forgets_regression_rows_is_kept_aside(floor, job, key, claim) -> None:
+    make_plan(job, key, regression=REGRESSION, max_loss_points=20.0)
+    grow(job, 20)
+    retrain()
+    tick()
+    train(floor, claim)
+    asked = tick()
+    limits = asked.new_run.cost_limit_nano
+    answer(asked.new_run, passed=36)
+    answer(asked.production_run, passed=18)
+    checking = tick()
+    assert checking.status == RetrainingStatus.CHECKING and checking.new_run != asked.new_run
+    spent = checking.job.cost_nano + 2 * (limits + checking.new_run.cost_limit_nano)
+    assert spent <= checking.max_nano and checking.comparison_nano <= checking.max_nano
+
+    for passed, status in ((28, "kept"), (38, "promoted")):
+        with transaction.atomic():
+            answer(checking.new_run, passed=passed)
+            answer(checking.production_run, passed=38)
+            tick()
+            ended = tick()
+            assert (ended.status, ended.regression_result["new_passed"]) == (status, passed), ended.reason
+            transaction.set_rollback(True)
+
+
+def test_a_model_that_no_replica_has_loaded_is_tried_again_and_not_for_ever(compared) -> None:
+    compared.job.adapter_version.loaded.all().delete()
+    answer(compared.new_run, passed=36)
+    answer(compared.production_run, passed=18)
+    assert tick().status == RetrainingStatus.PROMOTING
+
+    waiting = tick()
+    assert (waiting.status, waiting.attempts) == ("promoting", 1)
+    assert waiting.next_at > db_now() + datetime.timedelta(seconds=90)
+
+    for _ in range(10):
+        ended = tick()
+    assert (ended.status, ended.code) == ("kept", "invalid_state")
+
+
+@pytest.mark.parametrize(("run_status", "message"), [("failed", "no room"), ("canceled", "canceled")])
+def test_a_comparison_that_did_not_end_well_ends_the_retraining_with_its_reason(compared, run_status, message) -> None:
+    EvalRun.objects.filter(pk=compared.new_run_id).update(
+        status=run_status, error={"code": "x", "message": "no room"} if run_status == "failed" else None
+    )
+
+    ended = tick()
+
+    assert (ended.status, ended.code) == ("failed", "comparison_failed") and message in ended.reason
+    assert Alias.objects.get().version == compared.production
+    assert EvalRun.objects.get(pk=compared.production_run_id).status == "canceled", "it asks nothing more"
+
+
+def test_a_job_that_fails_ends_the_retraining(floor, job, key, claim) -> None:
+    make_plan(job, key)
+    grow(job, 20)
+    retrain()
+    begun = tick()
+    request_cancellation(job=begun.job, by=key.key.pk, now=db_now())
+
+    ended = tick()
+
+    assert (ended.status, ended.code, ended.reason) == ("failed", "job_failed", "The job is cancelled.")
+    retrain()
+    assert Retraining.objects.count() == 1
+
+
+def test_an_unforeseen_error_is_tried_again_and_stops_no_other(job, key, monkeypatch) -> None:
+    def broken(retraining: Retraining, now: datetime.datetime) -> None:
+        raise RuntimeError("broken")
+
+    make_plan(job, key)
+    grow(job, 20)
+    monkeypatch.setitem(steps._STEPS, RetrainingStatus.WAITING, broken)
+    retrain()
+    assert (tick().attempts, tick().attempts) == (2, 3)
+
+    for _ in range(10):
+        ended = tick()
+    assert (ended.status, ended.code) == ("refused", "internal_error")
+
+
+def test_a_plan_acts_as_who_changed_it_last_and_counts_growth_from_its_dataset(job, key, alice, monkeypatch) -> None:
+    plan = make_plan(job, key, schedule=WEEKLY)
+    due = plan.next_due_at
+    asked = plans.request_of(plan)
+
+    changed = plans.change_plan(plan=plan, request=asked, by=alice.pk, now=db_now())
+    assert (changed.acts_as, changed.created_by, changed.next_due_at) == (alice.pk, key.key.pk, due)
+    assert (changed.seen_number, changed.seen_rows) == (1, 12)
+
+    begun = plans.request_retraining(plan=plan, by=alice.pk, now=db_now())
+    require_actor(begun, db_now())
+    with pytest.raises(InvalidValue, match="has this name"):
+        make_plan(job, key)
+    monkeypatch.setattr(plans, "MAX_PLANS", 1)
+    with pytest.raises(QuotaExceeded, match="at most 1"):
+        make_plan(job, key, name="another", max_nano=USD)
