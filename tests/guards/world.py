@@ -35,8 +35,6 @@ from apps.finetuning.models import (
     FineTuningJob,
     HubPush,
     HubPushToken,
-    Retraining,
-    RetrainingPlan,
     Run,
     RunMember,
     RunUpload,
@@ -57,7 +55,7 @@ from tests.factories.catalog import make_base_model, make_hub_lookup, make_liste
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.serving import make_replica
-from tests.guards.makers import money
+from tests.guards.makers import money, retraining
 from tests.guards.makers.tenants import Installation, Tenant, World
 
 Maker = Callable[[Tenant], str]
@@ -222,19 +220,6 @@ def _alias(tenant: Tenant) -> str:
     ).pk
 
 
-def _retraining_plan(tenant: Tenant) -> str:
-    plan = RetrainingPlan.objects.create(
-        organization=tenant.organization, name=tenant.canary, source_job_id=tenant.ids["job"], min_new_rows=10**6,
-        dataset_id=tenant.ids["dataset"], held_out_id=tenant.ids["dataset"], alias_id=tenant.ids["alias"],
-        testing_criteria=[], max_nano=1, min_gain_points=0.0, acts_as=tenant.owner.pk, created_by=tenant.owner.pk,
-    )  # fmt: skip
-    Retraining.objects.create(
-        organization=tenant.organization, plan=plan, trigger="request", trigger_key=tenant.canary, max_nano=1,
-        created_by=tenant.owner.pk,
-    )  # fmt: skip
-    return plan.pk
-
-
 def _conversation(tenant: Tenant) -> str:
     transcript = Transcript(columns=[[PlayTurn(role="user", content=tenant.canary)]])
     return keep_conversation(membership=_owner_of(tenant), transcript=transcript, now=db_now()).pk
@@ -339,7 +324,7 @@ MAKERS: dict[str, Maker] = {
     "hub_push": _hub_push,
     "deployment": _deployment,
     "alias": _alias,
-    "retraining_plan": _retraining_plan,
+    "retraining_plan": retraining.retraining_plan,
     "conversation": _conversation,
     "preset": _preset,
     "licence_acceptance": _licence_acceptance,
