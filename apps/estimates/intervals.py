@@ -88,9 +88,10 @@ def is_measured(stack: str, kind: str) -> bool:
 def memory_interval(pool: PoolFacts) -> MemoryInterval:
     """Return the interval learned from finished runs; else the spread of the formulas."""
     base, learned = CPU_MEMORY if pool.gpu.is_cpu else MEMORY, pool.correction
+    factor = pool.memory_factor
     if learned is None:
-        return MemoryInterval(((1.0, base.p10), (1.0, 1.0), (1.0, base.p90)), base.origin)
-    factor = learned.memory_factor
+        return MemoryInterval(((factor, base.p10), (factor, 1.0), (factor, base.p90)), base.origin)
+    factor *= learned.memory_factor
     low = (factor * learned.memory_p10, 1.0) if learned.memory_p10 else (factor, base.p10)
     high = (factor * learned.memory_p90, 1.0) if learned.memory_p90 else (factor, base.p90)
     return MemoryInterval((low, (factor, 1.0), high), learned.origin)

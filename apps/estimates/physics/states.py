@@ -7,7 +7,7 @@ memory.
 import msgspec
 
 from apps.contracts.runs import Method
-from apps.estimates.models.architectures import Architecture, linear_layers, target_layers
+from apps.estimates.models.architectures import target_layers
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import GIB, MIB
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
@@ -158,14 +158,14 @@ def reading_bytes(largest_tensor_bytes: int) -> int:
     return 2 * largest_tensor_bytes + MERGE_BYTES
 
 
-def publishing_bytes(a: Architecture) -> int:
+def publishing_bytes(shape: Shape) -> int:
     """Return the host memory of publishing, evaluating and merging on a GPU machine, however large the model is.
 
     The largest tensor is an embedding, a matrix, or all experts of a layer in one.
     """
+    a = shape.architecture
     experts = (a.n_experts or 0) * 2 * (a.moe_intermediate_size or 0) * a.hidden_size
-    matrices = (layer.weights for layer in linear_layers(a))
-    return GPU_PROCESS_BYTES + reading_bytes(2 * max(a.vocab_size * a.hidden_size, experts, *matrices))
+    return GPU_PROCESS_BYTES + reading_bytes(2 * max(a.vocab_size * a.hidden_size, experts, shape.largest_linear))
 
 
 def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: TrainingState) -> float:
