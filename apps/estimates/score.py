@@ -59,8 +59,8 @@ def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: 
             excluded.append(Excluded(each.job.id, each.job.kind, "the GPU's speed is not known"))
         else:
             points[each.job.kind].append(point)
-    found = {kind: tuple(each) for kind, each in points.items()}
-    return Scored(points=found, excluded=tuple(excluded), rehearsed=traced)
+    scored = {kind: tuple(found) for kind, found in points.items()}
+    return Scored(points=scored, excluded=tuple(excluded), rehearsed=traced)
 
 
 def point_of(

@@ -140,14 +140,12 @@ def buckets(plan: TrainingPlan, state: TrainingState) -> float:
     return _BUCKETS * _BUCKET_ELEMENTS * DTYPE_BYTES[plan.compute_dtype] if plan.is_deepspeed else 0.0
 
 
-def passing_gradients(shape: Shape, width: int) -> float:
-    """Return the gradients that FSDP holds on their way to the host.
+def passing_gradients(shape: Shape, width: int, stack: StackProfile) -> float:
+    """Return the gradients of layers that FSDP holds on their way to the host.
 
-    These are the root unit's, from the head's backward pass on, and two layers', each as computed and as reduced in
-    fp32.
+    These are two layers', each as computed and as reduced: in fp32, or in 16 bits if the stack keeps everything so.
     """
-    outside = shape.total - shape.layer * shape.n_layers
-    return (outside + 2 * shape.layer) * (width + _FP32)
+    return 2.0 * shape.layer * (width + (_FP32 if stack.full_state == "mixed" else width))
 
 
 def reading_bytes(largest_tensor_bytes: int) -> int:
@@ -182,7 +180,7 @@ def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: Training
 
 def root_unit(shape: Shape, plan: TrainingPlan) -> float:
     """Return the bytes of FSDP's root unit (embedding and head); its gathering needs a buffer of the same size."""
-    if plan.parallelism != Parallelism.ZERO3 or plan.is_deepspeed:
+    if plan.parallelism != Parallelism.ZERO3 or plan.is_deepspeed or plan.splits_root:
         return 0.0
     return float((shape.total - shape.layer * shape.n_layers) * DTYPE_BYTES[plan.compute_dtype])
 

@@ -60,7 +60,6 @@ def _obstacle(prepared: Prepared) -> str:
         (not job.architecture.n_experts, "transformers 5 stores a mixture's experts otherwise than published runs"),
         (plan.gpu_count == 1 and not plan.is_deepspeed, "several GPUs or DeepSpeed"),
         (not (plan.cpu_offload or plan.offloads_activations), "the trace has one memory, not the host's and the GPU's"),
-        (STACKS[job.stack].loss_bytes == STACKS["hf"].loss_bytes, "its rows are older than the loss that is installed"),
         (not plan.trains_embeddings, "an adapter that trains the embeddings too"),
         (plan.optimizer == "adamw" and not plan.steps_in_backward, "another optimizer than AdamW"),
         (not plan.is_compiled, "torch.compile"),
