@@ -382,7 +382,7 @@ class MemoryRequest(Struct, frozen=True, kw_only=True):
     gpu_count: int = 1
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
     is_on_cpu: bool = False
-    stack: str = "anneal"  # or "hf": transformers' Trainer with PEFT, as published rows used it
+    stack: str = "anneal"  # or another of apps.estimates: transformers' Trainer with PEFT, as published rows used it
     attention: str = "flash"  # of other stacks than ours: "flash" or "eager"
     is_full_depth: bool = False  # trace every layer; else two shallow depths, extrapolated
 

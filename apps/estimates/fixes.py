@@ -8,7 +8,14 @@ from apps.contracts.runs import Method
 from apps.estimates.durations import duration
 from apps.estimates.intervals import memory_interval, time_interval
 from apps.estimates.physics.gpus import GIB, Gpu
-from apps.estimates.placement import ChosenPlan, Task, choose_plan, longest_length, smallest_plan
+from apps.estimates.placement import (
+    ChosenPlan,
+    Task,
+    choose_plan,
+    least_host_bytes,
+    longest_length,
+    smallest_plan,
+)
 from apps.estimates.requests import PoolFacts, pieces_of
 
 _LENGTH_STEP = 64  # suggested lengths are round numbers
@@ -34,7 +41,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     gpu_count: int | None = None
     micro_batch_size: int | None = None
     gradient_checkpointing: bool | None = None
-    cpu_offload: bool = False
+    cpu_offload: bool | None = None
     host_bytes: int = 0
     train_seconds_p50: float | None = None
     cost_nano_p50: int | None = None
@@ -42,6 +49,10 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
 
 def ways_to_fit(task: Task, pool: PoolFacts, *, gpu_count: int, other_gpus: tuple[Gpu, ...] = ()) -> tuple[Fix, ...]:
     """Return the single changes that suffice, smallest first; else a combination, or the fix "none"."""
+    wanted = least_host_bytes(task, pool.gpu)
+    if pool.host_memory_bytes is not None and wanted > pool.host_memory_bytes:
+        text = f"Choose a smaller base model, or a pool whose machines have {_gib(wanted)} of memory."
+        return (Fix(key="none", text=text, peak_bytes=_peak_bytes(_placed(task, pool, gpu_count), pool)),)
     fixes = tuple(_single_changes(task, pool, gpu_count, other_gpus))
     return fixes or _combined(task, pool, other_gpus)
 
@@ -67,7 +78,7 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
         yield from _change(task, pool, gpu_count, "checkpointing", "Recompute activations (checkpointing)", changes)
     for method in _LIGHTER[Method(request.method)]:
         asked: dict[str, object] = {"method": method.value}
-        if method == Method.QLORA:
+        if method == Method.QLORA and request.cpu_offload:
             asked["cpu_offload"] = False
         found = list(_change(task, pool, gpu_count, "method", f"Use {_NAMES[method]}", asked))
         if found:
@@ -76,7 +87,10 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
     yield from _shorter(task, pool, gpu_count)
     yield from _more_gpus(task, pool, gpu_count)
     can_offload = request.method != Method.QLORA or task.stack.offloads_quantized
-    if can_offload and not (request.cpu_offload or request.is_replicated or pool.gpu.is_cpu):
+    if request.cpu_offload:
+        text = "Keep everything in the GPU's memory"
+        yield from _change(task, pool, gpu_count, "offload", text, {"cpu_offload": False})
+    elif can_offload and not (request.is_replicated or pool.gpu.is_cpu):
         text = "Keep the base model in the host's memory (slower)"
         if request.method == Method.FULL:
             text = "Keep weights, gradients and optimizer state in the host's memory (slower)"
@@ -148,11 +162,16 @@ def _other_types(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> Iterat
     for gpu in sorted(others, key=lambda gpu: gpu.memory_bytes):
         if gpu.key == pool.gpu.key or gpu.memory_bytes <= pool.gpu.memory_bytes:
             continue
-        elsewhere = PoolFacts(gpu=gpu, host_memory_bytes=pool.host_memory_bytes)
+        elsewhere = _with_type(pool, gpu)
         placement = _placed(task, elsewhere, 1)
         if placement.fits:
             yield _priced(task, elsewhere, placement, "gpu", f"Use {gpu.name}", {"gpu_key": gpu.key})
             return
+
+
+def _with_type(pool: PoolFacts, gpu: Gpu) -> PoolFacts:
+    """Return a pool of another type of GPU, of which nothing else is known."""
+    return PoolFacts(gpu=gpu, host_memory_bytes=pool.host_memory_bytes, memory_factor=pool.memory_factor)
 
 
 def _combined(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> tuple[Fix, ...]:
@@ -162,20 +181,20 @@ def _combined(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> tuple[Fix
     for fix in _other_types(least, pool, others):
         return (msgspec.structs.replace(fix, text=f"Use QLoRA on a larger type. {fix.text}", method="qlora"),)
     largest = max((pool.gpu, *others), key=lambda gpu: gpu.memory_bytes)
-    elsewhere = PoolFacts(gpu=largest)
+    elsewhere = _with_type(pool, largest)
     length = _longest(least, elsewhere, 1)
     if length:
         shorter = _with_length(least, length)
         text = f"Use QLoRA on {largest.name} with max_length {length:,} or fewer"
         changes: dict[str, object] = {"method": "qlora", "max_length": length, "gpu_key": largest.key}
         return (_priced(shorter, elsewhere, smallest_plan(shorter, largest), "max_length", text, changes),)
-    peak = smallest_plan(least, largest).memory.peak_bytes
+    peak = _peak_bytes(smallest_plan(least, largest), elsewhere)
     text = f"No single GPU offered holds this job: even QLoRA with one row at a time needs {_gib(peak)}."
     return (Fix(key="none", text=text if others else "Choose a smaller base model.", peak_bytes=peak),)
 
 
 def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: str, changes: dict[str, object]) -> Fix:
-    times, peak = duration(task, placement.plan, pool), placement.memory.peak_bytes
+    times, peak = duration(task, placement.plan, pool), _peak_bytes(placement, pool)
     seconds = times.train_seconds * time_interval(pool, times).p50 if times else None
     cost = None
     if seconds is not None and pool.price_nano is not None:
@@ -193,6 +212,10 @@ def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: 
         cost_nano_p50=cost,
         **known,  # type: ignore[arg-type]
     )
+
+
+def _peak_bytes(placement: ChosenPlan, pool: PoolFacts) -> int:
+    return memory_interval(pool).amounts(placement.memory.peak_bytes, placement.memory.parts[0].bytes)[1]
 
 
 def _gib(amount: int) -> str:

@@ -11,6 +11,7 @@ from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import MemoryEstimate, MemoryModel
 from apps.estimates.physics.plans import Parallelism, TrainingPlan, divisors
 from apps.estimates.physics.stacks import ANNEAL, STACKS, StackProfile, held_by
+from apps.estimates.physics.states import publishing_bytes
 from apps.estimates.physics.timing import step_time, timed
 from apps.estimates.requests import QuoteRequest
 
@@ -24,12 +25,14 @@ _SHAPING = frozenset({"architecture", "lora_rank", "stack", "target_modules", "u
 class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The chosen plan and its memory.
 
-    If `fits` is false, it is the smallest plan, or a plan that needs too much of the host's memory.
+    If `fits` is false, it is the smallest plan, or a plan that needs too much of the host's memory. `host_bytes` are
+    needed of a GPU machine's own memory, by what rests there or by publishing.
     """
 
     fits: bool
     plan: TrainingPlan
     memory: MemoryEstimate
+    host_bytes: int
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -106,21 +109,30 @@ def _choose_plan(
                 smallest = (needed, plan, model)
     if not found:
         assert smallest is not None  # there is always one way to share and one to checkpoint
-        return ChosenPlan(fits=False, plan=smallest[1], memory=smallest[2].estimate(smallest[1]))
+        return _chosen(task, gpu, smallest[1], smallest[2], fits=False)
     plan, model = found[0]
     if len(found) > 1:
         plan, model = min(found, key=lambda option: _seconds_per_row(task, option[0], gpu, node_bytes_per_second))
+    chosen = _chosen(task, gpu, plan, model, fits=True)
+    is_enough = host_memory_bytes is None or chosen.host_bytes <= host_memory_bytes
+    return chosen if is_enough else msgspec.structs.replace(chosen, fits=False)
+
+
+def _chosen(task: Task, gpu: Gpu, plan: TrainingPlan, model: MemoryModel, *, fits: bool) -> ChosenPlan:
     memory = model.estimate(plan)
-    return ChosenPlan(
-        fits=host_memory_bytes is None or memory.host_bytes <= host_memory_bytes, plan=plan, memory=memory
-    )
+    host_bytes = max(memory.host_bytes, least_host_bytes(task, gpu))
+    return ChosenPlan(fits=fits, plan=plan, memory=memory, host_bytes=host_bytes)
+
+
+def least_host_bytes(task: Task, gpu: Gpu) -> int:
+    """Return what this model needs of a machine's own memory by any plan; 0 on a CPU, whose memory is the plan's."""
+    return 0 if gpu.is_cpu else publishing_bytes(task.shape)
 
 
 def smallest_plan(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> ChosenPlan:
     """Return the placement with the least memory on these GPUs: single rows, everything recomputed and divided."""
     plan, model = _smallest(task, gpu, gpu_count)
-    fits = model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes
-    return ChosenPlan(fits=fits, plan=plan, memory=model.estimate(plan))
+    return _chosen(task, gpu, plan, model, fits=model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes)
 
 
 def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step: int) -> int:

@@ -11,7 +11,6 @@ from apps.estimates.intervals import PredictionInterval, memory_interval, time_i
 from apps.estimates.physics.gpus import GIB, Gpu
 from apps.estimates.physics.memory import MemoryPart
 from apps.estimates.physics.plans import TrainingPlan
-from apps.estimates.physics.states import publishing_bytes
 from apps.estimates.physics.throughput import ProbeRow, SpeedSource
 from apps.estimates.physics.timing import StepTime
 from apps.estimates.placement import ChosenPlan, Task, choose_plan, padded_length, task_of
@@ -187,8 +186,7 @@ def _quote(
         host_memory_bytes=pool.host_memory_bytes,
     )
     low, peak, high = spread.amounts(chosen.memory.peak_bytes, chosen.memory.parts[0].bytes)
-    host_bytes = 0 if pool.gpu.is_cpu else max(chosen.memory.host_bytes, publishing_bytes(request.architecture))
-    reason = _obstacle(task, pool, chosen, high, host_bytes, gpu_count)
+    reason = _obstacle(task, pool, chosen, high, gpu_count)
     times = duration(task, chosen.plan, pool)
     steps = step_count(rows=request.rows, batch_size=request.batch_size, epochs=request.epochs)
     estimate = Estimate(
@@ -214,7 +212,7 @@ def _quote(
         peak_bytes_p10=low,
         peak_bytes_p90=high,
         memory_origin=spread.origin,
-        host_bytes=host_bytes,
+        host_bytes=chosen.host_bytes,
         download_seconds=_download_seconds(pool),
         is_spot=pool.is_spot,
         redone_is_billed=pool.bills_redone_work,
@@ -265,16 +263,14 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
     )
 
 
-def _obstacle(
-    task: Task, pool: PoolFacts, placement: ChosenPlan, needed_bytes: int, host_bytes: int, gpu_count: int
-) -> str | None:
+def _obstacle(task: Task, pool: PoolFacts, placement: ChosenPlan, needed_bytes: int, gpu_count: int) -> str | None:
     """Return why the job cannot run on this placement, None if it can."""
     if limit := _exceeded_limit(task.request):
         return f"The longest row has {padded_length(task.request):,} tokens; this base model reads at most {limit:,}."
-    if placement.fits and (pool.host_memory_bytes is None or host_bytes <= pool.host_memory_bytes):
+    if placement.fits:
         return None
     if needed_bytes <= pool.gpu.memory_bytes:
-        wanted, there = host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
+        wanted, there = placement.host_bytes / GIB, (pool.host_memory_bytes or 0) / GIB
         return f"Needs {wanted:,.1f} GiB of the host's memory; a worker here has {there:,.1f} GiB."
     needed, held = needed_bytes / GIB, pool.gpu.memory_bytes / GIB
     rows = placement.plan.micro_batch_size

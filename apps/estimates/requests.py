@@ -155,6 +155,8 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     `bills_redone_work`: the renter of a spot GPU pays for the work that an interruption undid. A platform that bills
     only durable steps does not charge it. `minimum_seconds` of each GPU are billed at least, or the whole time from
     claim to end if that is less.
+
+    `memory_factor` is a known error of the formula for this job: its rehearsed memory / computed.
     """
 
     gpu: Gpu
@@ -180,6 +182,7 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     download_bytes: int = 0
     download_bytes_per_second: float = 200e6
     correction: Correction | None = None
+    memory_factor: float = 1.0
 
 
 def pieces_of(row_lengths: Iterable[tuple[int, int]], max_length: int) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,8 @@
 """Score the estimates on any file of measurement rows: `python -m apps.estimates.score FILE.jsonl`.
 
 Prints what was left out and why, the error by source, method and GPU, and ends with one JSON object with the keys
-`peak_memory` and `time`. `--rows FILE` also writes each row's prediction beside its measurement.
+`peak_memory` and `time`. `--rows FILE` also writes each row's prediction beside its measurement. `--rehearse` predicts
+the memory of the rows that can be traced by their stack's code, and prints how many others keep the formula, and why.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import CONSTANTS, Constants
 from apps.estimates.published import sources
 from apps.estimates.published.predictions import Prepared, known_bytes, predict, prepare
-from apps.estimates.published.rehearsals import rehearsed
+from apps.estimates.published.rehearsals import Rehearsed, rehearsed
 from apps.estimates.published.rows import MEMORY as MEMORY_KIND
 from apps.estimates.published.rows import TIME as TIME_KIND
 from apps.estimates.published.rows import Excluded, Job, MeasurementRow, read_row, with_fixed_lengths
@@ -33,6 +34,7 @@ _GROUPS = ("source", "method", "gpu")
 class Scored(msgspec.Struct, frozen=True, kw_only=True):
     points: dict[str, tuple[Prediction, ...]]
     excluded: tuple[Excluded, ...]
+    rehearsed: Rehearsed | None = None
 
 
 def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
@@ -50,14 +52,15 @@ def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: 
             excluded.append(found)
         else:
             prepared.append(prepare(found, types))
-    traced = rehearsed(prepared) if is_rehearsed else {}
+    traced = rehearsed(prepared) if is_rehearsed else None
     for each in prepared:
-        point = point_of(each, more_bytes=traced.get(each.job.id, 0.0))
+        point = point_of(each, more_bytes=traced.more_bytes.get(each.job.id, 0.0) if traced else 0.0)
         if point is None:
             excluded.append(Excluded(each.job.id, each.job.kind, "the GPU's speed is not known"))
         else:
             points[each.job.kind].append(point)
-    return Scored(points={kind: tuple(found) for kind, found in points.items()}, excluded=tuple(excluded))
+    scored = {kind: tuple(found) for kind, found in points.items()}
+    return Scored(points=scored, excluded=tuple(excluded), rehearsed=traced)
 
 
 def point_of(
@@ -129,6 +132,14 @@ def _line(name: str, a: Accuracy) -> str:
     return f"{name[:34]:34}{a.n:5}{columns}\n"
 
 
+def _write_rehearsed(found: Rehearsed) -> None:
+    """Write how many rows of memory were traced, and why the others keep the formula."""
+    write, traced, kept = sys.stdout.write, len(found.more_bytes), Counter(found.kept.values())
+    write(f"\n{traced} of {traced + kept.total()} rows of {MEMORY_KIND} rehearsed; the others keep the formula:\n")
+    for reason, count in sorted(kept.items(), key=lambda each: (-each[1], each[0])):
+        write(f"{count:5}  {reason}\n")
+
+
 def _read(
     row: MeasurementRow, architectures: Mapping[str, Architecture], fixed_lengths: frozenset[str]
 ) -> Job | Excluded:
@@ -163,6 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left_out = Counter(each.kind for each in scored.excluded)
     found = {kind: msgspec.to_builtins(each) | {"left_out": left_out[kind]} for kind, each in
              summary(scored.points, usable).items()}  # fmt: skip
+    if scored.rehearsed:
+        found[MEMORY_KIND]["rehearsed"] = len(scored.rehearsed.more_bytes)
+        _write_rehearsed(scored.rehearsed)
     sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     return 0
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from apps.contracts.chat import RenderedRow
 from apps.contracts.runs import BaseModelRef, DatasetRef, MemoryRequest, Method, RunSpec
+from apps.estimates.physics.stacks import ANNEAL, STACKS
 from gpu_workers.common.events import EventWriter
 from gpu_workers.rehearsal.bases import build_fake_base
 from gpu_workers.rehearsal.storages import LiveStorages
@@ -28,7 +29,6 @@ from gpu_workers.train.model.sharding import shard_model
 
 LOADED, REFERENCE, BATCH, HEAD, STEP = "loaded", "reference", "batch", "head", "optimizer_step"
 FIRST, LAST = "first", "last"
-STOCK = "hf"
 _SETUP = ""  # not part of a step
 _TOKEN = 2  # any id but padding and the end
 
@@ -52,7 +52,7 @@ def trace_step(
     spec = run_spec(request)
     recipe = spec.hyperparameters
     engine = choose_engine(hardware, recipe, attention=attention_of(folder))
-    is_stock = request.stack == STOCK
+    is_stock = request.stack != ANNEAL.key
     if is_stock:
         is_eager = request.attention == "eager"
         engine = msgspec.structs.replace(engine, dtype="bfloat16", is_packing=False, uses_own_attention=is_eager)
@@ -67,9 +67,7 @@ def trace_step(
     }
     if is_stock:
         trainer = _stock_trainer(base, request, folder)
-        ids = torch.full((request.rows, request.row_tokens), _TOKEN)
-        batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
-        resting = _run_step(trainer, lambda: batch, live, marks, **kept)
+        resting = _run_step(trainer, lambda: _padded_batch(request), live, marks, **kept)
         return _result(live, resting, weights)
     model = adapt(base, recipe, engine, is_sharded=is_sharded)
     if is_sharded:
@@ -93,18 +91,30 @@ def _result(live: LiveStorages, resting: int, weights: int) -> Trace:
 
 
 def _stock_trainer(base: PreTrainedModel, request: MemoryRequest, folder: Path) -> Trainer:
-    """Return transformers' own trainer with PEFT, as published figures were measured."""
-    recipe = request.hyperparameters
-    if recipe.method is Method.QLORA:
+    """Return transformers' own trainer with PEFT, as published figures were measured with this stack."""
+    recipe, stack = request.hyperparameters, STACKS[request.stack]
+    if recipe.method is Method.FULL and stack.full_state == "mixed":
+        base.float()
+    if recipe.method is Method.QLORA and stack.upcasts_unquantized:
         base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=recipe.gradient_checkpointing)
     model = base if recipe.method is Method.FULL else peft.get_peft_model(base, lora_config(recipe))
     if recipe.gradient_checkpointing and recipe.method is not Method.FULL:
         model.enable_input_require_grads()
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=request.rows, bf16=True, use_cpu=True, report_to=[],
-        gradient_checkpointing=recipe.gradient_checkpointing, optim="adamw_torch",
+        gradient_checkpointing=recipe.gradient_checkpointing,
     )  # fmt: skip
-    return Trainer(model=model, args=arguments)
+    optimizer = {"lr": arguments.learning_rate, "foreach": stack.has_step_copy, "fused": not stack.has_step_copy}
+    return Trainer(model=model, args=arguments, optimizer_cls_and_kwargs=(torch.optim.AdamW, optimizer))
+
+
+def _padded_batch(request: MemoryRequest) -> dict[str, torch.Tensor]:
+    """Return rows of which all but the longest are padded, unless they are packed."""
+    ids = torch.full((request.rows, request.row_tokens), _TOKEN)
+    mask = torch.ones_like(ids)
+    if not request.hyperparameters.packing:
+        mask[1:, -1] = 0
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.clone()}
 
 
 class _Marks:

@@ -150,7 +150,7 @@ class MemoryModel:
         self.adapter = state.adapter / shards.weights
         self.gradients = state.gradients / shards.gradients
         if plan.cpu_offload and not plan.is_deepspeed:
-            self.gradients = min(self.gradients, passing_gradients(shape, self.width))
+            self.gradients = min(self.gradients, passing_gradients(shape, self.width, stack))
         if plan.steps_in_backward:
             self.gradients = min(self.gradients, max(shape.head, shape.largest_linear) * self.width)
         self.host = host_bytes(shape, plan, weights, state) if plan.cpu_offload else 0.0
@@ -341,10 +341,10 @@ class _TokenBytes:
         s, stack = self.shape, self.stack
         if not stack.is_tiled_loss:
             per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else stack.loss_bytes
-            if self.plan.is_compiled:
-                per_logit = min(per_logit, stack.compiled_loss_bytes)
+            per_logit = min(per_logit, stack.compiled_loss_bytes) if self.plan.is_compiled else per_logit
             widened = 2 if self.plan.compute_dtype == "float32" else 1
-            return tokens * s.vocabulary * per_logit * widened
+            head = 2 * s.head if self.plan.steps_in_backward else 0  # gradients of a chunk, and of those before it
+            return max(tokens * s.vocabulary * per_logit * widened, (tokens * s.vocabulary + head) * self.width)
         tile = min(tokens, _TILE_TOKENS) * min(s.vocabulary, _TILE_VOCABULARY)
         per_value = self.width + (_TORCH_TILE_BYTES if self.is_cpu else 0)
         hidden = tokens * s.hidden * (self.width + 4)  # selected positions, and their gradient in fp32
@@ -385,7 +385,7 @@ def _gathered(shape: Shape, plan: TrainingPlan, stack: StackProfile, weights: fl
     if plan.is_deepspeed:
         return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
     # The root stays gathered from the forward to the backward pass.
-    return stack.fsdp_units * layer + stack.fsdp_root_copies * outside * width
+    return stack.fsdp_units * layer + stack.fsdp_root_copies * root_unit(shape, plan)
 
 
 def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:

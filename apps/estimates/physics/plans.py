@@ -86,6 +86,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
     is_deepspeed: bool = False
     cpu_offload: bool = False  # weights, gradients and optimizer state stay in the host's memory (FSDP, ZeRO-3)
+    splits_root: bool = False  # FSDP: embedding and head are units of their own, and not one that stays gathered
     is_compiled: bool = False  # torch.compile: norms and activations are recomputed, not saved
     steps_in_backward: bool = False  # each weight is stepped as its gradient is ready: one gradient at a time
     offloads_activations: bool = False  # saved activations wait in the host's memory

@@ -57,6 +57,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     evaluates: bool = False  # on held-out rows while training; published figures are of training alone
     offloads_quantized: bool = True  # 4-bit weights may stay in the host's memory
     reference_ahead: bool = False  # DPO: the reference processes all rows once, before training
+    counter: str = "device"  # what its own log counts: the device's memory, or torch's "allocated" tensors
     launch_share: float = 1.0  # of the eager cost of launching kernels; less if compiled or fused
     sources: tuple[str, ...] = ()
 
@@ -187,14 +188,18 @@ _PROFILES = (
         loss_bytes=6.0,
         fsdp_units=2,
         fsdp_root_copies=1,
-        compiled_loss_bytes=3.0,  # 16-bit logits, and one of eight chunks in fp32 with its gradient
+        compiled_loss_bytes=2.25,  # 16-bit logits, and the gradient of one of eight chunks; fp32 stays in registers
+        counter="allocated",
         adapter_bytes=2,
         quantized_adapter_bytes=2,
         is_autocast=False,
         full_state="pure",
         repeats_key_values=False,
         launch_share=0.7,
-        sources=("torchtune CEWithChunkedOutputLoss; bf16 throughout",),
+        sources=(
+            "torchtune CEWithChunkedOutputLoss, of which compute_cross_entropy is compiled; bf16 throughout",
+            "torchtune/training/memory.py get_memory_stats: torch's active, allocated and reserved bytes",
+        ),
     ),
     StackProfile(
         key="torchtitan",

@@ -7,7 +7,7 @@ memory.
 import msgspec
 
 from apps.contracts.runs import Method
-from apps.estimates.models.architectures import Architecture, linear_layers, target_layers
+from apps.estimates.models.architectures import target_layers
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import GIB, MIB
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
@@ -140,14 +140,12 @@ def buckets(plan: TrainingPlan, state: TrainingState) -> float:
     return _BUCKETS * _BUCKET_ELEMENTS * DTYPE_BYTES[plan.compute_dtype] if plan.is_deepspeed else 0.0
 
 
-def passing_gradients(shape: Shape, width: int) -> float:
-    """Return the gradients that FSDP holds on their way to the host.
+def passing_gradients(shape: Shape, width: int, stack: StackProfile) -> float:
+    """Return the gradients of layers that FSDP holds on their way to the host.
 
-    These are the root unit's, from the head's backward pass on, and two layers', each as computed and as reduced in
-    fp32.
+    These are two layers', each as computed and as reduced: in fp32, or in 16 bits if the stack keeps everything so.
     """
-    outside = shape.total - shape.layer * shape.n_layers
-    return (outside + 2 * shape.layer) * (width + _FP32)
+    return 2.0 * shape.layer * (width + (_FP32 if stack.full_state == "mixed" else width))
 
 
 def reading_bytes(largest_tensor_bytes: int) -> int:
@@ -158,14 +156,14 @@ def reading_bytes(largest_tensor_bytes: int) -> int:
     return 2 * largest_tensor_bytes + MERGE_BYTES
 
 
-def publishing_bytes(a: Architecture) -> int:
+def publishing_bytes(shape: Shape) -> int:
     """Return the host memory of publishing, evaluating and merging on a GPU machine, however large the model is.
 
     The largest tensor is an embedding, a matrix, or all experts of a layer in one.
     """
+    a = shape.architecture
     experts = (a.n_experts or 0) * 2 * (a.moe_intermediate_size or 0) * a.hidden_size
-    matrices = (layer.weights for layer in linear_layers(a))
-    return GPU_PROCESS_BYTES + reading_bytes(2 * max(a.vocab_size * a.hidden_size, experts, *matrices))
+    return GPU_PROCESS_BYTES + reading_bytes(2 * max(a.vocab_size * a.hidden_size, experts, shape.largest_linear))
 
 
 def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: TrainingState) -> float:
@@ -182,7 +180,7 @@ def host_bytes(shape: Shape, plan: TrainingPlan, weights: float, state: Training
 
 def root_unit(shape: Shape, plan: TrainingPlan) -> float:
     """Return the bytes of FSDP's root unit (embedding and head); its gathering needs a buffer of the same size."""
-    if plan.parallelism != Parallelism.ZERO3 or plan.is_deepspeed:
+    if plan.parallelism != Parallelism.ZERO3 or plan.is_deepspeed or plan.splits_root:
         return 0.0
     return float((shape.total - shape.layer * shape.n_layers) * DTYPE_BYTES[plan.compute_dtype])
 

@@ -13,7 +13,7 @@ import msgspec
 
 from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
-from apps.estimates.models.architectures import Architecture, linear_layers
+from apps.estimates.models.architectures import Architecture, linear_layers, parameter_count
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
@@ -43,6 +43,9 @@ _LITGPT = {
 _SWIFT_DEFAULT = ("q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "qkv_proj")
 # Frameworks whose adapters have no dropout unless their user asks for it.
 NO_DROPOUT = frozenset({"peft", "unsloth", "torchtune", "llama_factory"})
+# torchtune's configurations of so many parameters shard the embedding and the head apart (custom_sharded_layers in
+# recipes/configs/llama3_1/70B_full.yaml).
+_SPLIT_FROM = 60e9
 _FRAMEWORKS = (
     ("unsloth", r"unsloth"), ("torchtitan", r"torchtitan"), ("torchtune", r"torchtune"), ("litgpt", r"litgpt|lit-gpt"),
     ("swift", r"swift"), ("llama_factory", r"llama.?factory"), ("axolotl", r"axolotl"),
@@ -88,7 +91,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One row, ready to be predicted. `measured` is bytes of one GPU, or seconds per token of one GPU.
 
     `counter`: "allocated" and "reserved" are torch's (no CUDA context), "reserved_delta" is reserved less the memory
-    before the weights, "device" is the figure of nvidia-smi.
+    before the weights, "device" is the figure of nvidia-smi. A row that names none has its framework's.
     """
 
     id: str
@@ -130,7 +133,7 @@ def read_row(
         id=str(row.get("id")), source=str(row.get("source")), kind=kind, method=row["method"],
         architecture=architecture, stack=stack,
         plan=_plan(row, architecture, stack, has_one_length=str(row.get("id")) in fixed_lengths), measured=measured,
-        gpu_key=gpu_key(row.get("gpu_key"), row.get("gpu")), counter=_counter(row),
+        gpu_key=gpu_key(row.get("gpu_key"), row.get("gpu")), counter=_counter(row) or STACKS[stack].counter,
         precision="fp8" if _LOW_PRECISION.search(str(row.get("precision"))) else "bf16",
     )  # fmt: skip
 
@@ -223,6 +226,7 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         steps_in_backward=bool(re.search(r"in.(bwd|backward)", str(row.get("optimizer")), re.IGNORECASE)),
         offloads_activations="activation_offload=True" in str(row.get("notes")),
         is_packed=_has_fixed_lengths(row) or (has_one_length and not _VARYING.search(str(row.get("notes")))),
+        splits_root=stack.startswith("torchtune") and parameter_count(architecture) >= _SPLIT_FROM,
         is_compiled=bool(_COMPILED.search(str(row.get("notes")))),
         quantization=_quantization(row),
         attention="eager" if str(row.get("attention")).lower() == "eager" else "flash",
@@ -260,7 +264,7 @@ def _counter(row: MeasurementRow) -> str:
         return "reserved"
     if "allocated" in unit or "active" in unit:
         return "allocated"
-    return "device" if "nvidia-smi" in unit or "device" in unit else "unstated"
+    return "device" if "nvidia-smi" in unit or "device" in unit else ""
 
 
 def _has_fixed_lengths(row: MeasurementRow) -> bool:

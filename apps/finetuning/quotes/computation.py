@@ -193,11 +193,12 @@ def as_invalid(error: EstimateError) -> InvalidValue:
     return InvalidValue(translated(f"{error}."), param=_PARAMS.get(error.field, f"hyperparameters.{error.field}"))
 
 
-def _facts(state: PoolState, base_model: BaseModel, memory_bytes: int | None = None) -> PoolFacts:
+def _facts(state: PoolState, base_model: BaseModel, memory_factor: float = 1.0) -> PoolFacts:
     report = msgspec.convert(state.probe.report, ProbeReport) if state.probe else None
     price, startup_seconds = state.price, report.startup_seconds if report else 0.0
     return PoolFacts(
-        gpu=gpu_of(state.pool, memory_bytes=memory_bytes),
+        gpu=gpu_of(state.pool),
+        memory_factor=memory_factor,
         probe=probe_row(state.probe, report) if state.probe and report else None,
         price_nano=price.price_nano * 1000 if price else None,  # a rule's price is for `per` milliseconds
         price_per_seconds=price.per if price else 3600,
@@ -246,12 +247,11 @@ def probe_row(probe: ThroughputProbe, report: ProbeReport) -> ProbeRow:
     )
 
 
-def gpu_of(pool: GpuPool, *, memory_bytes: int | None = None) -> gpus.Gpu:
-    """Return the pool's GPU type, with the memory that one job may use, or with `memory_bytes` of it."""
-    usable = pool.memory_bytes if memory_bytes is None else memory_bytes
+def gpu_of(pool: GpuPool) -> gpus.Gpu:
+    """Return the pool's GPU type, with the memory that one job may use."""
     if pool.gpu_type_id == "cpu":
-        return gpus.cpu(memory_bytes=usable)
-    return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=usable)
+        return gpus.cpu(memory_bytes=pool.memory_bytes)
+    return msgspec.structs.replace(_gpu_types()[pool.gpu_type_id], memory_bytes=pool.memory_bytes)
 
 
 # --- the quotes -------------------------------------------------------------------------------------------------------
@@ -263,11 +263,11 @@ def _quote_pool(
     base_model: BaseModel,
     with_fixes: bool,
     *,
-    memory_bytes: int | None = None,
+    memory_factor: float = 1.0,
     gpu_count: int | None = None,
     node_count: int = 1,
 ) -> list[PoolQuote]:
-    facts = _facts(state, base_model, memory_bytes)
+    facts = _facts(state, base_model, memory_factor)
     counts = tuple(count for count in GPU_COUNTS if task.request.batch_size % (count * node_count) == 0) or (1,)
     if gpu_count or facts.gpu.is_cpu:
         counts = (gpu_count // node_count if gpu_count else 1,)
@@ -328,24 +328,30 @@ def _with_rehearsals(quotes: list[PoolQuote], base_model: BaseModel, recipe: Hyp
 def _smaller(quoted: PoolQuote, state: PoolState, task: Task, base_model: BaseModel) -> PoolQuote:
     """Quote the job again with fewer rows at a time, as its rehearsal needs more than the GPU holds.
 
-    The formula gets a GPU that is smaller by the share by which its own figure was too low.
+    The formula's figures count by the factor by which the one of this job was too low. The result has the formula's own
+    figures again, because finished runs are compared with those.
     """
-    estimate, needed = quoted.estimate, _rehearsed_bytes(quoted)
-    room = min(estimate.capacity_bytes * estimate.peak_bytes // needed, estimate.peak_bytes_p90 - 1)
+    estimate = quoted.estimate
+    factor = _rehearsed_bytes(quoted) / estimate.peak_bytes
     [other] = _quote_pool(
         state,
         task,
         base_model,
         True,
-        memory_bytes=room,
+        memory_factor=factor,
         gpu_count=estimate.gpu_count,
         node_count=quoted.node_count,
     )
     if not other.estimate.fits:
         return _refused(quoted, fixes=other.estimate.fixes)
-    capacity = estimate.capacity_bytes
+    found = other.estimate
+    low, peak, high = (round(each / factor) for each in (found.peak_bytes_p10, found.peak_bytes, found.peak_bytes_p90))
     real = msgspec.structs.replace(
-        other.estimate, capacity_bytes=capacity, headroom_bytes=capacity - other.estimate.peak_bytes
+        found,
+        peak_bytes_p10=low,
+        peak_bytes=peak,
+        peak_bytes_p90=high,
+        headroom_bytes=found.capacity_bytes - peak,
     )
     return replace(other, estimate=real)
 

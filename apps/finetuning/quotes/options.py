@@ -190,9 +190,8 @@ def _remedies(quoted: PoolQuote, quotes: list[PoolQuote]) -> tuple[Remedy, ...]:
 
 def _change(fix: Fix) -> Remedy:
     asked = (("method", fix.method), ("max_length", fix.max_length), ("cpu_offload", fix.cpu_offload))
-    return Remedy(
-        fix=fix, changes={name: value for name, value in asked if value}, pool=None, cost_nano=fix.cost_nano_p50
-    )
+    changes = {name: value for name, value in asked if value is not None}
+    return Remedy(fix=fix, changes=changes, pool=None, cost_nano=fix.cost_nano_p50)
 
 
 def _more_gpus(quoted: PoolQuote) -> Remedy:

@@ -15,8 +15,8 @@ from apps.estimates.models.architectures import from_catalog_row
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import peak_memory
 from gpu_workers.rehearsal.rehearse import rehearse_memory
-from tests.bench.rehearsal.grid import Case, catalog_cases, plan_of, small_cases
-from tests.bench.rehearsal.real import real_peak_bytes
+from tests.bench.rehearsal.grid import Case, catalog_cases, plan_of, shared_cases, small_cases
+from tests.bench.rehearsal.real import real_peak_bytes, shared_peaks
 
 _DEPTH = 8  # layers of a model whose every layer is traced
 _GPU = Gpu(key="gpu", name="gpu", memory_bytes=0)
@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--formula", type=int, default=330, help="recipes on catalogue models")
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--real", type=int, default=48)
+    parser.add_argument("--shared", type=int, default=8, help="jobs of two processes")
     given = parser.parse_args()
     gc.freeze()  # as `python -m gpu_workers.rehearsal` does
     cases = catalog_cases()
@@ -37,8 +38,9 @@ def main() -> None:
     small = list(small_cases())
     step = max(1, len(small) // given.real) if given.real else 1
     real = [_real_error(case) for case in small[::step][: given.real]]
+    shared = _shared_errors(list(shared_cases())[: given.shared])
     figures = {
-        "real": len(real), **_summary("real", real),
+        "real": len(real), **_summary("real", real), "shared": len(shared), **_summary("shared", shared),
         "depth_worst_ape": round(max(depth, default=0.0), 5),
         "formula": len(formula), **_summary("formula", formula),
         "seconds_warm": round(median(seconds[1:] or seconds or [0.0]), 2), "rss_gib": round(rss, 3),
@@ -77,10 +79,19 @@ def _depth_error(case: Case) -> float:
 
 def _real_error(case: Case) -> float:
     request = msgspec.structs.replace(case.request, is_full_depth=True)
-    fake, real = _rehearse(request).allocated_bytes, real_peak_bytes(request)
-    gc.collect()
-    _write("real", case.name, fake / real - 1, f"{real / 2**20:.1f} MiB")
-    return fake / real - 1
+    return _error_of("real", case, request, real_peak_bytes(request))
+
+
+def _shared_errors(cases: list[Case]) -> list[float]:
+    requests = [msgspec.structs.replace(case.request, is_full_depth=True) for case in cases]
+    peaks = shared_peaks(requests)
+    return [_error_of("shared", *each) for each in zip(cases, requests, peaks, strict=True)]
+
+
+def _error_of(kind: str, case: Case, request: MemoryRequest, real: int) -> float:
+    error = _rehearse(request).allocated_bytes / real - 1
+    _write(kind, case.name, error, f"{real / 2**20:.1f} MiB")
+    return error
 
 
 def _rehearse(request: MemoryRequest) -> MemoryReport:

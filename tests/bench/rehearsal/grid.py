@@ -13,6 +13,15 @@ from apps.estimates.physics.plans import TrainingPlan
 
 CATALOG = Path(__file__).resolve().parents[3] / "apps" / "catalog" / "data" / "models.json"
 _TEXT_ONLY = {"gemma3": "gemma3_text"}
+_SMALL: dict[str, object] = {
+    "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 704, "tie_word_embeddings": True, "pad_token_id": 0
+}  # fmt: skip
+_SHAPES: tuple[tuple[str, dict[str, object]], ...] = (
+    ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096}),
+    ("qwen3", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192}),
+    ("gemma3_text", {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 16384,
+                     "sliding_window": 64}),
+)  # fmt: skip
 _PLAIN = {"gradient_checkpointing": True, "lora_dropout": 0.05}
 
 
@@ -58,12 +67,6 @@ def catalog_cases() -> list[Case]:
 
 def small_cases() -> Iterator[Case]:
     """Yield jobs that a CPU trains in a second."""
-    shapes = (
-        ("llama", {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 4096}),
-        ("qwen3", {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 8192}),
-        ("gemma3_text", {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 16384,
-                         "sliding_window": 64}),
-    )  # fmt: skip
     recipes: tuple[tuple[str, dict[str, object], int, int], ...] = (
         ("lora", {}, 2, 128),
         ("lora, dropout", {"lora_dropout": 0.1}, 2, 128),
@@ -82,15 +85,32 @@ def small_cases() -> Iterator[Case]:
         ("dpo", {"objective": Objective.DPO}, 2, 64),
         ("orpo", {"objective": Objective.ORPO}, 2, 64),
     )
-    for kind, sizes in shapes:
-        config = {"model_type": kind, "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 704,
-                  "tie_word_embeddings": True, "pad_token_id": 0} | sizes  # fmt: skip
+    for kind, sizes in _SHAPES:
+        config = _SMALL | {"model_type": kind} | sizes
         for name, recipe, rows, tokens in recipes:
             made = Hyperparameters(**({"lora_dropout": 0.0} | recipe))  # type: ignore[arg-type]
             request = MemoryRequest(
                 config=config, hyperparameters=made, rows=rows, row_tokens=tokens, trained_share=0.5, is_on_cpu=True
             )
             yield Case(f"{kind}: {name}", request)
+
+
+def shared_cases() -> Iterator[Case]:
+    """Yield small jobs whose model two processes share."""
+    recipes: tuple[tuple[str, dict[str, object], int, int], ...] = (
+        ("lora", {}, 2, 128),
+        ("lora, checkpoints", {"gradient_checkpointing": True}, 1, 512),
+        ("full", {"method": Method.FULL}, 2, 128),
+        ("full, checkpoints", {"method": Method.FULL, "gradient_checkpointing": True}, 1, 512),
+    )
+    for name, recipe, rows, tokens in recipes:
+        for is_tied in (True, False):
+            request = MemoryRequest(
+                config=_SMALL | _SHAPES[0][1] | {"model_type": _SHAPES[0][0], "tie_word_embeddings": is_tied},
+                hyperparameters=Hyperparameters(**({"lora_dropout": 0.0} | recipe)),  # type: ignore[arg-type]
+                rows=rows, row_tokens=tokens, trained_share=0.5, is_on_cpu=True, gpu_count=2, parallelism="fsdp",
+            )  # fmt: skip
+            yield Case(f"{name} on 2 processes, {'tied' if is_tied else 'untied'} head", request)
 
 
 def catalog_config(row: dict[str, object]) -> dict[str, object]:

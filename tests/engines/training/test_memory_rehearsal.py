@@ -58,6 +58,16 @@ def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus(fork_
     assert "unheard-of" in unknown["error"]
 
 
+def test_only_stacks_that_prepare_a_4_bit_model_hold_its_other_weights_in_float32() -> None:
+    asked = msgspec.structs.replace(request(method=Method.QLORA), stack="hf")
+
+    prepared, plain = (rehearse_memory(msgspec.structs.replace(asked, stack=stack)) for stack in ("hf", "axolotl"))
+
+    embedding = 2048 * 128  # tied to the head
+    assert prepared.resting_bytes - plain.resting_bytes == pytest.approx(2 * embedding, rel=0.05)
+    assert prepared.weight_bytes == plain.weight_bytes
+
+
 def test_a_run_that_the_rehearsal_shows_too_large_is_refused_before_it_loads(monkeypatch, tmp_path) -> None:
     asked = msgspec.structs.replace(request(gradient_checkpointing=True, batch_size=2), rows=1)
     spec = msgspec.structs.replace(run_spec(asked), rehearsal=asked, estimated_peak_bytes=1)

@@ -100,3 +100,44 @@ def test_rows_longer_than_the_model_reads_are_cut_at_their_price(ask, models, gp
     assert shorter.max_length < 131_072 and shorter.cost_nano_p50 > 0  # where so many do not fit either
     cut = msgspec.structs.replace(request, max_length=shorter.max_length)
     assert quote(request=cut, pool=pool(None, gpu=gpu_types["l4-24"])).fits
+
+
+def test_a_machine_too_small_to_publish_has_no_fix_but_another_machine(ask, models, gpu_types):
+    card = pool(None, gpu=gpu_types["h100-sxm-80"], host_memory_bytes=2 * GIB)
+    request = ask(architecture=models["Llama-3.1-8B"])
+
+    refused = quote(request=request, pool=card, other_gpus=tuple(gpu_types.values()))
+
+    assert not refused.fits
+    assert f"Needs {refused.host_bytes / GIB:.1f} GiB of the host's memory; a worker here has 2.0" in refused.reason
+    (way,) = refused.fixes
+    assert (way.key, way.cost_nano_p50) == ("none", None)
+    assert f"a pool whose machines have {refused.host_bytes / GIB:.1f} GiB of memory" in way.text
+    enough = msgspec.structs.replace(card, host_memory_bytes=refused.host_bytes)
+    assert quote(request=request, pool=enough).fits
+
+
+def test_a_job_that_the_host_cannot_hold_may_stay_on_the_gpu(ask, models, gpu_types):
+    card = pool(None, gpu=gpu_types["h100-sxm-80"], host_memory_bytes=12 * GIB)
+    request = ask(architecture=models["Llama-3.1-8B"], cpu_offload=True)
+
+    refused = quote(request=request, pool=card)
+
+    assert "of the host's memory" in refused.reason
+    [way] = [fix for fix in refused.fixes if fix.key == "offload"]
+    assert way.cpu_offload is False
+    assert quote(request=msgspec.structs.replace(request, cpu_offload=way.cpu_offload), pool=card).fits
+
+
+def test_a_known_error_of_the_formula_counts_in_fixes_but_not_in_the_gpus_size(ask, models, gpu_types):
+    card = pool(None, gpu=gpu_types["h100-sxm-80"], memory_factor=1.5)
+    request = ask(architecture=models["Qwen2.5-32B"])
+    assert quote(request=request, pool=msgspec.structs.replace(card, memory_factor=1.0)).fits
+
+    refused = quote(request=request, pool=card, other_gpus=tuple(gpu_types.values()))
+
+    assert not refused.fits and refused.fixes
+    for fix in refused.fixes:
+        gpu = gpu_types[fix.gpu_key] if fix.gpu_key else card.gpu
+        assert f"of {gpu.name}'s {gpu.memory_bytes / GIB:,.1f} GiB" in fix.text
+        assert fix.peak_bytes < gpu.memory_bytes

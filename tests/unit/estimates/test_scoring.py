@@ -9,7 +9,8 @@ from apps.estimates import score
 from apps.estimates.accuracy import Prediction, accuracy
 from apps.estimates.models.names import gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
-from apps.estimates.published.predictions import prepare
+from apps.estimates.published import rehearsals
+from apps.estimates.published.predictions import memory_bytes, prepare
 from apps.estimates.published.rows import Excluded, Job, framework, read_row
 from tests.bench.estimates.scored_rows import LIST, scored_rows
 
@@ -118,3 +119,53 @@ def test_a_rate_above_what_one_gpu_can_compute_is_that_of_all(models, gpu_types,
     found = prepare(read_row(ROW | sharded | rate, models), gpu_types)
 
     assert 1 / found.job.measured == pytest.approx(tokens_per_second)
+
+
+@pytest.mark.parametrize(("notes", "counter"), [("", "device"), ("torchtune", "allocated")])
+def test_a_figure_without_a_counters_name_has_its_frameworks(models, notes, counter):
+    assert read_row(ROW | {"notes": notes}, models).counter == counter
+    assert read_row(ROW | {"notes": notes, "unit_note": "GiB reserved"}, models).counter == "reserved"
+
+
+def test_torchtune_shards_the_embedding_of_large_models_apart_and_sends_gradients_in_16_bits(models, gpu_types):
+    offloaded = {"parallelism": "FSDP2", "gpu_count": 8, "optimizer": "AdamW fused, CPU offload", "method": "full"}
+    row = ROW | {"notes": "torchtune; torch compile enabled", "gpu_key": "a100-80"} | offloaded
+
+    large = prepare(read_row(row | {"model": "Llama-3.1-70B"}, models), gpu_types)
+    small = read_row(row | {"model": "Llama-3.1-8B"}, models)
+
+    assert large.job.plan.splits_root and not small.plan.splits_root
+    assert memory_bytes(large) < 14.93e9 * 1.2  # as torchtune's README measured
+    whole = msgspec.structs.replace(large.job.plan, splits_root=False)
+    kept = msgspec.structs.replace(large, job=msgspec.structs.replace(large.job, plan=whole))
+    assert memory_bytes(kept) > memory_bytes(large) + 4 * large.shape.head  # gathered, and its gradient
+
+
+def test_rows_that_are_not_traced_are_counted_with_their_reason(tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def answer(requests):
+        asked.extend(requests)
+        return [{"allocated_bytes": 10 * GIB}, {"error": "ValueError: no such model"}]
+
+    monkeypatch.setattr(rehearsals, "PYTHON", rehearsals.ROOT / "manage.py")  # a file that exists
+    monkeypatch.setattr(rehearsals, "_ask", answer)
+    axolotl = {"notes": "axolotl"}
+    changes = [{}, axolotl, axolotl, {"notes": "Unsloth"}, {"model": "Qwen-7B"}, {"metric": "seconds_per_iter"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps(ROW | each | {"id": f"x-{n}"}) for n, each in enumerate(changes)))
+
+    assert score.main([str(path), "--rehearse"]) == 0
+
+    *lines, last = capsys.readouterr().out.splitlines()
+    told = lines[lines.index("1 of 5 rows of peak_memory rehearsed; the others keep the formula:") + 1 :]
+    assert {line.split(maxsplit=1)[1]: int(line.split()[0]) for line in told} == {
+        "the trace failed: ValueError: no such model": 1,
+        "the trace failed: the process ended": 1,
+        "the code of Unsloth is not installed": 1,
+        "the model's code is its publisher's, not that of transformers": 1,
+    }
+    found = json.loads(last)
+    assert (found["peak_memory"]["n"], found["peak_memory"]["rehearsed"]) == (5, 1)
+    assert "rehearsed" not in found["time"]
+    assert [request.stack for request in asked] == ["hf", "axolotl", "axolotl"]

@@ -66,6 +66,17 @@ def test_every_pool_has_a_row_with_memory_speed_finish_and_cost(compute) -> None
         assert "<time" in found[key]
 
 
+def test_a_machine_with_too_little_memory_is_named_though_its_gpu_is_large_enough(compute) -> None:
+    Worker.objects.filter(hostname="h100").update(memory_bytes=2 * 2**30)
+
+    page = compute()
+
+    refused = rows(page)["h100"]
+    assert re.search(r"Needs \d\.\d GiB of the host's memory; a worker here has 2\.0 GiB\.", refused)
+    assert "disabled" in refused and "Needs" not in refused.split('class="c-mem"')[1]
+    assert re.search(r"a pool whose machines have \d\.\d GiB of memory\.", page)
+
+
 def test_each_badge_is_given_once_and_the_recommended_row_is_chosen_and_first(compute) -> None:
     page = compute()
 

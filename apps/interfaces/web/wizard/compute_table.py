@@ -142,8 +142,14 @@ class ComputeRow:
         return machine_words(self.quoted.node_count, [(part.key, part.seconds) for part in parts])
 
     @property
+    def is_too_large(self) -> bool:
+        """Whether the job does not fit into the GPU's memory, as the bar says."""
+        estimate = self.quoted.estimate
+        return not estimate.fits and estimate.peak_bytes_p90 > estimate.capacity_bytes
+
+    @property
     def memory_words(self) -> str:
-        if not self.quoted.estimate.fits:
+        if self.is_too_large:
             return gettext("Needs %(peak_bytes)s") % {"peak_bytes": memory(self.quoted.estimate.peak_bytes)}
         return (
             gettext("%(percent)s%%, little headroom") % {"percent": self.bar.percent}
@@ -153,7 +159,7 @@ class ComputeRow:
 
     @property
     def memory_tone(self) -> str:
-        return "bad" if not self.quoted.estimate.fits else "warn" if self.bar.tight else "faint"
+        return "bad" if self.is_too_large else "warn" if self.bar.tight else "faint"
 
     @property
     def free(self) -> str:
