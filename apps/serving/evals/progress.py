@@ -97,7 +97,13 @@ class _RunPlan:
         if not self.sampled or not isinstance(self.source, CompletionsSource):
             return {}
         source, messages = self.source, question_of(self.source, item)
-        return self._readable({key: sampling_request(source, model, messages) for key, model in self.sampled.items()})
+        contexts = {name: model.context_length for name, model in self.models.items()}
+        return self._readable(
+            {
+                key: sampling_request(source, model, messages, context_length=contexts[model])
+                for key, model in self.sampled.items()
+            }
+        )
 
     def grading(self, item: SourceItem, answers: Answers) -> tuple[Requests, Answers]:
         """Return the requests that grade the item's answer, and the reasons why some could not be made."""

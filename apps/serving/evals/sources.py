@@ -258,9 +258,12 @@ def question_of_item(source: DataSource, item: SourceItem) -> list[dict[str, Any
         return []
 
 
-def sampling_request(source: CompletionsSource, model: str, messages: list[dict[str, Any]]) -> dict[str, object]:
-    """Return the body of the request to a model."""
+def sampling_request(
+    source: CompletionsSource, model: str, messages: list[dict[str, Any]], *, context_length: int
+) -> dict[str, object]:
+    """Return the body of the request to a model. A run that sets no limit leaves half of the context to the prompt."""
     params = source.sampling_params or SamplingParams()
     fields: dict[str, object] = msgspec.to_builtins(params)
     fields.pop("reasoning_effort", None)
-    return {"max_completion_tokens": DEFAULT_ANSWER_TOKENS} | fields | {"model": model, "messages": messages}
+    tokens = min(DEFAULT_ANSWER_TOKENS, context_length // 2)
+    return {"max_completion_tokens": tokens} | fields | {"model": model, "messages": messages}

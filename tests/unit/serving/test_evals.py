@@ -10,6 +10,7 @@ from apps.batches import worker
 from apps.batches.files import create_file
 from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
+from apps.catalog.models import BaseModel
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, SimilarityGrader, StringCheckGrader, TextTooLong, fill
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
@@ -158,6 +159,18 @@ def test_criteria_and_sources_count_as_storage_and_are_limited(tenant) -> None:
     long = [SimilarityGrader("s", "x" * 8_000, "y" * 8_000, "bleu", 0.5)] * 20
     with pytest.raises(InvalidValue, match="256 KiB"):
         make_eval(tenant.organization, *long)
+
+
+@pytest.mark.parametrize(
+    ("context_length", "tokens"), [(512, 256), (CONTEXT_LENGTH, CONTEXT_LENGTH // 2), (32_768, 1_024)]
+)
+def test_an_answer_leaves_half_of_a_short_context_to_its_prompt(tenant, context_length, tokens) -> None:
+    BaseModel.objects.filter(name=BASE_MODEL).update(context_length=context_length)
+    plan = progress._RunPlan(make_run(tenant, ASKING, EXACT))
+
+    (body,) = plan.sampling(progress.SourceItem({"question": "a", "answer": "b"})).values()
+
+    assert body["max_completion_tokens"] == tokens
 
 
 def test_images_cost_the_whole_context_and_every_message_of_a_template_counts(tenant) -> None:
