@@ -11,13 +11,14 @@ from apps.batches.models import Batch
 from apps.batches.validation import validate
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
-from apps.finetuning.models import FineTuningJob, PoolCapacity
+from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan
 from apps.serving.operations import register_replica
 from scripts.assets.docs_site import build
 from tests.factories.accounts import make_key
 from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_hub_lookup, make_listed_model
 from tests.factories.finetuning import TrainingSetup
+from tests.factories.money import USD
 from tests.support.browser import WIDTHS, check_page
 
 Open = Callable[..., Page]
@@ -35,7 +36,7 @@ CUSTOMERS = (
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
     "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
-    "/help", "/help/training", "/help/quickstart", REFERENCE, "/batches",
+    "/help", "/help/training", "/help/quickstart", REFERENCE, "/jobs/retraining", "/batches",
     "/batches/{batch}", "/batches/cancel?batch={batch}",
 )  # fmt: skip
 OPERATORS = (
@@ -49,9 +50,9 @@ OPERATORS = (
 
 @pytest.fixture
 def floor(transactional_db: None, organization: Organization, alice: User) -> TrainingSetup:
-    """A queued job, a key, a budget, a model that is only listed, a failed batch, a replica and an elastic pool."""
+    """A queued job that a plan repeats, a key, a budget, a listed model, a failed batch, a replica, an elastic pool."""
     floor = TrainingSetup(organization)
-    floor.job(suffix="triage")
+    retrained(floor.job(suffix="triage"), alice)
     make_key(organization, alice)
     make_listed_model()
     validate(batch=make_batch(organization, alice, [make_line("a", method="GET")]), now=db_now())
@@ -62,6 +63,21 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
     PoolCapacity.objects.create(pool=floor.pool, kind="kubernetes", problem="The API server refused with 403: no")
     register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///nowhere")
     return floor
+
+
+def retrained(job: FineTuningJob, by: User) -> None:
+    """Keep a plan that repeats the job, and a comparison that it made."""
+    difference = {"value": 0.005, "low": -0.03, "high": 0.04}
+    shares = {"rows": 200, "new_passed": 150, "old_passed": 149, "difference": difference}
+    plan = RetrainingPlan.objects.create(
+        organization=job.organization, name="Weekly", source_job=job, dataset=job.training_file.dataset,
+        held_out=job.training_file.dataset, testing_criteria=[], cadence="week", cadence_value=1, next_due_at=db_now(),
+        min_new_rows=500, max_nano=20 * USD, min_gain_points=0.0, acts_as=by.pk, created_by=by.pk,
+    )  # fmt: skip
+    Retraining.objects.create(
+        organization=job.organization, plan=plan, trigger="schedule", trigger_key="1", max_nano=20 * USD,
+        created_by=by.pk, held_out_result=shares,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("who", "paths"), [("nobody", SIGNED_OUT), ("alice", CUSTOMERS), ("olga", OPERATORS)])

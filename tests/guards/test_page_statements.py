@@ -132,6 +132,7 @@ STATEMENTS: dict[str, int] = {
     "web:job_new method": 29,
     "web:job_new model": 16,
     "web:job_new review": 26,
+    "web:job_retraining": 13,
     "web:job_stream": 8,
     "web:job_tensorboard": 9,
     "web:key_export": 9,

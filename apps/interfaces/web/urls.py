@@ -35,7 +35,7 @@ from apps.interfaces.web.billing import (
 from apps.interfaces.web.datasets import changes, columns, dataset_list, detail, row_editor, uploads
 from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.help import views as help_views
-from apps.interfaces.web.jobs import accuracy, comparison, job_list, tabs, tensorboard
+from apps.interfaces.web.jobs import accuracy, comparison, job_list, retraining, tabs, tensorboard
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
@@ -68,6 +68,9 @@ urlpatterns = [
     path("jobs/compare", comparison.show, name="job_compare"),
     path("jobs/export", job_list.export, name="job_export"),
     path("jobs/cancel", job_list.cancel_many, name="job_cancel_many"),
+    path("jobs/retraining", retraining.index, name="job_retraining"),
+    path("jobs/retraining/<str:plan_id>/start", retraining.start, name="job_retraining_start"),
+    path("jobs/retraining/<str:plan_id>/switch", retraining.switch, name="job_retraining_switch"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
     path("jobs/<str:job_id>/log", tabs.download_log, name="job_log"),

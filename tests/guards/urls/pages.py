@@ -7,6 +7,7 @@ from tests.guards.urls.kinds import (
     FILE,
     JOB,
     NEW_WEBHOOK,
+    PLAN,
     SERVICE_ACCOUNT,
     UPLOAD,
     WEBHOOK,
@@ -138,6 +139,9 @@ PAGES: dict[str, Url] = {
     "web:job_dismiss": page(post=P.JOB_WRITE, ids=JOB),
     # overview, the wizard, adapters, playground, usage
     "web:overview": page(get=P.VIEW),
+    "web:job_retraining": page(get=P.VIEW),
+    "web:job_retraining_start": page(post=P.JOB_WRITE, ids=PLAN),
+    "web:job_retraining_switch": page(post=P.JOB_WRITE, ids=PLAN, data={"enabled": "0"}),
     "web:job_compare": page(get=P.VIEW, data={"job": "job"}, refs={"job": "job"}),
     "web:job_export": page(get=P.VIEW),
     "web:first_job": page(post=P.JOB_WRITE, data={"once": "x", "cap_nano": "10000000"}),

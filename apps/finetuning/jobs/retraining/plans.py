@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import F, Q, QuerySet, Window
+from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
@@ -76,6 +77,16 @@ def list_retrainings(*, plan: RetrainingPlan) -> QuerySet[Retraining]:
     """Return the retrainings of a plan."""
     rows = Retraining.objects.for_organization(plan.organization_id).filter(plan=plan)
     return rows.select_related("job__adapter_version", "production")
+
+
+def latest_retrainings(*, organization: Organization | str, count: int) -> dict[str, list[Retraining]]:
+    """Return the newest retrainings of each plan by its id, at most `count` of each."""
+    newest = Window(RowNumber(), partition_by="plan_id", order_by=[F("created_at").desc(), F("pk").desc()])
+    rows = Retraining.objects.for_organization(organization)
+    found: dict[str, list[Retraining]] = {}
+    for row in rows.annotate(place=newest).filter(place__lte=count).order_by("place"):
+        found.setdefault(row.plan_id, []).append(row)
+    return found
 
 
 def request_of(plan: RetrainingPlan) -> PlanRequest:
