@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db import models
-from django.db.models import ExpressionWrapper, F, QuerySet, Sum
+from django.db.models import ExpressionWrapper, F, Q, QuerySet, Sum
 from django.db.models.functions import Greatest, Least
 
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
@@ -88,7 +88,7 @@ def held_gpu_seconds(
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
     held = runs.filter(leased_at__lt=end)
-    held = held.exclude(finished_at__lte=begin) if begin else held
+    held = held.filter(Q(finished_at=None) | Q(finished_at__gt=begin)) if begin else held
     since = Greatest("leased_at", begin) if begin else F("leased_at")
     span = ExpressionWrapper((Least("finished_at", end) - since) * F("job__gpu_count"), models.DurationField())
     sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))

@@ -1,13 +1,11 @@
 """Organizations, their limits and credit, and the jobs of all of them, as lists and one by one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.core.paginator import Page, Paginator
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext
@@ -19,6 +17,7 @@ from apps.accounts.suspension import reinstate_organization, suspend_organizatio
 from apps.billing.books.credit_requests import list_requests
 from apps.billing.queries import get_balance, get_balances, get_spending
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.datasets.queries import list_versions
@@ -32,13 +31,13 @@ from apps.finetuning.usage.quotas import LIMITS, get_quota, get_quotas, set_quot
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import QuotaForm
+from apps.interfaces.staff.organization_pages import read_organizations
 from apps.interfaces.staff.quantities import GPU_TIME, gpu_time
 
 _PAGE = 50
 _NEWEST_JOBS = 20
 _NEWEST_REQUESTS = 5
 _EVENTS_SHOWN = 200
-_MAX_QUERY_CHARACTERS = 80
 _STATES = [("", later("All"))] + [
     (status.value, later(status.capitalize()))
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED)
@@ -49,16 +48,16 @@ _STATES = [("", later("All"))] + [
 @operator_view
 def jobs(request: HttpRequest) -> HttpResponse:
     """List the jobs of all tenants, newest first."""
-    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool").order_by("-created_at", "-id")
-    if status := request.GET.get("status"):
-        rows = rows.filter(status=status)
-    page = Paginator(rows, _PAGE).get_page(request.GET.get("page"))
+    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool")
+    status = request.GET.get("status", "")
+    asked = {"status": status} if status in tuple(JobStatus) else {}
+    page = read_page(rows.filter(**asked), request.GET, order=("-created_at", "-id"), size=_PAGE)
+    links = {"previous": page.previous, "next": page.next}
     context = {
-        "page": page,
-        "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.object_list],
-        "status": status or "",
+        "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.rows],
+        "status": asked.get("status", ""),
         "states": _STATES,
-        **_links_of(page, status=status or ""),
+        **{name: f"?{urlencode(asked | place)}" if place else "" for name, place in links.items()},
     }
     return render(request, "staff/tenants/jobs.html", context)
 
@@ -66,46 +65,12 @@ def jobs(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operator_view
 def organizations(request: HttpRequest) -> HttpResponse:
-    listed = _list_organizations(request)
+    listed = read_organizations(request)
     balances, stored = get_balances(organizations=listed.ids), stored_bytes(organizations=listed.ids)
     rows = [
-        {"organization": each, "balance": balances[each.pk], "storage_bytes": stored[each.pk]}
-        for each in listed.page.object_list
+        {"organization": each, "balance": balances[each.pk], "storage_bytes": stored[each.pk]} for each in listed.rows
     ]
     return render(request, "staff/tenants/organizations.html", {"rows": rows, **listed.context})
-
-
-@dataclass(frozen=True)
-class _Organizations:
-    """One page of the organizations whose name, slug or id contains what the operator searched for."""
-
-    page: Page
-    query: str
-
-    @property
-    def ids(self) -> list[str]:
-        return [each.pk for each in self.page.object_list]
-
-    @property
-    def context(self) -> dict[str, object]:
-        return {"page": self.page, "q": self.query, **_links_of(self.page, q=self.query)}
-
-
-def _list_organizations(request: HttpRequest) -> _Organizations:
-    query = request.GET.get("q", "").strip()[:_MAX_QUERY_CHARACTERS]
-    matches = Q(name__icontains=query) | Q(slug__icontains=query) | Q(pk__icontains=query)
-    rows = Organization.objects.filter(matches).order_by("name", "pk")
-    return _Organizations(Paginator(rows, _PAGE).get_page(request.GET.get("page")), query)
-
-
-def _links_of(page: Page, **parameters: str) -> dict[str, str]:
-    """Return the addresses of the pages before and after; "" where there is none."""
-    before = page.previous_page_number() if page.has_previous() else None
-    after = page.next_page_number() if page.has_next() else None
-    return {
-        name: f"?{urlencode(parameters | {'page': number})}" if number else ""
-        for name, number in (("previous", before), ("next", after))
-    }
 
 
 @require_POST
@@ -140,7 +105,7 @@ def _moved(request: HttpRequest, move: Callable[..., None], done: str) -> HttpRe
 @require_safe
 @operator_view
 def quotas(request: HttpRequest) -> HttpResponse:
-    listed = _list_organizations(request)
+    listed = read_organizations(request)
     limits, stored = get_quotas(organizations=listed.ids), stored_bytes(organizations=listed.ids)
     used = used_gpu_seconds(organizations=listed.ids, now=db_now())
     rows = [
@@ -150,7 +115,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
             "gpu_time": _gpu_time_of(limits[each.pk], used.get(each.pk, 0.0)),
             "storage_bytes": stored[each.pk],
         }
-        for each in listed.page.object_list
+        for each in listed.rows
     ]
     return render(request, "staff/tenants/quotas.html", {"rows": rows, **listed.context})
 
