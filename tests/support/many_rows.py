@@ -9,13 +9,14 @@ def copy_rows(row: Model, *, count: int, **columns: str) -> None:
     fields = row._meta.concrete_fields
     names = [each.column for each in fields if each.column in columns or not isinstance(each, AutoField)]
     quote = connection.ops.quote_name
-    values = [columns.get(name) or f"template.{quote(name)}" for name in names]
+    values = [columns.get(name) or f"(one.template).{quote(name)}" for name in names]
     table, key = quote(row._meta.db_table), quote(row._meta.pk.column)
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO {table} ({', '.join(map(quote, names))}) SELECT {', '.join(values)} FROM {table} AS template"
-            f" CROSS JOIN generate_series(1, %s) AS number WHERE template.{key} = %s",
-            [count, row.pk],
+            f"INSERT INTO {table} ({', '.join(map(quote, names))}) SELECT {', '.join(values)}"
+            f" FROM (SELECT template FROM {table} AS template WHERE {key} = %s) AS one"
+            " CROSS JOIN generate_series(1, %s) AS number",
+            [row.pk, count],
         )
 
 

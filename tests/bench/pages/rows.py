@@ -16,6 +16,7 @@ from tests.support.many_rows import copy_rows, numbered
 OPEN_JOBS = 3_000  # a third of them each: queued, running, paused
 WORKERS = 100
 _LARGE_SHARE = 20
+_JOBS_OF_FILE = 10
 _EVENTS_OF_SHOWN_JOB = 5_000
 
 
@@ -100,7 +101,7 @@ def _first_rows() -> dict[str, Any]:
         "upload": RunUpload.objects.get(pk=checkpoint.upload_id),
         "audit": AuditEntry.objects.latest("id"),
         "message": OutboxMessage.objects.latest("id"),
-        "check": LedgerCheck.objects.create(name="every transaction sums to zero"),
+        "check": LedgerCheck.objects.create(name="sums", difference_count=0),
         "topup": TopUp.objects.create(
             organization=organization, origin="user", amount_cents=5000, requested_by="system", status="paid",
             paid_at=db_now(),
@@ -131,6 +132,7 @@ def _copy_jobs(made: dict[str, Any], size: Size) -> None:
     copy_rows(
         made["job"], count=count, id=numbered("ftjob-"), organization_id=owner, created_at=at, queued_at=at,
         started_at=at, finished_at=ended, suffix="'bot-' || number", billed_gpu_ms="mod(number, 1000) * 1000",
+        training_file_id=numbered("file-", f"1 + mod(number - 1, {count // _JOBS_OF_FILE})"),
         cost_nano="mod(number, 1000) * 1000",
         status=f"CASE WHEN {is_open} THEN (ARRAY['queued', 'running', 'paused'])[1 + mod(number, 3)]"
         " ELSE (ARRAY['failed', 'cancelled', 'succeeded', 'succeeded', 'succeeded'])[1 + mod(number, 5)] END",
@@ -187,8 +189,9 @@ def _copy_money(made: dict[str, Any], size: Size) -> None:
         closed_at=f"CASE WHEN {is_open} THEN NULL ELSE {at} + interval '1 hour' END",
     )  # fmt: skip
     copy_rows(
-        made["hold"], count=count // 2, id=numbered("hold_s"), source="'gateway'", organization_id=owner,
-        purpose="'inference'", status="'closed'", created_at=_of_year(count // 2), closed_at=_of_year(count // 2),
+        made["hold"], count=count // 2, id=numbered("hold_", f"{count} + number"), source="'gateway'",
+        organization_id=owner, purpose="'inference'", status="'closed'", created_at=_of_year(count // 2),
+        closed_at=_of_year(count // 2),
     )  # fmt: skip
     posted = 2 * count
     copy_rows(
@@ -239,7 +242,7 @@ def _copy_models(made: dict[str, Any], size: Size) -> None:
         organization_id=owner, created_at=at, bytes="30000000",
         deleted_at=f"CASE WHEN number < {count} * 0.9 THEN now() END",
     )  # fmt: skip
-    files = count // 10
+    files = count // _JOBS_OF_FILE
     copy_rows(made["dataset"], count=files, id=numbered("ds_"), name="'rows-' || number", organization_id=owner)
     copy_rows(
         made["file"], count=files, id=numbered("file-"), dataset_id=numbered("ds_"), organization_id=owner,

@@ -8,8 +8,7 @@ from apps.interfaces.gateway.database import call_again
 
 
 @pytest.mark.parametrize("reason", [AdminShutdown, IdleInTransactionSessionTimeout, QueryCanceled, TransactionTimeout])
-def test_a_call_that_the_server_ended_is_repeated(reason, monkeypatch) -> None:
-    monkeypatch.setattr(connection, "errors_occurred", False)
+def test_a_call_that_the_server_ended_is_repeated(reason) -> None:
     answers = iter(["ended", "answer"])
 
     def ask() -> str:
