@@ -18,7 +18,7 @@ from apps.billing.tasks import close_expired_holds, rate_usage
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.tasks import admit_waiting, reclaim
 from tests.factories.finetuning import TrainingSetup
-from tests.support.many_rows import copy_rows, numbered
+from tests.factories.many_rows import copy_rows, numbered
 
 pytestmark = pytest.mark.django_db
 ROWS, ORGANIZATIONS, WORKERS = 3_000, 30, 20

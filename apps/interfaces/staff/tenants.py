@@ -1,11 +1,13 @@
 """Organizations, their limits and credit, and the jobs of all of them, as lists and one by one."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.db.models import QuerySet
+from django.core.paginator import Page, Paginator
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.translation import gettext
@@ -31,13 +33,13 @@ from apps.finetuning.usage.quotas import LIMITS, get_quota, get_quotas, set_quot
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import QuotaForm
-from apps.interfaces.staff.organization_pages import read_organizations
 from apps.interfaces.staff.quantities import GPU_TIME, gpu_time
 
 _PAGE = 50
 _NEWEST_JOBS = 20
 _NEWEST_REQUESTS = 5
 _EVENTS_SHOWN = 200
+_MAX_QUERY_CHARACTERS = 80
 _STATES = [("", later("All"))] + [
     (status.value, later(status.capitalize()))
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED)
@@ -60,6 +62,41 @@ def jobs(request: HttpRequest) -> HttpResponse:
         **{name: f"?{urlencode(asked | place)}" if place else "" for name, place in links.items()},
     }
     return render(request, "staff/tenants/jobs.html", context)
+
+
+@dataclass(frozen=True)
+class OrganizationPage:
+    """One page of the organizations whose name, slug or id contains what the operator searched for."""
+
+    page: Page
+    query: str
+
+    @property
+    def rows(self) -> list[Organization]:
+        return list(self.page.object_list)
+
+    @property
+    def ids(self) -> list[str]:
+        return [each.pk for each in self.rows]
+
+    @property
+    def context(self) -> dict[str, object]:
+        """What the head and the foot of the list show; `previous` and `next` are "" where there is no such page."""
+        before = self.page.previous_page_number() if self.page.has_previous() else None
+        after = self.page.next_page_number() if self.page.has_next() else None
+        addresses = {
+            name: f"?{urlencode({'q': self.query, 'page': number})}" if number else ""
+            for name, number in (("previous", before), ("next", after))
+        }
+        return {"page": self.page, "q": self.query, **addresses}
+
+
+def read_organizations(request: HttpRequest) -> OrganizationPage:
+    """Return the page that the request asks for with `q` and `page`, by name."""
+    query = request.GET.get("q", "").strip()[:_MAX_QUERY_CHARACTERS]
+    matches = Q(name__icontains=query) | Q(slug__icontains=query) | Q(pk__icontains=query)
+    rows = Organization.objects.filter(matches).order_by("name", "pk")
+    return OrganizationPage(Paginator(rows, _PAGE).get_page(request.GET.get("page")), query)
 
 
 @require_safe

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.db.models import Model
 
-from tests.support.many_rows import copy_rows, numbered
+from tests.factories.many_rows import copy_rows, numbered
 
 OPEN_JOBS = 3_000  # a third of them each: queued, running, paused
 WORKERS = 100

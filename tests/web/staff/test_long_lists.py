@@ -11,7 +11,7 @@ from apps.interfaces.staff.money import books, payments
 from apps.payments.models import ReconciliationDifference
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import make_worker
-from tests.support.many_rows import copy_rows, numbered
+from tests.factories.many_rows import copy_rows, numbered
 
 pytestmark = pytest.mark.django_db
 

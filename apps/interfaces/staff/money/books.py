@@ -22,7 +22,7 @@ from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
-from apps.interfaces.staff.organization_pages import read_organizations
+from apps.interfaces.staff.tenants import read_organizations
 
 _DECIDED_SHOWN = 20
 _SHOWN = 50  # of what waits and of debts
@@ -40,7 +40,7 @@ def show(request: HttpRequest) -> HttpResponse:
     waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED)[: _SHOWN + 1])
     asked = CreditRequest.objects.filter(status=CreditRequestStatus.OPEN).select_related("organization")
     requests = list(asked.order_by("requested_at", "pk")[: _SHOWN + 1])
-    people = {each.requested_by for each in (*waiting, *requests)}
+    people = [each.requested_by for each in waiting] + [each.requested_by for each in requests]
     askers = {each.pk: each.email for each in User.objects.filter(pk__in=people)}
     context = {
         "rows": [
