@@ -2,6 +2,7 @@
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models import Q
 from django.db.models.functions import Now
 
 from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
@@ -52,7 +53,18 @@ class AdapterVersion(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
-        indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest")]
+        indexes = [
+            models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest"),
+            # An organization's bytes are summed often; exports are few.
+            models.Index(
+                fields=["organization"], include=["bytes"], condition=Q(deleted_at=None), name="adapter_version_kept"
+            ),
+            models.Index(
+                fields=["organization"],
+                condition=Q(deleted_at=None) & ~Q(exports=[]),
+                name="adapter_version_exported",
+            ),
+        ]
         triggers = [status_trigger("adapter_version_status", VERSION_TRANSITIONS)]
 
     @property

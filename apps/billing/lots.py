@@ -10,7 +10,7 @@ from collections.abc import Collection
 from django.db.models import F, QuerySet, Sum
 
 from apps.accounts.shares import give_own_share
-from apps.billing.models import CreditLot, LotKind, LotMovement
+from apps.billing.models import CreditLot, LotKind, LotMovement, PostingKind
 
 PROMOTIONAL_PRIORITY = 20
 PAID_PRIORITY = 50
@@ -36,6 +36,7 @@ def returns_for(
     """
     drawn = (
         LotMovement.objects.filter(organization_id=organization_id, transaction__source__in=sources)
+        .exclude(transaction__kind=PostingKind.USAGE)
         .values("lot")
         .annotate(nano=-Sum("amount_nano"))
         .filter(nano__gt=0)

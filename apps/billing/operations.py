@@ -297,7 +297,11 @@ def record_estimate_loss(*, hold_id: str, total_nano: int, by: str) -> None:
     wallet = lock_wallet_of_hold(hold_id=hold_id)
     found = Hold.objects.get(pk=hold_id)
     lost = account(organization=None, kind=AccountKind.ESTIMATE_LOSS)
-    before = lost.entries.filter(organization_id=wallet.owner_id, transaction__source=found.source)
+    before = lost.entries.filter(
+        organization_id=wallet.owner_id,
+        transaction__source=found.source,
+        transaction__kind=PostingKind.ESTIMATE_LOSS,
+    )
     more_nano = total_nano + (before.aggregate(nano=Sum("amount_nano"))["nano"] or 0)
     if more_nano:
         post(
@@ -317,6 +321,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
     wallet = lock_wallet(organization=organization)
     holds = Hold.objects.filter(
         organization_id=wallet.owner_id,
+        purpose=HoldPurpose.JOB,
         source=source,
         status=HoldStatus.CLOSED,
         captured_nano__gt=F("refunded_nano"),

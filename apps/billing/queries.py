@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import F, QuerySet, Sum
+from django.db.models import F, Q, QuerySet, Sum
 
 from apps.accounts.models import Organization, key_of
 from apps.billing.lots import spendable_lots
@@ -35,13 +35,15 @@ class Balance:
 
 
 def get_captured_nano(*, source: str) -> int:
-    """Return the charges for `source` so far, less refunds."""
+    """Return the charges for the job or conversion `source` so far, less refunds."""
     return get_captured(sources=[source])[source]
 
 
 def get_captured(*, sources: Collection[str]) -> Counter[str]:
-    """Return the nano-USD charged for each source so far, less refunds."""
-    holds = Hold.objects.filter(source__in=sources).values_list("source").annotate(nano=Sum(_KEPT))
+    """Return the nano-USD charged for each job or conversion so far, less refunds."""
+    holds = (
+        Hold.objects.filter(purpose=HoldPurpose.JOB, source__in=sources).values_list("source").annotate(nano=Sum(_KEPT))
+    )
     return Counter({source: nano or 0 for source, nano in holds})
 
 
@@ -105,14 +107,15 @@ class Spending:
 def get_spending(*, organization: Organization | str) -> Spending:
     organization_id = key_of(organization)
     series = UsageSeries.objects.filter(organization_id=organization_id, sku__startswith="inference:")
-    sums = series.aggregate(tokens=Sum("rated_quantity"), posted=Sum("posted_nano"))
-    unrated = series.filter(sku__startswith=_INPUT_SKUS).aggregate(
-        requests=Sum(F("request_count") - F("rated_request_count"))
+    sums = series.aggregate(
+        tokens=Sum("rated_quantity"),
+        posted=Sum("posted_nano"),
+        unrated=Sum(F("request_count") - F("rated_request_count"), filter=Q(sku__startswith=_INPUT_SKUS)),
     )
     training = Hold.objects.filter(organization_id=organization_id, purpose=HoldPurpose.JOB).aggregate(nano=Sum(_KEPT))
     return Spending(
         tokens_billed=sums["tokens"] or 0,
-        unrated_requests=unrated["requests"] or 0,
+        unrated_requests=sums["unrated"] or 0,
         inference_nano=sums["posted"] or 0,
         training_nano=training["nano"] or 0,
     )
@@ -161,7 +164,8 @@ def list_invoices(*, organization: Organization | str) -> QuerySet[Invoice]:
     return Invoice.objects.for_organization(organization).order_by("-month")
 
 
-def sum_lots() -> dict[tuple[str, str], int]:
-    """Return the remaining credit of each organization, by lot kind."""
-    rows = CreditLot.objects.values("organization_id", "kind").annotate(nano=Sum("remaining_nano")).order_by()
+def sum_lots(*, organizations: Collection[str]) -> dict[tuple[str, str], int]:
+    """Return the remaining credit of each organization, by lot kind; without any it has no entry."""
+    left = CreditLot.objects.filter(organization_id__in=organizations, remaining_nano__gt=0)
+    rows = left.values("organization_id", "kind").annotate(nano=Sum("remaining_nano")).order_by()
     return {(row["organization_id"], row["kind"]): row["nano"] for row in rows}

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 import msgspec
-from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, Q, QuerySet, Sum, Window
+from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, Q, QuerySet, Subquery, Sum, Window
 from django.db.models.functions import Lower, RowNumber
 from django.utils.translation import gettext
 
@@ -96,7 +96,10 @@ def list_newest(*, organization: Organization | str) -> QuerySet[DatasetVersion]
     Each has `dataset_name` to sort by, and `job_count`, the number of jobs that train on any version of its dataset.
     """
     rows = list_versions(organization=organization).filter(~Exists(_newer())).defer("line_offsets", "errors", "layout")
-    return rows.annotate(dataset_name=Lower("dataset__name"), job_count=Count("dataset__versions__jobs"))
+    # Counted by a subquery, for the rows of a page alone: a join would count the jobs of every dataset.
+    of_dataset = DatasetVersion.objects.filter(dataset=OuterRef("dataset")).order_by().values("dataset")
+    jobs = Subquery(of_dataset.annotate(count=Count("jobs")).values("count"))
+    return rows.annotate(dataset_name=Lower("dataset__name"), job_count=jobs)
 
 
 def list_datasets(*, organization: Organization | str) -> QuerySet[Dataset]:

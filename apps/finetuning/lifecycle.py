@@ -118,6 +118,7 @@ JOB_TRANSITIONS: Transitions = {
     JobStatus.CANCELLED: frozenset(),
 }
 JOB_TERMINAL = terminal_states(JOB_TRANSITIONS)
+JOB_OPEN = tuple(status for status in JobStatus if status not in JOB_TERMINAL)
 
 RUN_TRANSITIONS: Transitions = {
     RunStatus.QUEUED: frozenset({RunStatus.LEASED, RunStatus.CANCELLED}),

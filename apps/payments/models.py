@@ -105,6 +105,7 @@ class TopUp(OrganizationModel):
         ]
         indexes = [
             models.Index(fields=["organization", "-created_at"], name="topup_newest"),
+            models.Index(fields=["-created_at"], name="topup_newest_of_all"),
             models.Index(fields=["created_at"], condition=Q(status__in=TOPUP_IN_FLIGHT), name="topup_in_flight"),
         ]
         triggers = [

@@ -165,9 +165,9 @@ def _record_differences(
     )
 
 
-def list_differences() -> list[ReconciliationDifference]:
-    """Return the unresolved differences, newest first."""
-    return list(ReconciliationDifference.objects.filter(resolved_at=None).order_by("-found_at"))
+def list_differences(*, limit: int = 50) -> list[ReconciliationDifference]:
+    """Return the newest unresolved differences, at most `limit`."""
+    return list(ReconciliationDifference.objects.filter(resolved_at=None).order_by("-found_at")[:limit])
 
 
 def list_reconciliations(*, limit: int = 20) -> list[Reconciliation]:

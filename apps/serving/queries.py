@@ -205,7 +205,7 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
     states = {id: _best(spoken[id]) for id in deployed}
     states |= {version.pk: _unserved(version, served) for version in versions if version.pk not in deployed}
     silent = {id for id, state in states.items() if state.state == ServingStatus.WAITING}
-    return states | ({id: ServingState(ServingStatus.COLD, _COLD) for id in silent & _cold_ids()} if silent else {})
+    return states | ({id: ServingState(ServingStatus.COLD, _COLD) for id in _cold_ids(silent)} if silent else {})
 
 
 _FILES_ONLY = "No engine can load it as an adapter, and it has no replica of its own. You can download its files."
@@ -213,9 +213,11 @@ _WAITING = "Waiting for a replica of its base model to load it."
 _COLD = "It was unloaded because it had no recent requests. The next request loads it and waits."
 
 
-def _cold_ids() -> set[str]:
-    with system():  # free places depend on every tenant's adapters; only ids leave this block
-        deployments = list(_current_deployments().select_related("adapter_version__adapter"))
+def _cold_ids(versions: Collection[str]) -> set[str]:
+    """Return those of the versions that only lack a place."""
+    with system():  # places are every tenant's; only ids leave this block
+        deployed = _current_deployments().filter(adapter_version__in=versions)
+        deployments = list(deployed.select_related("adapter_version__adapter"))
         return _wanted_and_cold(ready_replicas(), deployments)[1]
 
 

@@ -5,7 +5,7 @@ VALUES = [
     '{"a":' + "[" * 480 + "]" * 480 + "}", "9999-12-31T23:59:59-23:59", "2026-13-45", "🙂" * 200,
 ]  # fmt: skip
 PAGES = [
-    ("/usage", ("by", "days", "first", "last", "page")),
+    ("/usage", ("by", "days", "first", "last", "after", "before")),
     ("/usage/export", ("days", "first", "last", "table")),
     ("/usage/traffic", ("days", "first", "last", "model")),
     ("/usage/traffic/export", ("days", "first", "last", "model", "by")),

@@ -9,9 +9,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from django.db import connection
-from django.db.models import F
+from django.db.models import F, OuterRef, Subquery, Sum
 
-from apps.billing.models import AccountKind, LedgerCheck, LedgerEntry, UsageSeries
+from apps.billing.models import AccountKind, LedgerAccount, LedgerCheck, LedgerEntry, UsageSeries
 from apps.core.money import rated
 
 logger = logging.getLogger(__name__)
@@ -90,9 +90,22 @@ def reconcile(*, now: datetime.datetime, days: int = 35) -> list[CheckOutcome]:
     return outcomes
 
 
+# DISTINCT ON would read every outcome that was ever stored; this reads one of each name.
+_NEWEST_CHECKS = """
+    WITH RECURSIVE named AS (
+        (SELECT name FROM billing_ledgercheck ORDER BY name LIMIT 1)
+        UNION ALL
+        SELECT (SELECT name FROM billing_ledgercheck WHERE name > named.name ORDER BY name LIMIT 1)
+          FROM named WHERE named.name IS NOT NULL)
+    SELECT newest.* FROM named CROSS JOIN LATERAL (
+        SELECT * FROM billing_ledgercheck WHERE name = named.name ORDER BY checked_at DESC, id DESC LIMIT 1) AS newest
+     ORDER BY newest.name
+"""
+
+
 def list_newest_checks() -> list[LedgerCheck]:
     """Return the newest outcome of each check."""
-    return list(LedgerCheck.objects.order_by("name", "-checked_at", "-id").distinct("name"))
+    return list(LedgerCheck.objects.raw(_NEWEST_CHECKS))
 
 
 def _differences(statement: str, since: datetime.date) -> list[tuple[object, ...]]:
@@ -134,7 +147,7 @@ class Receivable:
 def list_receivables(*, now: datetime.datetime) -> list[Receivable]:
     """Return every organization that owes something, largest debt first. Payments settle the oldest debt first."""
     owed: dict[str, list[tuple[datetime.datetime, int]]] = defaultdict(list)
-    entries = LedgerEntry.objects.filter(account__kind=AccountKind.RECEIVABLE).order_by("id")
+    entries = LedgerEntry.objects.filter(account__in=_owing_accounts()).order_by("id")
     for owner, at, nano in entries.values_list("organization_id", "created_at", "amount_nano"):
         debts = owed[str(owner)]
         if nano < 0:
@@ -151,6 +164,14 @@ def list_receivables(*, now: datetime.datetime) -> list[Receivable]:
     return sorted((row for row in rows if row.total_nano), key=lambda row: -row.total_nano)
 
 
+def _owing_accounts() -> list[str]:
+    """Return the accounts of debts that are not settled. Their entries are few among those of the ledger."""
+    posted = LedgerEntry.objects.filter(account=OuterRef("pk")).order_by().values("account")
+    accounts = LedgerAccount.objects.filter(kind=AccountKind.RECEIVABLE)
+    owing = accounts.annotate(nano=Subquery(posted.annotate(nano=Sum("amount_nano")).values("nano")))
+    return list(owing.filter(nano__lt=0).values_list("pk", flat=True))
+
+
 def _by_age(debts: list[tuple[datetime.datetime, int]], now: datetime.datetime) -> tuple[int, ...]:
     sums = [0] * (len(AGES_DAYS) + 1)
     for at, nano in debts:
@@ -159,7 +180,8 @@ def _by_age(debts: list[tuple[datetime.datetime, int]], now: datetime.datetime) 
 
 
 def _uncharged() -> dict[str, int]:
-    waiting = UsageSeries.objects.filter(quantity__gt=F("rated_quantity"))
+    # Each quantity comes with a request, so the index of unrated requests finds it.
+    waiting = UsageSeries.objects.filter(quantity__gt=F("rated_quantity"), request_count__gt=F("rated_request_count"))
     sums: dict[str, int] = defaultdict(int)
     for row in waiting.select_related("price_rule"):
         due = rated(quantity=row.quantity, price_nano=row.price_rule.price_nano, per=row.price_rule.per)

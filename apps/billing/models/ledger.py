@@ -4,6 +4,7 @@ import datetime
 from typing import Any
 
 import pgtrigger
+from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -160,7 +161,14 @@ class LedgerTransaction(models.Model):
     tenant_condition = OWN_ORGANIZATION
 
     class Meta:
-        indexes = [models.Index(fields=["organization", "-created_at", "-id"], name="txn_newest")]
+        indexes = [
+            models.Index(fields=["organization", "-created_at", "-id"], name="txn_newest"),
+            # Most transactions are of usage, and are not searched by their source.
+            models.Index(fields=["source"], condition=~Q(kind=PostingKind.USAGE), name="txn_source"),
+            models.Index(
+                fields=["created_at"], condition=Q(kind=PostingKind.ESTIMATE_LOSS), name="txn_estimate_losses"
+            ),
+        ]
         triggers = [pgtrigger.Protect(name="txn_append_only", operation=pgtrigger.Update | pgtrigger.Delete)]
 
 
@@ -179,6 +187,7 @@ class LedgerEntry(models.Model):
 
     class Meta:
         constraints = [models.CheckConstraint(condition=~Q(amount_nano=0), name="entry_not_zero")]
+        indexes = [BrinIndex(fields=["created_at"], name="entry_by_time")]
         triggers = [
             pgtrigger.Protect(name="entry_append_only", operation=pgtrigger.Update | pgtrigger.Delete),
             pgtrigger.Trigger(
@@ -248,5 +257,14 @@ class Hold(OrganizationModel):
                 fields=["expires_at"],
                 condition=Q(purpose=HoldPurpose.INFERENCE, status=HoldStatus.OPEN),
                 name="hold_open_slices",
-            )
+            ),
+            models.Index(
+                fields=["organization", "-created_at", "-id"], condition=Q(status=HoldStatus.OPEN), name="hold_open"
+            ),
+            # Slices are many; these find the holds of jobs among them.
+            models.Index(fields=["source"], condition=Q(purpose=HoldPurpose.JOB), name="hold_of_job"),
+            models.Index(
+                fields=["organization", "closed_at"], condition=Q(purpose=HoldPurpose.JOB), name="hold_of_jobs_closed"
+            ),
+            models.Index(fields=["closed_at"], condition=Q(purpose=HoldPurpose.JOB), name="hold_closed_of_all"),
         ]

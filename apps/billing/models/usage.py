@@ -109,7 +109,9 @@ class UsageSeries(OrganizationModel):
                 fields=["organization"],
                 condition=Q(request_count__gt=F("rated_request_count")),
                 name="usage_series_unrated",
-            )
+            ),
+            models.Index(fields=["organization", "day"], name="usage_series_day"),
+            BrinIndex(fields=["day"], name="usage_series_by_day"),
         ]
 
 

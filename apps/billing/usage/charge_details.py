@@ -13,6 +13,7 @@ from apps.billing.models import (
     InvoiceLine,
     LedgerTransaction,
     LineKind,
+    PostingKind,
     StorageSample,
     UsageEvent,
     UsageSeries,
@@ -109,5 +110,5 @@ def list_hours(*, organization: Organization | str, charge: Charge) -> list[Hour
 
 def list_postings(*, organization: Organization | str, hold: Hold) -> QuerySet[LedgerTransaction]:
     """Return the postings of a hold and of its source, oldest first."""
-    rows = LedgerTransaction.objects.filter(organization_id=key_of(organization))
+    rows = LedgerTransaction.objects.filter(organization_id=key_of(organization)).exclude(kind=PostingKind.USAGE)
     return rows.filter(Q(source=hold.pk) | Q(source=hold.source)).order_by("created_at", "pk")

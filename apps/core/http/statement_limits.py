@@ -8,7 +8,13 @@ from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
-from psycopg.errors import DeadlockDetected, LockNotAvailable, QueryCanceled, TransactionTimeout
+from psycopg.errors import (
+    DeadlockDetected,
+    IdleInTransactionSessionTimeout,
+    LockNotAvailable,
+    QueryCanceled,
+    TransactionTimeout,
+)
 
 from apps.core.errors import DomainError, Status, Unavailable
 from apps.core.http.asgi import ServerFault, error_headers, error_response, is_machine_path
@@ -66,7 +72,7 @@ def _refusal_of(exception: BaseException | None) -> DomainError | None:
     if not isinstance(exception, DatabaseError):
         return None
     match exception.__cause__:
-        case QueryCanceled() | TransactionTimeout():
+        case QueryCanceled() | TransactionTimeout() | IdleInTransactionSessionTimeout():
             return QueryTimeout(
                 gettext(
                     "The database took too long for this, so it was stopped. Nothing was changed. Ask for less: a "

@@ -150,7 +150,7 @@ def release_overdue(*, now: datetime.datetime) -> int:
     """Give back what silent workers took, and end the conversions that are not made in time; return how many."""
     silent = Q(status=ConversionStatus.RUNNING, heartbeat_at__lt=now - _SILENT)
     late = Q(status__in=CONVERSION_OPEN) & (Q(created_at__lt=now - _PATIENCE) | Q(version__deleted_at__isnull=False))
-    ids = Conversion.objects.filter(silent | late).values_list("pk", flat=True)
+    ids = Conversion.objects.filter(silent | late, status__in=CONVERSION_OPEN).values_list("pk", flat=True)
     return sum(_release(pk, now) for pk in list(ids[:100]))
 
 

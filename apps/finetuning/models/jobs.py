@@ -10,7 +10,7 @@ from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
 from apps.core.messages.key_invalidation import key_news
-from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, JobStatus
+from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL, JOB_TRANSITIONS, JobStatus
 from apps.finetuning.models.constraints import paired
 from apps.finetuning.models.pools import GpuPool
 
@@ -142,6 +142,16 @@ class FineTuningJob(OrganizationModel):
         ]
         indexes = [
             models.Index(fields=["organization", "-created_at", "-id"], name="job_newest"),
+            models.Index(fields=["-created_at", "-id"], name="job_newest_of_all"),
+            # Few jobs are open: searches among them, of one organization or of all, read this small index.
+            models.Index(
+                fields=["status", "created_at", "id", "organization"],
+                condition=Q(status__in=JOB_OPEN),
+                name="job_open",
+            ),
+            models.Index(
+                fields=["-finished_at", "organization"], condition=Q(finished_at__isnull=False), name="job_ended"
+            ),
             models.Index(fields=["pool", "status"], name="job_pool_status"),
         ]
         triggers = [status_trigger("job_status", JOB_TRANSITIONS)]

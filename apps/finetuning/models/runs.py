@@ -67,7 +67,7 @@ class Run(OrganizationModel):
     lease_token_sha256 = models.CharField(max_length=64, null=True)
     lease_expires_at = models.DateTimeField(null=True)
     heartbeat_at = models.DateTimeField(null=True)
-    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="runs")
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="runs", db_index=False)
     master = models.CharField(
         max_length=300, blank=True, help_text="Where its machines meet, as host:port; blank for one machine."
     )
@@ -122,6 +122,8 @@ class Run(OrganizationModel):
                 name="run_queue",
             ),
             models.Index(fields=["organization", "finished_at"], name="run_ended"),
+            models.Index(fields=["finished_at"], name="run_ended_of_all"),
+            models.Index(fields=["worker", "-leased_at", "-id"], name="run_of_worker"),
             models.Index(fields=["pool", "finished_at"], condition=~Q(training_started_at=None), name="run_trained"),
         ]
         triggers = [
@@ -167,7 +169,7 @@ class RunMember(OrganizationModel):
     id = IdField(prefix="member")
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="members")
     rank = models.PositiveSmallIntegerField(help_text="From 1: the run's worker is 0.")
-    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="memberships")
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="memberships", db_index=False)
     address = models.CharField(max_length=253, help_text="Where the others reach this machine.")
     token_sha256 = models.CharField(max_length=64, null=True, unique=True)
     handed_at = models.DateTimeField(null=True, help_text="When a claim was last answered with this place.")
@@ -186,6 +188,7 @@ class RunMember(OrganizationModel):
                 | Q(token_sha256__isnull=False, handed_at__isnull=False),
             ),
         ]
+        indexes = [models.Index(fields=["worker", "-id"], name="member_of_worker")]
 
 
 class RunUpload(OrganizationModel):
@@ -222,3 +225,8 @@ class Checkpoint(OrganizationModel):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "step"], name="checkpoint_once")]
+        indexes = [
+            models.Index(
+                fields=["organization"], include=["bytes"], condition=Q(deleted_at=None), name="checkpoint_kept"
+            )
+        ]

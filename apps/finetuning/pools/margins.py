@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.db.models import OuterRef, QuerySet, Subquery, Sum
 from django.utils.translation import gettext
 
-from apps.billing.models import AccountKind, Hold, HoldPurpose, HoldStatus, LedgerEntry, PoolCost
+from apps.billing.models import AccountKind, Hold, HoldPurpose, HoldStatus, LedgerEntry, PoolCost, PostingKind
 from apps.core import audit
 from apps.core.database.clock import begin_of_day
 from apps.core.errors import InvalidValue
@@ -112,7 +112,10 @@ def _span(month: datetime.date, now: datetime.datetime) -> tuple[datetime.dateti
 def _losses(begin: datetime.datetime, end: datetime.datetime, *, by: str) -> dict[str, int]:
     """Return the estimate losses posted in this time by a field of their job."""
     entries: QuerySet[LedgerEntry] = LedgerEntry.objects.filter(
-        account__kind=AccountKind.ESTIMATE_LOSS, created_at__gte=begin, created_at__lt=end
+        account__kind=AccountKind.ESTIMATE_LOSS,
+        transaction__kind=PostingKind.ESTIMATE_LOSS,
+        transaction__created_at__gte=begin,
+        transaction__created_at__lt=end,
     )
     of_job = FineTuningJob.objects.filter(pk=OuterRef("transaction__source")).values(by)
     sums = entries.annotate(of=Subquery(of_job)).values("of").annotate(nano=-Sum("amount_nano"))

@@ -7,7 +7,7 @@ from django.db.models import Exists, OuterRef
 
 from apps.adapters.models import AdapterVersion
 from apps.core.messages import outbox
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL
 from apps.finetuning.models import Checkpoint, FineTuningJob, RunUpload
 
 # For this long, a new job can start from a checkpoint, and its model can be requested for the first time.
@@ -23,7 +23,7 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
 
     A checkpoint that an unfinished job started from stays until that job ends.
     """
-    unfinished = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)
+    unfinished = FineTuningJob.objects.filter(status__in=JOB_OPEN)
     begun = unfinished.filter(requested__start_from__has_key="checkpoint")
     stale = (
         Checkpoint.objects.select_for_update(of=("self",), skip_locked=True)

@@ -9,6 +9,7 @@ from django.db.models import Max, Q, Sum
 
 from apps.accounts.models import Organization
 from apps.billing.models import StorageSample, UsageSeries
+from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.usage.occupancy import seconds_between
 from apps.finetuning.usage.storage import stored_bytes
@@ -38,12 +39,13 @@ class Demand:
 def get_demand(*, organization: Organization, now: datetime.datetime) -> Demand:
     """Return what the organization uses, without others that share its limits."""
     begin, month = now - _WINDOW, now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    since = Q(finished_at=None) | Q(finished_at__gt=min(begin, month))
-    runs = Run.objects.for_organization(organization).filter(since)
+    ended = Q(finished_at__gt=min(begin, month))
+    runs = Run.objects.for_organization(organization).filter(Q(finished_at=None) | ended)
     spans = runs.values_list("leased_at", "finished_at", "job__gpu_count").order_by()
     held: list[Span] = [(leased, finished, gpus) for leased, finished, gpus in spans if leased is not None]
-    jobs = FineTuningJob.objects.for_organization(organization).filter(since)
-    unfinished: list[Span] = [(*span, 1) for span in jobs.values_list("created_at", "finished_at").order_by()]
+    jobs = FineTuningJob.objects.for_organization(organization).order_by().values_list("created_at", "finished_at")
+    # Two statements, each with an index of its own.
+    unfinished: list[Span] = [(*span, 1) for each in (Q(status__in=JOB_OPEN), ended) for span in jobs.filter(each)]
     samples = StorageSample.objects.for_organization(organization).filter(hour_at__gt=begin)
     stored = stored_bytes(organizations=[organization.pk])[organization.pk]
     days = UsageSeries.objects.for_organization(organization).filter(sku__startswith="inference:", day__gt=begin.date())

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db import models
-from django.db.models import ExpressionWrapper, F, QuerySet, Sum
+from django.db.models import ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Greatest, Least
 
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import Run, RunMember, Worker
+from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 
 # Of a run: its GPUs, its machines, and what it needs of each machine's own memory, which runs on other GPUs share.
 _TAKEN = ("job__gpu_count", "job__node_count", "job__estimate__host_bytes")
@@ -88,9 +88,11 @@ def held_gpu_seconds(
     `begin` None counts from the first attempt. A running attempt counts up to `end`.
     """
     held = runs.filter(leased_at__lt=end)
-    held = held.exclude(finished_at__lte=begin) if begin else held
+    held = held.filter(Q(finished_at=None) | Q(finished_at__gt=begin)) if begin else held
     since = Greatest("leased_at", begin) if begin else F("leased_at")
-    span = ExpressionWrapper((Least("finished_at", end) - since) * F("job__gpu_count"), models.DurationField())
+    # By its key: a join would read all jobs ever made as soon as the attempts are a few percent of them.
+    gpus = Subquery(FineTuningJob.objects.filter(pk=OuterRef("job")).values("gpu_count"))
+    span = ExpressionWrapper((Least("finished_at", end) - since) * gpus, models.DurationField())
     sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))
     return defaultdict(float, {key: total.total_seconds() for key, total in sums})
 

@@ -7,7 +7,7 @@ from django.db.models import Sum
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
-from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
+from apps.finetuning.lifecycle import JOB_OPEN, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.usage.quotas import LIMITS, get_quota, used_gpu_seconds
 from apps.finetuning.usage.storage import stored_bytes
@@ -30,7 +30,7 @@ def list_quota_use(*, organization: Organization, now: datetime.datetime) -> lis
     """Return each limit with what counts against it, with that of organizations that share the limit."""
     quota = get_quota(organization=organization)
     with share_of(organization) as organizations:
-        jobs = FineTuningJob.objects.filter(organization_id__in=organizations).exclude(status__in=JOB_TERMINAL)
+        jobs = FineTuningJob.objects.filter(organization_id__in=organizations, status__in=JOB_OPEN)
         running = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
         used = {
             "concurrent_gpus": running.aggregate(total=Sum("job__gpu_count", default=0))["total"],

@@ -18,7 +18,7 @@ from apps.core.database import locks
 from apps.core.database.prepared import fetch_prepared
 from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
-from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_HOLDING_LEASE
+from apps.finetuning.lifecycle import JOB_OPEN, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Quota, Run
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
@@ -245,7 +245,7 @@ def _reason_to_wait(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequen
 
 
 def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) -> QuerySet[FineTuningJob]:
-    jobs = FineTuningJob.objects.filter(organization_id__in=organizations).exclude(status__in=JOB_TERMINAL)
+    jobs = FineTuningJob.objects.filter(organization_id__in=organizations, status__in=JOB_OPEN)
     return jobs.exclude(pk=but.pk) if but else jobs
 
 

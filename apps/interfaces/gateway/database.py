@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import InterfaceError, InternalError, OperationalError, connection
 
 THREADS = 4
 # A restarted server leaves up to this many broken connections in the pool. Each is noticed at its next use.
 _ATTEMPTS = THREADS + 1
 _BROKEN_SECONDS = 1.0
 
-DATABASE_ERRORS = (OperationalError, InterfaceError)
+# The server ends a connection whose transaction takes too long or is idle for too long with an InternalError.
+DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 

@@ -77,8 +77,11 @@ def show(request: HttpRequest) -> HttpResponse:
 
 def _waiting(now: datetime.datetime) -> list[tuple[FineTuningJob, str]]:
     """Return the jobs that wait longest, each with the limit that holds it back, or ""."""
-    waiting = FineTuningJob.objects.filter(status__in=[JobStatus.QUEUED, JobStatus.VALIDATING_FILES])
-    jobs = list(waiting.select_related("organization", "pool").order_by("created_at", "pk")[:_SHOWN])
+    oldest = FineTuningJob.objects.select_related("organization", "pool").order_by("created_at", "pk")
+    # Each state alone is read in the order of the index of open jobs; both together, through all jobs ever made.
+    states = (JobStatus.QUEUED, JobStatus.VALIDATING_FILES)
+    found = [job for status in states for job in oldest.filter(status=status)[:_SHOWN]]
+    jobs = sorted(found, key=lambda job: (job.created_at, job.pk))[:_SHOWN]
     reasons = reasons_to_wait(jobs=[job for job in jobs if job.status == JobStatus.QUEUED], now=now)
     return [(job, reasons.get(job.pk, "")) for job in jobs]
 

@@ -19,6 +19,7 @@ from apps.accounts.suspension import reinstate_organization, suspend_organizatio
 from apps.billing.books.credit_requests import list_requests
 from apps.billing.queries import get_balance, get_balances, get_spending
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.datasets.queries import list_versions
@@ -49,63 +50,64 @@ _STATES = [("", later("All"))] + [
 @operator_view
 def jobs(request: HttpRequest) -> HttpResponse:
     """List the jobs of all tenants, newest first."""
-    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool").order_by("-created_at", "-id")
-    if status := request.GET.get("status"):
-        rows = rows.filter(status=status)
-    page = Paginator(rows, _PAGE).get_page(request.GET.get("page"))
+    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool")
+    status = request.GET.get("status", "")
+    asked = {"status": status} if status in tuple(JobStatus) else {}
+    page = read_page(rows.filter(**asked), request.GET, order=("-created_at", "-id"), size=_PAGE)
+    links = {"previous": page.previous, "next": page.next}
     context = {
-        "page": page,
-        "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.object_list],
-        "status": status or "",
+        "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.rows],
+        "status": asked.get("status", ""),
         "states": _STATES,
-        **_links_of(page, status=status or ""),
+        **{name: f"?{urlencode(asked | place)}" if place else "" for name, place in links.items()},
     }
     return render(request, "staff/tenants/jobs.html", context)
 
 
-@require_safe
-@operator_view
-def organizations(request: HttpRequest) -> HttpResponse:
-    listed = _list_organizations(request)
-    balances, stored = get_balances(organizations=listed.ids), stored_bytes(organizations=listed.ids)
-    rows = [
-        {"organization": each, "balance": balances[each.pk], "storage_bytes": stored[each.pk]}
-        for each in listed.page.object_list
-    ]
-    return render(request, "staff/tenants/organizations.html", {"rows": rows, **listed.context})
-
-
 @dataclass(frozen=True)
-class _Organizations:
+class OrganizationPage:
     """One page of the organizations whose name, slug or id contains what the operator searched for."""
 
     page: Page
     query: str
 
     @property
+    def rows(self) -> list[Organization]:
+        return list(self.page.object_list)
+
+    @property
     def ids(self) -> list[str]:
-        return [each.pk for each in self.page.object_list]
+        return [each.pk for each in self.rows]
 
     @property
     def context(self) -> dict[str, object]:
-        return {"page": self.page, "q": self.query, **_links_of(self.page, q=self.query)}
+        """What the head and the foot of the list show; `previous` and `next` are "" where there is no such page."""
+        before = self.page.previous_page_number() if self.page.has_previous() else None
+        after = self.page.next_page_number() if self.page.has_next() else None
+        addresses = {
+            name: f"?{urlencode({'q': self.query, 'page': number})}" if number else ""
+            for name, number in (("previous", before), ("next", after))
+        }
+        return {"page": self.page, "q": self.query, **addresses}
 
 
-def _list_organizations(request: HttpRequest) -> _Organizations:
+def read_organizations(request: HttpRequest) -> OrganizationPage:
+    """Return the page that the request asks for with `q` and `page`, by name."""
     query = request.GET.get("q", "").strip()[:_MAX_QUERY_CHARACTERS]
     matches = Q(name__icontains=query) | Q(slug__icontains=query) | Q(pk__icontains=query)
     rows = Organization.objects.filter(matches).order_by("name", "pk")
-    return _Organizations(Paginator(rows, _PAGE).get_page(request.GET.get("page")), query)
+    return OrganizationPage(Paginator(rows, _PAGE).get_page(request.GET.get("page")), query)
 
 
-def _links_of(page: Page, **parameters: str) -> dict[str, str]:
-    """Return the addresses of the pages before and after; "" where there is none."""
-    before = page.previous_page_number() if page.has_previous() else None
-    after = page.next_page_number() if page.has_next() else None
-    return {
-        name: f"?{urlencode(parameters | {'page': number})}" if number else ""
-        for name, number in (("previous", before), ("next", after))
-    }
+@require_safe
+@operator_view
+def organizations(request: HttpRequest) -> HttpResponse:
+    listed = read_organizations(request)
+    balances, stored = get_balances(organizations=listed.ids), stored_bytes(organizations=listed.ids)
+    rows = [
+        {"organization": each, "balance": balances[each.pk], "storage_bytes": stored[each.pk]} for each in listed.rows
+    ]
+    return render(request, "staff/tenants/organizations.html", {"rows": rows, **listed.context})
 
 
 @require_POST
@@ -140,7 +142,7 @@ def _moved(request: HttpRequest, move: Callable[..., None], done: str) -> HttpRe
 @require_safe
 @operator_view
 def quotas(request: HttpRequest) -> HttpResponse:
-    listed = _list_organizations(request)
+    listed = read_organizations(request)
     limits, stored = get_quotas(organizations=listed.ids), stored_bytes(organizations=listed.ids)
     used = used_gpu_seconds(organizations=listed.ids, now=db_now())
     rows = [
@@ -150,7 +152,7 @@ def quotas(request: HttpRequest) -> HttpResponse:
             "gpu_time": _gpu_time_of(limits[each.pk], used.get(each.pk, 0.0)),
             "storage_bytes": stored[each.pk],
         }
-        for each in listed.page.object_list
+        for each in listed.rows
     ]
     return render(request, "staff/tenants/quotas.html", {"rows": rows, **listed.context})
 

@@ -11,7 +11,9 @@ from django.test import Client
 from apps.config.settings import internal
 
 TOO_LONG = ["SET LOCAL statement_timeout = 1", "SELECT pg_sleep(10)"]
-IN_USE = ["DO $$ BEGIN RAISE lock_not_available; END $$"]
+HELD = 4711  # an advisory lock that another session holds
+IN_USE = ["SET LOCAL lock_timeout = 1", f"SELECT pg_advisory_xact_lock({HELD})"]
+IDLE = ["DO $$ BEGIN RAISE idle_in_transaction_session_timeout; END $$"]
 DEADLOCK = ["DO $$ BEGIN RAISE deadlock_detected; END $$"]
 
 
@@ -28,28 +30,40 @@ def stopping(table: str, statements: list[str]) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def _other_session(db: None) -> Iterator[None]:
+    other = connection.copy()
+    with other.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_lock(%s)", [HELD])
+    yield
+    other.close()
+
+
+@pytest.mark.usefixtures("_other_session")
 @pytest.mark.parametrize(
     ("statements", "code", "says", "headers"),
     [
         (TOO_LONG, "query_timeout", "Ask for less: a shorter period", {"x-should-retry": "false"}),
+        (IDLE, "query_timeout", "Ask for less: a shorter period", {"x-should-retry": "false"}),
         (IN_USE, "rows_in_use", "Try again in a few seconds", {"Retry-After": "2"}),
         (DEADLOCK, "rows_in_use", "Try again in a few seconds", {"Retry-After": "2"}),
     ],
-    ids=["too long", "in use", "deadlock"],
+    ids=["too long", "idle", "in use", "deadlock"],
 )
 def test_it_is_refused_with_what_to_do(statements, code, says, headers, key, alice, client_for, api_client, settings):
     with stopping("finetuning_finetuningjob", statements):
         page = client_for(alice).get("/jobs", {"q": "anything"})
         answer = api_client(key).get("/v1/fine_tuning/jobs")
+        of_ours = api_client(key).get("/api/v1/quotas")
     settings.ROOT_URLCONF, settings.MIDDLEWARE = "apps.config.urls_internal", internal.MIDDLEWARE
     with stopping("finetuning_worker", statements):
         of_worker = Client().post("/internal/v1/claim", b"{}", content_type="application/json")
 
-    assert page.status_code == answer.status_code == of_worker.status_code == 503
+    assert {each.status_code for each in (page, answer, of_ours, of_worker)} == {503}
     assert says in page.content.decode() and "<h1>That took too long</h1>" in page.content.decode()
-    assert answer.json()["error"]["code"] == of_worker.json()["error"]["code"] == code
-    assert says in answer.json()["error"]["message"]
-    for each in (page, answer, of_worker):
+    for each in (answer, of_ours, of_worker):
+        assert each.json()["error"]["code"] == code and says in each.json()["error"]["message"]
+    for each in (page, answer, of_ours, of_worker):
         assert headers.items() <= dict(each.headers).items()
         assert each.headers["x-request-id"]
 

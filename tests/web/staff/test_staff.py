@@ -119,7 +119,7 @@ def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, riva
     assert rows("?status=cancelled") == [("Rival", "theirs")]
 
 
-@pytest.mark.parametrize("page", ["organizations", "quotas"])
+@pytest.mark.parametrize("page", ["organizations", "quotas", "books"])
 def test_organizations_are_searched_and_listed_50_a_page(console, organization, page):
     Organization.objects.bulk_create(
         Organization(name=f"Tenant {number:02}", slug=f"tenant-{number:02}") for number in range(60)

@@ -4,7 +4,6 @@ import datetime
 from collections.abc import Sequence
 
 from django.contrib import messages
-from django.db.models import Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
@@ -17,7 +16,7 @@ from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.messages.translation import later
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import JobEvent, Run, Worker, WorkerKind
+from apps.finetuning.models import JobEvent, Run, RunMember, Worker, WorkerKind
 from apps.finetuning.pools import operations
 from apps.finetuning.usage.occupancy import runs_on, seconds_between
 from apps.interfaces.staff.access import operator_id, operator_view
@@ -38,8 +37,7 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     """Show one worker with its newest attempts and the audit log of its states."""
     worker = get_object_or_404(Worker.objects.select_related("pool__gpu_type"), pk=worker_id)
     now = db_now()
-    taken = Run.objects.filter(Q(worker=worker) | Q(members__worker=worker)).distinct()
-    runs = list(taken.select_related("job", "organization").order_by("-leased_at", "-pk")[:_SHOWN])
+    runs = _newest_runs(worker)
     running = [run for run in runs if run.status in RUN_HOLDING_LEASE]
     entries = list(list_entries(organization=None, chosen=AuditFilter(target=worker.pk))[:_SHOWN])
     names = names_of_actors(organization=None, actors={entry.actor for entry in entries})
@@ -54,6 +52,17 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
         "entries": [{"entry": entry, "who": names[entry.actor]} for entry in entries],
     }
     return render(request, "staff/machines/worker.html", context)
+
+
+def _newest_runs(worker: Worker) -> list[Run]:
+    """Return the newest runs that the worker led or joined. Each of the two is read by its own index."""
+    rows = Run.objects.select_related("job", "organization")
+    places = RunMember.objects.filter(worker=worker).order_by("-pk").values_list("run_id", flat=True)[:_SHOWN]
+    led = list(rows.filter(worker=worker).order_by("-leased_at", "-pk")[:_SHOWN])
+    joined = rows.in_bulk(list(places))
+    found = {run.pk: run for run in led} | joined
+    newest = sorted(found.values(), key=lambda run: (run.leased_at or run.created_at, run.pk), reverse=True)
+    return newest[:_SHOWN]
 
 
 @require_POST

@@ -22,25 +22,26 @@ from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
+from apps.interfaces.staff.tenants import read_organizations
 
 _DECIDED_SHOWN = 20
+_SHOWN = 50  # of what waits and of debts
 
 
 @require_safe
 @operator_view
 def show(request: HttpRequest) -> HttpResponse:
-    """Show every tenant's balance, aged receivables, pending adjustments, and reconciliation results."""
-    lots = sum_lots()
-    organizations = Organization.objects.order_by("name")
-    names = {each.pk: each.name for each in organizations}
+    """Show the tenants' balances by pages, the largest receivables, pending adjustments, and checks of the books."""
+    listed = read_organizations(request)
+    lots, balances = sum_lots(organizations=listed.ids), get_balances(organizations=listed.ids)
+    receivables = list_receivables(now=db_now())
+    owing = Organization.objects.in_bulk([row.organization_id for row in receivables[:_SHOWN]])
+    adjustments = Adjustment.objects.select_related("organization").order_by("requested_at", "pk")
+    waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED)[: _SHOWN + 1])
     asked = CreditRequest.objects.filter(status=CreditRequestStatus.OPEN).select_related("organization")
-    receivables = [(names.get(row.organization_id, row.organization_id), row) for row in list_receivables(now=db_now())]
-    adjustments = Adjustment.objects.select_related("organization").order_by("-requested_at", "-pk")
-    waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED))
-    requests = list(asked.order_by("requested_at", "pk"))
+    requests = list(asked.order_by("requested_at", "pk")[: _SHOWN + 1])
     people = [each.requested_by for each in waiting] + [each.requested_by for each in requests]
     askers = {each.pk: each.email for each in User.objects.filter(pk__in=people)}
-    balances = get_balances(organizations=list(names))
     context = {
         "rows": [
             {
@@ -49,14 +50,18 @@ def show(request: HttpRequest) -> HttpResponse:
                 "paid_nano": lots.get((each.pk, LotKind.PAID), 0),
                 "promotional_nano": lots.get((each.pk, LotKind.PROMOTIONAL), 0),
             }
-            for each in organizations
+            for each in listed.rows
         ],
-        "requests": [(each, askers.get(each.requested_by, each.requested_by)) for each in requests],
-        "receivables": receivables,
-        "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting],
-        "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED)[:_DECIDED_SHOWN],
+        "requests": [(each, askers.get(each.requested_by, each.requested_by)) for each in requests[:_SHOWN]],
+        "has_more_requests": len(requests) > _SHOWN,
+        "receivables": [(owing[row.organization_id], row) for row in receivables[:_SHOWN]],
+        "has_more_receivables": len(receivables) > _SHOWN,
+        "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting[:_SHOWN]],
+        "has_more_waiting": len(waiting) > _SHOWN,
+        "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED).reverse()[:_DECIDED_SHOWN],
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),
+        **listed.context,
     }
     return render(request, "staff/money/books.html", context)
 

@@ -35,9 +35,11 @@ class RefundForm(forms.Form):
 @require_safe
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
+    differences = reconciliation.list_differences(limit=_SHOWN + 1)
     context = {
         "is_configured": gateway.is_configured(),
-        "differences": reconciliation.list_differences(),
+        "differences": differences[:_SHOWN],
+        "has_more_differences": len(differences) > _SHOWN,
         "runs": reconciliation.list_reconciliations(limit=10),
         "stuck": webhooks.list_stuck(),
         "disputes": CardDispute.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],

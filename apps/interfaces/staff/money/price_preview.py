@@ -11,8 +11,9 @@ from apps.billing.models import UsageSeries
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import Tier, tiered_nano
 from apps.catalog.queries import list_all_active_prices
+from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import FineTuningJob
 
 
@@ -90,7 +91,10 @@ def _used_metered(sku: str, first: datetime.date, after: datetime.date) -> dict[
 
 def _used_training(sku: str, first: datetime.date, after: datetime.date) -> dict[str, tuple[int, int]]:
     ended = FineTuningJob.objects.filter(
-        price_rule__sku=sku, finished_at__date__gte=first, finished_at__date__lt=after, cost_nano__gt=0
+        price_rule__sku=sku,
+        finished_at__gte=begin_of_day(first),
+        finished_at__lt=begin_of_day(after),
+        cost_nano__gt=0,
     )
     rows = ended.values("organization_id").annotate(ms=Sum("billed_gpu_ms"), cost=Sum("cost_nano")).order_by()
     return {row["organization_id"]: (row["ms"], row["cost"]) for row in rows}
@@ -101,7 +105,7 @@ def _jobs_under_way(
 ) -> tuple[int, int, int, int]:
     if not sku.startswith("training:"):
         return 0, 0, 0, 0
-    jobs: QuerySet[FineTuningJob] = FineTuningJob.objects.exclude(status__in=JOB_TERMINAL)
+    jobs: QuerySet[FineTuningJob] = FineTuningJob.objects.filter(status__in=JOB_OPEN)
     if organization is not None:
         jobs = jobs.filter(organization=organization)
     kept = list(jobs.filter(price_rule__sku=sku).select_related("price_rule"))

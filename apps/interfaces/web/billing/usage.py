@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
@@ -24,6 +23,8 @@ from apps.billing.usage.spending import Spend, forecast_month, list_spending, su
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.traffic import list_hourly_costs
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
+from apps.core.database.read_times import counted_read
 from apps.core.messages.translation import later
 from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob
@@ -110,7 +111,9 @@ def show(request: OrganizationRequest) -> HttpResponse:
     training = [line for line in spending if line.kind == LineKind.TRAINING]
     jobs = _by_job(request.organization, training)
     models = _by_model(line for line in series if line.subject != STORED)
-    page = Paginator(list_transactions(organization=request.organization), _PAGE).get_page(request.GET.get("page"))
+    with counted_read():
+        transactions = list_transactions(organization=request.organization)
+        page = read_page(transactions, request.GET, order=("-created_at", "-id"), size=_PAGE)
     forecast = forecast_month(organization=request.organization, now=now)
     budget = list_budgets(organization=request.organization).filter(scope=BudgetScope.ORGANIZATION).first()
     by = group if "by" in request.GET else ""
@@ -143,10 +146,9 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "group_word": _GROUP_WORDS[group],
         "group_export_url": exports[group],
         "grouped": _grouped(request.organization, group, spending),
-        "movements": _movements(request.organization, page.object_list),
-        "page": page,
-        "previous": f"?{period.query(by=by, page=str(page.number - 1))}#ledger" if page.has_previous() else "",
-        "next": f"?{period.query(by=by, page=str(page.number + 1))}#ledger" if page.has_next() else "",
+        "movements": _movements(request.organization, page.rows),
+        "previous": f"?{period.query(by=by, **page.previous)}#ledger" if page.has_previous else "",
+        "next": f"?{period.query(by=by, **page.next)}#ledger" if page.has_next else "",
     }
     return render(request, "billing/usage.html", context)
 

@@ -11,13 +11,13 @@ from apps.accounts.login.viewing import viewing_of
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
-from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
+from apps.finetuning.lifecycle import JOB_OPEN, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.shell.access import find_membership, seeing_memberships
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
-_ACTIVE = tuple(status for status in JobStatus if status not in {*JOB_TERMINAL, JobStatus.PAUSED})
+_ACTIVE = tuple(status for status in JOB_OPEN if status != JobStatus.PAUSED)
 
 
 def context(request: HttpRequest) -> dict[str, object]:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext, override
 
 from apps.accounts.models import SavedView
 from apps.accounts.queries import list_saved_views
-from apps.core.database.keyset import Order, beyond, find_place, reverse_of
+from apps.core.database.keyset import KeysetPage, Order, read_page
 from apps.core.database.read_times import counted_read
 from apps.core.database.search import with_words
 from apps.core.messages.translation import later
@@ -61,25 +61,12 @@ class Listing(Generic[Row]):
         """Return the page that the request asks for: the rows after `after` or before `before`, else the first ones."""
         asked = self._read(request)
         chosen = self._choose(rows, asked)
-        after, before = request.GET.get("after", ""), request.GET.get("before", "")
-        order = self.orders[asked["sort"]][1]
-        way = reverse_of(order) if before else order
         with counted_read():
-            place = find_place(chosen, before or after, order) if before or after else None
-            found = list(beyond(chosen, place, way).order_by(*way)[: PAGE_ROWS + 1]) if place else []
-            if not found:  # the first page, also where the named row or all rows beyond it are gone
-                place, before, after = None, "", ""
-                found = list(chosen.order_by(*order)[: PAGE_ROWS + 1])
-        has_more, found = len(found) > PAGE_ROWS, found[:PAGE_ROWS]
-        if before:
-            found.reverse()
+            found = read_page(chosen, request.GET, order=self.orders[asked["sort"]][1], size=PAGE_ROWS)
         return ListPage(
             listing=self,
-            rows=found,
+            found=found,
             asked=asked,
-            cursor={"before": before} if before else {"after": after},
-            has_previous=has_more if before else place is not None,
-            has_next=bool(before) or has_more,
             views=list_saved_views(membership=request.membership, listing=self.url_name),
         )
 
@@ -129,17 +116,18 @@ class ListPage(Generic[Row]):
     """One page of a list, and everything that its head and its foot show."""
 
     listing: Listing[Row]
-    rows: list[Row]
+    found: KeysetPage[Row]
     asked: Mapping[str, str]
-    cursor: Mapping[str, str]
-    has_previous: bool
-    has_next: bool
     views: QuerySet[SavedView]
+
+    @property
+    def rows(self) -> list[Row]:
+        return self.found.rows
 
     @property
     def address(self) -> str:
         """The address of this very page, for htmx to ask again."""
-        return self.listing.address({**self.asked, **self.cursor})
+        return self.listing.address({**self.asked, **self.found.cursor})
 
     @property
     def export_url(self) -> str:
@@ -148,11 +136,11 @@ class ListPage(Generic[Row]):
     @property
     def previous(self) -> str:
         """The address of the page before; "" if this is the first one."""
-        return self.listing.address({**self.asked, "before": str(self.rows[0].pk)}) if self.has_previous else ""
+        return self.listing.address({**self.asked, **self.found.previous}) if self.found.has_previous else ""
 
     @property
     def next(self) -> str:
-        return self.listing.address({**self.asked, "after": str(self.rows[-1].pk)}) if self.has_next else ""
+        return self.listing.address({**self.asked, **self.found.next}) if self.found.has_next else ""
 
     @property
     def query(self) -> str:

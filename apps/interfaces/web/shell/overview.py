@@ -21,7 +21,7 @@ from apps.core.database.clock import db_now
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_unusable, list_versions
-from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
+from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.finetuning.usage.quotas import reasons_to_wait
@@ -46,7 +46,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         step = {"may_train": may_train} | _start(request.organization, may_train)
         return _answer(request, "#train-step", step)
     jobs = list_jobs(organization=request.organization)
-    shown = list(jobs.exclude(status__in=JOB_TERMINAL)[:_SHOWN])
+    shown = list(jobs.filter(status__in=JOB_OPEN)[:_SHOWN])
     waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=db_now())
     running = [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
     context: dict[str, object] = {"running": running, "may_train": may_train}
@@ -73,7 +73,7 @@ def _figures(organization: Organization) -> dict[str, object]:
         "balance": get_balance(organization=organization),
         "spending": get_spending(organization=organization),
         "finished_count": jobs.filter(status=JobStatus.SUCCEEDED).count(),
-        "running_count": jobs.exclude(status__in=JOB_TERMINAL).count(),
+        "running_count": jobs.filter(status__in=JOB_OPEN).count(),
     }
 
 

@@ -1,0 +1,1 @@
+"""The time of pages and lists over large tables: `make bench-pages`."""

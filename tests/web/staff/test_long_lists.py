@@ -1,0 +1,78 @@
+"""Lists of the console that grow with the installation are shown in parts, and say so."""
+
+import html
+
+import pytest
+
+from apps.billing.books.credit_requests import request_credit
+from apps.core.database.clock import db_now
+from apps.finetuning.models import FineTuningJob, Run, RunMember
+from apps.interfaces.staff.money import books, payments
+from apps.payments.models import ReconciliationDifference
+from tests.factories.accounts import make_organization, make_user
+from tests.factories.finetuning import make_worker
+from tests.factories.many_rows import copy_rows, numbered
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def console(client_for, olga):
+    return client_for(olga)
+
+
+def text(console, path: str) -> str:
+    response = console.get(path)
+    assert response.status_code == 200
+    return html.unescape(response.content.decode())
+
+
+def test_jobs_are_listed_50_a_page_from_the_last_one_shown(console, floor) -> None:
+    copy_rows(
+        floor.job(), count=120, id=numbered("ftjob-"), status="'cancelled'",
+        created_at="now() - number * interval '1 day'", finished_at="now()",
+    )  # fmt: skip
+    listed = list(FineTuningJob.objects.order_by("-created_at", "-id").values_list("pk", flat=True))
+
+    def shown(query: str) -> list[str]:
+        return [row["job"].pk for row in console.get(f"/staff/jobs{query}").context["jobs"]]
+
+    assert shown("") == listed[:50]
+    assert f"?after={listed[49]}" in text(console, "/staff/jobs")
+    assert shown(f"?after={listed[49]}") == listed[50:100]
+    assert shown(f"?after={listed[99]}") == listed[100:]
+    assert shown(f"?before={listed[100]}") == listed[50:100]
+    cancelled = text(console, f"/staff/jobs?status=cancelled&after={listed[60]}")
+    assert f"?status=cancelled&after={listed[110]}" in cancelled and f"before={listed[61]}" in cancelled
+    assert shown("?after=ftjob-x") == shown("?status=nothing") == listed[:50]
+
+
+def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, organization, monkeypatch) -> None:
+    monkeypatch.setattr(books, "_SHOWN", 1)
+    monkeypatch.setattr(payments, "_SHOWN", 1)
+    others = [make_user("second"), make_user("third")]
+    for number, owner in enumerate(others):
+        asking = make_organization(f"Tenant {number}", owner=owner)
+        request_credit(organization=asking, amount_nano=10**9, note=f"for test {number}", by=owner)
+        ReconciliationDifference.objects.create(source_id=f"ch_{number}", ours_cents=1, theirs_cents=2)
+
+    waiting, differing = text(console, "/staff/books"), text(console, "/staff/payments")
+
+    assert "for test 0" in waiting and "for test 1" not in waiting
+    assert "The others follow when these are decided." in waiting
+    assert ("ch_0" in differing) != ("ch_1" in differing)
+    assert "The others follow when these are resolved." in differing
+
+
+def test_a_worker_shows_the_runs_that_it_led_and_those_that_it_joined(console, floor, claim) -> None:
+    led, joined = floor.job(), floor.job()
+    claim(), claim()
+    other = make_worker(floor.pool, credential="annw_other")
+    run = Run.objects.get(job=joined)
+    RunMember.objects.create(
+        organization=floor.organization, run=run, rank=1, worker=other, address="here", heartbeat_at=db_now()
+    )
+
+    page = text(console, f"/staff/workers/{other.pk}")
+
+    assert f"/staff/jobs/{joined.pk}" in page and f"/staff/jobs/{led.pk}" not in page
