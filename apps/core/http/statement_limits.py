@@ -8,7 +8,11 @@ from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
+from psycopg import OperationalError
 from psycopg.errors import (
+    AdminShutdown,
+    CannotConnectNow,
+    CrashShutdown,
     DeadlockDetected,
     IdleInTransactionSessionTimeout,
     LockNotAvailable,
@@ -64,7 +68,10 @@ def server_error(request: HttpRequest) -> HttpResponse:
 def _stopped(request: HttpRequest, refusal: DomainError) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(refusal)
-    page = render_to_string("errors/stopped.html", {"status": int(refusal.status), "message": refusal.message})
+    took_long = isinstance(refusal, QueryTimeout | RowsInUse)
+    heading = gettext("That took too long") if took_long else gettext("We can't answer right now")
+    shown = {"status": int(refusal.status), "heading": heading, "message": refusal.message}
+    page = render_to_string("errors/stopped.html", shown)
     return HttpResponse(page, status=refusal.status, headers=error_headers(refusal))
 
 
@@ -83,5 +90,10 @@ def _refusal_of(exception: BaseException | None) -> DomainError | None:
             return RowsInUse(
                 gettext("Another request is changing the same data. Nothing was changed. Try again in a few seconds."),
                 retry_after_seconds=2,
+            )
+        case AdminShutdown() | CrashShutdown() | CannotConnectNow() | OperationalError(sqlstate=None):
+            # Without a code the session is gone: the server's reason does not always arrive before its end.
+            return Unavailable(
+                gettext("The database did not answer. Try again in a few seconds."), retry_after_seconds=5
             )
     return None
