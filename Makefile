@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
         test-durations nightly chaos fuzz check audit fix migrations \
-        translations openapi docs errors shell screenshots cli gpu-check family-matrix bench-quotes bench-rehearsal clean
+        translations openapi docs errors shell screenshots cli gpu-check family-matrix bench-rehearsal simulate clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z%-]+):.*## /\1\t/; s/%/NAME/' | expand -t 16
@@ -79,9 +79,6 @@ simulate: setup-dev ## the control plane in virtual time under faults, SEEDS=100
 fuzz: SECONDS ?= 3600
 fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object
 	$(WEB) -m tests.fuzz --seconds $(SECONDS)
-
-bench-quotes: setup-dev # distinct quotes a second on one core, placement search included
-	$(WEB) -m tests.bench.quote_rate
 
 bench-rehearsal: setup-dev ## memory traced without a GPU, against real tensors and the formula
 	$(WEB) -m tests.bench.rehearsal

@@ -1,6 +1,6 @@
 """How long the server takes for the panel of the live form: thirty pools, real PostgreSQL, the whole view.
 
-    python -m pytest tests/bench/quotes.py -s
+    python -m pytest tests/bench/quotes/view.py -s
 
 Prints one line of JSON: median and 90th percentile of the view's milliseconds and of its quotes', by the clock and of
 CPU, and the number of database queries. Each request asks for another recipe, so that nothing could have been kept
