@@ -1,4 +1,4 @@
-"""Seeds of the simulation: jobs end, bills are right and machines are shared, whatever fails and in any order."""
+"""Seeds of the simulation: under faults in any order, jobs end, bills are right and machines are shared."""
 
 import pytest
 
