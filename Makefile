@@ -9,7 +9,7 @@ MANAGE := $(WEB) -m scripts.with_services manage.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
+.PHONY: help setup setup-tools setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
         test-durations nightly chaos fuzz check audit fix migrations \
         translations openapi docs errors shell screenshots cli gpu-check family-matrix bench-rehearsal simulate clean
 
@@ -35,7 +35,10 @@ dev: ## start everything with reload, without the main job
 
 # --- test --------------------------------------------------------------------------------------------------------
 
-setup-dev: # what the tests and checks need on top
+setup-tools: # what checks, locks and documents need on top
+	@$(PYTHON) scripts/setup.py --dev
+
+setup-dev: # what the tests need on top
 	@$(PYTHON) scripts/setup.py --dev --browser
 
 test: setup-dev ## all tests side by side; the last line counts them
@@ -59,21 +62,27 @@ test-e2e: setup-dev # the whole platform as processes, short selection
 test-durations: setup-dev # all tests; keeps what each file took, by which the longest start first
 	$(WEB) -m scripts.test --record
 
-nightly: audit ## before a release: external services, vLLM with images and as canary, long searches; and make audit
-	$(WEB) -m scripts.test --nightly
-	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit
-	$(PYTEST) --hypothesis-profile=thorough tests/browser
-	$(ENGINES) -m tests.bench.families
+# These two run every line, whatever an earlier one finds, and fail at the end.
+nightly: setup-dev ## before a release: external services, vLLM with images and as canary, long searches; and make audit
+	@status=0; set -x; \
+	$(WEB) -m scripts.test --nightly || status=1; \
+	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit || status=1; \
+	$(PYTEST) --hypothesis-profile=thorough tests/browser || status=1; \
+	$(ENGINES) -m tests.bench.families || status=1; \
+	$(WEB) -m scripts.dependencies.audit || status=1; \
+	exit $$status
 
 family-matrix: setup-dev ## each model family in miniature through the whole product; the last line is one JSON object
 	$(ENGINES) -m tests.bench.families
 
-chaos: setup-dev ## kill -9 of every process at every point (long)
-	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway
-	$(ENGINES) -m pytest -c tests/engines/pytest.ini --rootdir . -m chaos tests/engines/serving
+chaos: setup-dev ## kill -9 of each kind of process at every point of a job (long)
+	@status=0; set -x; \
+	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway || status=1; \
+	$(ENGINES) -m pytest -c tests/engines/pytest.ini --rootdir . -m chaos tests/engines/serving || status=1; \
+	exit $$status
 
 simulate: SEEDS ?= 10000
-simulate: setup-dev ## the control plane in virtual time under faults, SEEDS=10000; the last line is one JSON object
+simulate: setup-tools ## the control plane in virtual time under faults, SEEDS=10000; the last line is one JSON object
 	$(WEB) -m tests.bench.simulation --seeds $(SEEDS)
 
 fuzz: SECONDS ?= 3600
@@ -91,7 +100,7 @@ gpu-check: setup ## on a new CUDA machine: drivers, kernels, training and vLLM a
 
 # --- write -------------------------------------------------------------------------------------------------------
 
-check: setup-dev ## lint, format, types, import contracts, migrations, deployment checks
+check: setup-tools ## lint, format, types, import contracts, migrations, deployment checks
 	$(WEB) -m ruff check .
 	$(WEB) -m ruff format --check .
 	.venv/bin/djangofmt --check templates
@@ -100,18 +109,18 @@ check: setup-dev ## lint, format, types, import contracts, migrations, deploymen
 	$(WEB) -m scripts.with_services $(WEB) -m mypy
 	.venv/bin/lint-imports
 
-audit: setup-dev ## known vulnerabilities of all locked versions; needs PyPI, and fails where it does not answer
+audit: setup-tools ## known vulnerabilities of all locked versions; needs PyPI, and fails where it does not answer
 	$(WEB) -m scripts.dependencies.audit
 
-fix: setup-dev ## format and repair what ruff can
+fix: setup-tools ## format and repair what ruff can
 	$(WEB) -m ruff check --fix .
 	$(WEB) -m ruff format .
 	.venv/bin/djangofmt templates
 
-migrations: setup-dev ## write migrations for changed models
+migrations: setup-tools ## write migrations for changed models
 	$(WEB) -m scripts.with_services --role owner manage.py makemigrations
 
-translations: setup-dev ## add new texts to the catalogues in locale, and compile what is translated
+translations: setup-tools ## add new texts to the catalogues in locale, and compile what is translated
 	$(WEB) -m scripts.assets.translations
 
 openapi: setup ## the OpenAPI document of the API, into docs/openapi.json
@@ -129,7 +138,7 @@ shell: setup ## a Django shell as the role of management commands, all tenants i
 screenshots: setup-dev ## a picture of every page of a running demo, into .anneal/screenshots; README=1 renews the README's
 	$(WEB) -m scripts.screenshots $(if $(README),--readme)
 
-cli: setup-dev ## the wheel of the command line, into dist/, and its reference in docs/cli.md
+cli: setup-tools ## the wheel of the command line, into dist/, and its reference in docs/cli.md
 	$(WEB) -m cli.wheel
 	$(WEB) -m cli.reference
 

@@ -20,7 +20,7 @@ GB = 10**9
 PYTHONS = ((3, 11), (3, 12), (3, 13), (3, 14))
 PYTHONS_TEXT = "3.11 to 3.14"
 ARCHITECTURES = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "arm64", "arm64": "arm64"}
-OLDEST_GLIBC = (2, 28)  # the wheels of torch, pyarrow and Valkey are built for it
+OLDEST_GLIBC = (2, 31)  # llguidance's wheels are built for it; those of torch and Valkey run on 2.28
 CPU_FEATURES = {"x86-64": ("avx2", "fma", "f16c"), "arm64": ("asimd",)}  # the minimum for vLLM's CPU build
 # System libraries that the wheels need, and their Debian packages; a minimal Debian lacks the first.
 LIBRARIES = {"libnuma.so.1": "libnuma1", "libstdc++.so.6": "libstdc++6", "libz.so.1": "zlib1g"}
@@ -134,20 +134,23 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
     """Return the memory for new processes: the machine's, within the container's limit if there is one."""
     available = re.search(r"MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"))
     free = [int(available[1]) * 1024] if available else []
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    for folder, limit, used, cached in (
+        ("", "memory.max", "memory.current", "inactive_file"),
+        ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        limit_text, used_text = (_read(root / "sys/fs/cgroup" / name).strip() for name in (limit, used))
+        group = root / "sys/fs/cgroup" / folder
+        limit_text, used_text = (_read(group / name).strip() for name in (limit, used))
         if limit_text.isdigit() and used_text.isdigit():
-            free.append(int(limit_text) - int(used_text))
+            # The kernel counts files that it keeps in memory as used, and drops them when a program needs the room.
+            dropped = re.search(rf"^{cached} (\d+)$", _read(group / "memory.stat"), re.MULTILINE)
+            free.append(int(limit_text) - int(used_text) + (int(dropped[1]) if dropped else 0))
     return max(0, min(free, default=0))
 
 
 def _disks(repository: Path) -> list[Check]:
     names = [os.environ.get(name) for name in ("UV_CACHE_DIR", "PIP_CACHE_DIR", "XDG_CACHE_HOME")]
-    kept = Path(next(filter(None, names), Path.home() / ".cache")).absolute()
-    cache = next(folder for folder in (kept, *kept.parents) if folder.exists())
+    kept = Path(next(filter(None, names), os.path.expanduser("~/.cache"))).absolute()
+    cache = next(folder for folder in (kept, *kept.parents) if os.path.exists(folder))
     wanted = [("disk", repository, DISK_BYTES)]
     if cache.stat().st_dev != repository.stat().st_dev:
         wanted.append(("cache", cache, CACHE_BYTES))

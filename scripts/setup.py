@@ -50,6 +50,7 @@ def main() -> int:
         return 1
     if not machine.is_suitable(sys.executable) and (others := machine.suitable_pythons()):
         os.execv(others[-1], [others[-1], __file__, *sys.argv[1:]])  # noqa: S606  no shell wanted
+    os.umask(0o022)  # as root, PostgreSQL has an account of its own, which reads its program here
     DATA.mkdir(exist_ok=True)
     try:
         with alone():
@@ -57,6 +58,9 @@ def main() -> int:
     except SetupFailed as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nStopped. Run it again to continue.\n")
+        return 130
     if seconds is not None:
         (DATA / "setup.json").write_text(json.dumps({"seconds_install": round(seconds, 1)}) + "\n")
         sys.stdout.write(f"  {'installed':<28} {seconds:6.1f} s\n")
@@ -66,6 +70,8 @@ def main() -> int:
 def set_up(*, dev: bool = False, browser: bool = False, gguf: bool = False) -> float | None:
     """Install missing packages; return the seconds it took, or None if nothing was missing."""
     started = time.monotonic()
+    if browser:
+        install_programs()  # first: it may need the user, and nothing is downloaded yet
     wanted = environments(dev=dev)
     stale = [environment for environment in wanted if not environment.is_up_to_date()]
     if stale:
@@ -80,7 +86,6 @@ def set_up(*, dev: bool = False, browser: bool = False, gguf: bool = False) -> f
     if dev:
         install_clients(wanted[-1].python)
     if browser:
-        install_programs()
         install_node_clients()
     if gguf:
         engines = wanted[0]
@@ -95,7 +100,12 @@ def alone() -> Iterator[None]:
     import fcntl  # noqa: PLC0415  not on Windows, where we are gone by now
 
     with (DATA / "setup.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stdout.write("Another set-up of this folder is running. Waiting until it ends.\n")
+            sys.stdout.flush()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -221,9 +221,9 @@ stdout_logfile_backups=2
 
 
 def _escaped(text: object) -> str:
-    """Return `text` as supervisor's parser expects it. Raises ValueError if it cannot be represented."""
+    """Return `text` as supervisor's parser expects it. Raises LaunchFailed if it cannot be represented."""
     if re.search(r"""["\n]|\s[;#]""", str(text)):
-        raise ValueError(f"a supervisor configuration cannot hold {str(text)!r}: use a plainer path or value")
+        raise LaunchFailed(f"A supervisor configuration cannot hold {str(text)!r}: use a plainer path or value.")
     return str(text).replace("%", "%%")
 
 

@@ -14,6 +14,7 @@ their recorded times fit the limit; the command prints what is left out.
 
 import ast
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -41,12 +42,18 @@ def pick_tests(root: Path, durations: dict[str, float], *, seconds: float) -> li
 
 
 def find_changed(root: Path) -> set[str]:
-    """Return the files that this branch and its working tree change, deleted ones included."""
+    """Return the files that this branch and its working tree change, deleted ones included.
+
+    Exits with git's message if git cannot read the folder: no change and an unknown change are not the same.
+    """
 
     def lines(*arguments: str) -> list[str]:
         done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
         return done.stdout.splitlines() if not done.returncode else []
 
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    if git.returncode:
+        sys.exit(f"make test-quick needs a git checkout, to see what you changed: {git.stderr.strip()}")
     main = next((name for name in ("origin/main", "main", "origin/master", "master") if lines("rev-parse", name)), "")
     base = lines("merge-base", main, "HEAD") if main else []
     changed = lines("diff", "--name-only", base[0] if base else "HEAD")

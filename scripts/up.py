@@ -18,7 +18,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def main() -> NoReturn:
     began_at = time.time()
     if not {"-h", "--help"} & set(sys.argv):
-        setup = subprocess.run([sys.executable, REPOSITORY / "scripts/setup.py"], cwd=REPOSITORY, check=False)
+        try:
+            setup = subprocess.run([sys.executable, REPOSITORY / "scripts/setup.py"], cwd=REPOSITORY, check=False)
+        except KeyboardInterrupt:
+            sys.exit(130)  # set-up has printed that it stopped
         if setup.returncode:
             sys.exit(setup.returncode)
     python = REPOSITORY / ".venv/bin/python"

@@ -10,6 +10,7 @@ it raises the cap of a paused job, and starts a new job after a failed or cancel
 import argparse
 import fcntl
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ from demo.main_job.journey import run_longer_check, run_main_job
 from demo.main_job.platform import DemoFailed, Platform, is_passing, message_of
 from demo.main_job.stages import Stage
 from demo.main_job.state import State
+
+# The variables by which curl sends requests through a proxy, which cannot reach our loopback address.
+PROXIES = {"http_proxy", "all_proxy", "ALL_PROXY"}
 
 
 def main() -> int:
@@ -110,7 +114,8 @@ def _alone(folder: Path) -> IO[str]:
 def _curl(platform: Platform, model: str) -> Iterator[str]:
     body = {"model": model, "messages": [{"role": "user", "content": "My card still has not arrived, where is it?"}]}
     yield "Ask your adapter from another terminal:\n"
-    yield f"curl {platform.url}/v1/chat/completions \\"
+    around = "--noproxy '*' " if PROXIES & os.environ.keys() else ""
+    yield f"curl {around}{platform.url}/v1/chat/completions \\"
     yield f"  -H 'Authorization: Bearer {platform.account['api_key']}' -H 'Content-Type: application/json' \\"
     yield f"  -d '{json.dumps(body)}'"
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -44,7 +44,7 @@ LOCKED_PROGRAMS = (
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
-GLIBC_MINOR = 36  # Debian 12 has glibc 2.36
+GLIBC_MINOR = 36  # Debian 12 has glibc 2.36; most wheels also run on machine.OLDEST_GLIBC
 
 VLLM_REQUIREMENTS = """
 import json
@@ -145,9 +145,10 @@ def lock_programs(environment: CleanEnvironment) -> None:
             _write(PROGRAMS / f"{name}.lock", [line for line in own.versions() if not line.startswith("setuptools==")])
 
 
-def locked_lines() -> list[str]:
-    """Return every `name==version` that set-up may install, once."""
-    paths = [path for path in REQUIREMENTS.rglob("*.lock") if path.name not in NOT_FOR_EVERY_MACHINE]
+def locked_lines(*, without: Collection[str] = ()) -> list[str]:
+    """Return every `name==version` that set-up may install, once; `without` the locks of these names."""
+    left_out = {*NOT_FOR_EVERY_MACHINE, *without}
+    paths = [path for path in REQUIREMENTS.rglob("*.lock") if path.name not in left_out]
     words = {line for path in paths for line in versions_in(path)}
     # PyTorch's own index has a release's CPU build for the same machines as PyPI has the release.
     lines = {word.removesuffix("+cpu") for word in words if word.split("==")[0] not in SOURCE_ONLY}

@@ -1,6 +1,7 @@
 """The embedded PostgreSQL: its cluster, its roles and its server."""
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -108,6 +109,8 @@ def _make_cluster(data_dir: Path, *, durable: bool) -> None:
     if (cluster / "PG_VERSION").exists():
         return
     account = postgres_account()
+    for unfinished in data_dir.glob("postgres.new.*"):  # of a start that was killed
+        shutil.rmtree(unfinished)
     draft = Path(tempfile.mkdtemp(prefix="postgres.new.", dir=data_dir.resolve()))
     if account:
         _let_walk_to(draft)

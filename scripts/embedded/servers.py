@@ -5,12 +5,14 @@ import fcntl
 import importlib.util
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -133,13 +135,23 @@ def postgres_account() -> pwd.struct_passwd | None:
     """Return None for our own account, or PostgreSQL's system account if we are root, created if missing."""
     if os.getuid() != 0:
         return None
-    try:
+    with suppress(KeyError):
         return pwd.getpwnam(POSTGRES_ACCOUNT)
-    except KeyError:
-        run_or_explain(
-            ["useradd", "--system", "--user-group", "--no-create-home", "--shell=/usr/sbin/nologin", POSTGRES_ACCOUNT]
-        )
+    _create_postgres_account()
     return pwd.getpwnam(POSTGRES_ACCOUNT)
+
+
+def _create_postgres_account() -> None:
+    # Debian's `su` without `-` keeps a path that lacks the administrator's programs.
+    program = shutil.which("useradd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    if program is None:
+        raise EmbeddedServiceError(
+            f"PostgreSQL does not run as root, and there is no useradd to create the account {POSTGRES_ACCOUNT}. "
+            "Create it, run Anneal as another user, or set DATABASE_URL."
+        )
+    run_or_explain(
+        [program, "--system", "--user-group", "--no-create-home", "--shell=/usr/sbin/nologin", POSTGRES_ACCOUNT]
+    )
 
 
 def package_dir(name: str) -> Path:

@@ -59,7 +59,11 @@ def install_programs() -> None:
     if not missing:
         return
     if os.getuid() != 0 or not shutil.which("apt-get"):
-        raise SetupFailed(f"The tests need Chromium and Node.js: sudo apt-get install -y {' '.join(missing)}")
+        raise SetupFailed(
+            "The tests need Chromium or Google Chrome, and Node.js with npm. "
+            f"On Debian: sudo apt-get install -y {' '.join(missing)}. On Fedora: sudo dnf install chromium nodejs npm. "
+            "On Ubuntu, whose Chromium is a snap, install Google Chrome, nodejs and npm."
+        )
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-qq"], environment=quiet)
     run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], environment=quiet)

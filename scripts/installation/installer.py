@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
@@ -55,16 +55,18 @@ def _prepare() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         wheels = cache_directory() or Path(temporary)
         install = [*_pip(), "install", "--no-index", f"--find-links={wheels}", f"--target={DIRECTORY}", *wanted]
+        # Settings for the user's own packages; with either, pip refuses a target folder.
+        environment = os.environ | {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}
         try:
-            run(install)
+            run(install, environment=environment)
         except SetupFailed:
             check_indexes(indexes())
-            run([*_pip(), "download", f"--dest={wheels}", *wanted])
-            run(install)
+            run([*_pip(), "download", f"--dest={wheels}", *wanted], environment=environment)
+            run(install, environment=environment)
     stamp.write_text(LOCK.read_text())
 
 
-@cache
+@lru_cache(maxsize=None)  # noqa: UP033  Python 3.8, which gets as far as this, lacks functools.cache
 def _pip() -> tuple[str, ...]:
     """Return the command of this Python's pip; if it has none, as in Debian, that of a new environment."""
     python = Path(sys.executable)
@@ -88,7 +90,7 @@ def _has_pip(python: Path) -> bool:
     return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() == sys.base_prefix
 
 
-@cache
+@lru_cache(maxsize=None)  # noqa: UP033  as above
 def variables() -> dict[str, str]:
     """Return the environment in which uv uses pip's indexes, proxy, certificates and cache.
 
@@ -112,15 +114,22 @@ def variables() -> dict[str, str]:
 def indexes() -> list[str]:
     """Return the addresses of the package indexes that are in use."""
     found = variables()
-    if found.get("UV_NO_INDEX", "").lower() in ("1", "true") or "ALL_PROXY" in found:
+    if found.get("UV_NO_INDEX", "").lower() in ("1", "true") or "ALL_PROXY" in found or "all_proxy" in found:
         return []  # through a proxy, only the installer itself can tell
     return [found["UV_DEFAULT_INDEX"], *found.get("UV_INDEX", "").split()]
 
 
 def cache_directory() -> Path | None:
-    """Return our folder in pip's cache; None if pip keeps no cache."""
+    """Return our folder in pip's cache, created if missing; None if pip keeps no cache, or where we may not write."""
     asked = subprocess.run([*_pip(), "cache", "dir"], capture_output=True, text=True, check=False)
-    return None if asked.returncode else Path(asked.stdout.strip()) / "anneal"
+    if asked.returncode:
+        return None
+    kept = Path(asked.stdout.strip()) / "anneal"
+    try:
+        kept.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return kept if os.access(kept, os.W_OK) else None
 
 
 def _pip_settings() -> dict[str, str]:

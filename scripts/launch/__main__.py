@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from scripts.embedded import EmbeddedServiceError
 from scripts.environment import EnvironmentIncomplete, prepare
 from scripts.launch.code_changes import newest_changes, restart_changed
 from scripts.launch.main_job import (
@@ -37,7 +38,7 @@ def main() -> int:
     try:
         with lock(home):
             return _run(given, home)
-    except (LaunchFailed, EnvironmentIncomplete) as failure:
+    except (LaunchFailed, EnvironmentIncomplete, EmbeddedServiceError) as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
 

@@ -12,7 +12,7 @@ from apps.contracts.addresses.networks import is_loopback
 from scripts.environment import Prepared
 from scripts.launch.health import health_check
 from scripts.processes import REPOSITORY, Program, Tier
-from scripts.supervision import LaunchFailed, Supervision
+from scripts.supervision import LAUNCH_MARK, LaunchFailed, Supervision, end_with_launcher
 
 MANAGE = (str(REPOSITORY / ".venv/bin/python"), "manage.py")
 START_SECONDS = {
@@ -132,9 +132,15 @@ def bring_up(starting: Starting) -> None:
 def _prepare_data(prepared: Prepared) -> None:
     """Migrate, collect changed static files and seed, in one process. Raises LaunchFailed."""
     command = ["prepare", "--demo" if has_demo(prepared) else "--local", "--verbosity", "0"]
-    environment = {**os.environ, **prepared.management_variables(role="owner")}
+    environment = {**os.environ, **prepared.management_variables(role="owner"), LAUNCH_MARK: str(prepared.home)}
     done = subprocess.run(
-        [*MANAGE, *command], cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        [*MANAGE, *command],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=end_with_launcher,
     )
     if done.returncode:
         raise LaunchFailed(f"manage.py prepare failed:\n{(done.stdout + done.stderr).strip()[-3000:]}")

@@ -70,9 +70,13 @@ class Platform:
         self.account = account = json.loads((home / "demo.json").read_text())
         self.url = json.loads((home / "ready.json").read_text())["public_url"]
         self.model, self.pool = account["base_model"], account["pool"]
-        self.client = openai.OpenAI(api_key=account["api_key"], base_url=f"{self.url}/v1", max_retries=6)
+        # Not through a proxy that the environment may name: the platform is on loopback.
+        http_client = openai.DefaultHttpxClient(trust_env=False)
+        self.client = openai.OpenAI(
+            api_key=account["api_key"], base_url=f"{self.url}/v1", max_retries=6, http_client=http_client
+        )
         headers = {"Authorization": f"Bearer {account['api_key']}"}
-        self.native = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30)
+        self.native = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=30, trust_env=False)
 
     def _is_ready(self) -> bool:
         if self._launcher.poll() is not None:

@@ -43,10 +43,13 @@ def count_cores() -> int:
 
 
 def measure_busy_cores() -> float:
-    """Return how many cores of the machine were busy during half a second."""
+    """Return how many of the cores this process may use were busy during half a second.
+
+    The kernel counts the whole machine. In a container with a part of it, our cores are taken to be as busy as all.
+    """
     load = Load()
     time.sleep(_MEASURED_SECONDS)
-    return (os.cpu_count() or 1) * load.busy_share()
+    return count_cores() * load.busy_share()
 
 
 class Load:

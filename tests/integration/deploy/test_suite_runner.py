@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scripts import test as runner
+from scripts.touched import find_changed
 
 ROOT = Path(__file__).resolve().parents[3]
 PASSES = "def test_that_passes(): pass\n"
@@ -62,6 +63,27 @@ def test_a_part_that_breaks_down_or_finds_no_test_fails_the_suite(
     assert runner.main([], all_parts=[make_part(folder, "broken", content)]) == 1
 
     assert capsys.readouterr().out.splitlines()[-1].split(", ")[1] == "1 failed"
+
+
+def test_the_files_nearest_to_a_change_may_hold_nightly_tests_only(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pytest.ini").write_text((folder / "pytest.ini").read_text() + "markers = nightly\n")
+    long = make_part(folder, "long", "import pytest\n@pytest.mark.nightly\n" + PASSES, marks="not nightly")
+    broken = make_part(folder, "broken", "import nothing_of_this_name\n", marks="not nightly")
+    monkeypatch.setattr(runner, "PARTS", (long, broken))
+
+    monkeypatch.setattr(runner, "pick_tests", lambda *parts, **options: list(long.paths))
+    assert runner.main(["--quick"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 passed, 0 failed, 0 skipped"
+
+    monkeypatch.setattr(runner, "pick_tests", lambda *parts, **options: list(broken.paths))
+    assert runner.main(["--quick"]) == 1
+
+
+def test_without_git_the_change_is_unknown_and_nothing_passes(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="make test-quick needs a git checkout"):
+        find_changed(tmp_path)
 
 
 def test_what_was_recorded_decides_what_starts_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

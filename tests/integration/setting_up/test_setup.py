@@ -273,8 +273,16 @@ def test_what_has_no_hashes_is_installed_apart_from_what_has() -> None:
 
 @pytest.mark.nightly
 def test_the_installer_comes_from_the_index_and_then_from_the_cache(
-    environment: Environment, own_installer: Path, index: ThreadingHTTPServer
+    environment: Environment,
+    own_installer: Path,
+    index: ThreadingHTTPServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    settings = tmp_path / "pip.conf"  # pip refuses a target folder with either of these
+    settings.write_text("[global]\nrequire-virtualenv = true\nuser = true\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+
     installer.prepare()
     assert (own_installer / "uv/__init__.py").exists()
 
@@ -304,6 +312,15 @@ def test_pips_settings_reach_the_installer_but_its_own_take_precedence(
     assert found["UV_HTTP_TIMEOUT"] == "7"
     assert found["UV_CACHE_DIR"] == str(tmp_path / "cache/anneal/uv")
     assert installer.indexes() == [], "no check is possible through pip's own proxy"
+
+
+def test_without_a_writable_cache_packages_are_not_kept(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CACHE_DIR", "/dev/null/cache")
+
+    assert installer.cache_directory() is None
+    assert installer.variables()["UV_NO_CACHE"] == "1"
 
 
 @pytest.fixture

@@ -24,15 +24,20 @@ WHEELS: dict[str, list[str]] = json.loads((REQUIREMENTS / "wheels.json").read_te
 DOCKERFILES = "".join(path.read_text() for path in (REQUIREMENTS.parent / "deploy/images").glob("*.Dockerfile"))
 
 
-def is_installable(wheels: list[str], python: str, architecture: str) -> bool:
-    """Whether a machine with Debian 12's glibc takes one of these wheels."""
-    taken = tags_of(python, architecture)
+OLDEST_MINOR = machine.OLDEST_GLIBC[1]
+# On arm64, two packages of vLLM's GPU build need glibc 2.34.
+GPU_LOCK = "engines-gpu.lock"
+
+
+def is_installable(wheels: list[str], python: str, architecture: str, glibc_minor: int = OLDEST_MINOR) -> bool:
+    """Whether a machine with this glibc takes one of these wheels."""
+    taken = tags_of(python, architecture, glibc_minor)
     return any(not taken.isdisjoint(wheel_tags(wheel)) for wheel in wheels)
 
 
 @cache
-def tags_of(python: str, architecture: str) -> frozenset[Tag]:
-    names = [f"manylinux_2_{minor}" for minor in range(GLIBC_MINOR + 1)] + ["manylinux2014", "linux"]
+def tags_of(python: str, architecture: str, glibc_minor: int) -> frozenset[Tag]:
+    names = [f"manylinux_2_{minor}" for minor in range(glibc_minor + 1)] + ["manylinux2014", "linux"]
     names += ["manylinux2010", "manylinux1"] if architecture == "x86_64" else []
     places = [f"{name}_{architecture}" for name in names]
     version = tuple(map(int, python.split(".")))
@@ -53,8 +58,9 @@ def wheel_tags(wheel: str) -> frozenset[Tag]:
 @pytest.mark.parametrize("python", SUPPORTED_PYTHONS)
 def test_every_locked_version_has_a_wheel_for_every_supported_machine(python: str, architecture: str) -> None:
     lines = locked_lines()
+    oldest = dict.fromkeys(lines, GLIBC_MINOR) | dict.fromkeys(locked_lines(without=[GPU_LOCK]), OLDEST_MINOR)
 
-    missing = [line for line in lines if not is_installable(WHEELS.get(line, []), python, architecture)]
+    missing = [line for line in lines if not is_installable(WHEELS.get(line, []), python, architecture, oldest[line])]
     assert len(lines) > 300
     assert missing == [], "no wheel recorded: run scripts/dependencies/lock.py wheels"
 
@@ -88,4 +94,10 @@ def test_images_install_from_locks_by_hash(installed: str) -> None:
 
 def test_set_up_supports_the_pythons_that_the_locks_have_wheels_for() -> None:
     assert tuple(".".join(map(str, version)) for version in machine.PYTHONS) == SUPPORTED_PYTHONS
-    assert machine.OLDEST_GLIBC <= (2, GLIBC_MINOR)
+
+
+def test_set_up_asks_for_the_oldest_glibc_that_runs_all_wheels() -> None:
+    older = OLDEST_MINOR - 1
+    lines = locked_lines(without=[GPU_LOCK])
+
+    assert not all(is_installable(WHEELS[line], "3.11", "x86_64", older) for line in lines)
