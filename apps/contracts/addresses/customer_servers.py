@@ -11,7 +11,8 @@ MAX_URL = 400
 _NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])\.?")
 # RFC 6761, RFC 6762, RFC 9476, and names in common use on private networks.
 _PRIVATE_NAMES = (
-    "localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "alt", "test", "invalid", "arpa",
+    "localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "alt", "test", "invalid",
+    "arpa",
 )  # fmt: skip
 
 

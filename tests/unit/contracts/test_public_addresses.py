@@ -68,8 +68,8 @@ def test_anything_else_is_refused_with_what_to_give(url: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "10.0.0.1", "192.168.1.9", "8.8.8.8", "node-1", "node-1.cluster.local", "fd12::1", "localhost-1", "my-localhost",
-        "node-1.localdomain",
+        "10.0.0.1", "192.168.1.9", "8.8.8.8", "node-1", "node-1.cluster.local", "fd12::1",
+        "localhost-1", "my-localhost", "node-1.localdomain",
     ],
 )  # fmt: skip
 def test_machines_meet_at_names_and_addresses_of_a_cluster(address: str) -> None:
