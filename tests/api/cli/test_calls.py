@@ -334,7 +334,6 @@ def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
     assert anneal("keys", "revoke", "../me").exit_code == 4
 
 
-
 # --- lost answers -----------------------------------------------------------------------------------------------------
 
 
