@@ -12,7 +12,7 @@ from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
-from apps.accounts.shares import share_of
+from apps.accounts.shares import get_share_holder, share_of
 from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.contracts.runs import Objective
 from apps.core import audit
@@ -117,7 +117,7 @@ def create_plan(
     Raises NotFound, InvalidValue, QuotaExceeded.
     """
     organization_id = id_of(organization)
-    lock(f"retraining:{organization_id}")
+    lock(f"retraining:{get_share_holder(organization=organization_id)}")
     with share_of(organization) as organizations:
         if RetrainingPlan.objects.filter(organization__in=organizations).count() >= MAX_PLANS:
             text = gettext("An organization has at most %(most)s retraining plans. Delete one first.")
@@ -137,7 +137,7 @@ def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: dat
 
     Raises as `create_plan`, but never if the plan is only stopped.
     """
-    lock(f"retraining:{plan.organization_id}")
+    lock(f"retraining:{get_share_holder(organization=plan.organization_id)}")
     before = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
     changed = get_plan(organization=plan.organization_id, id=plan.pk)
     if request != replace(request_of(before), is_enabled=False):
