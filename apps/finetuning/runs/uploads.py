@@ -17,7 +17,7 @@ from apps.finetuning.models import Conversion, Run, RunUpload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 
 MANIFEST_NAME = "manifest.json"
-READ_AT_ONCE_BYTES = 32 * 2**20  # in the request: a tenth of a second
+READ_AT_ONCE_BYTES, READ_AT_ONCE_FILES = 32 * 2**20, 32  # in the request: a tenth of a second, or a few of a bucket
 _PUT_SECONDS = 900
 _MAX_UPLOADS = 10_000  # per run
 # Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
@@ -112,7 +112,8 @@ def require_contents(*, upload: RunUpload | Conversion, manifest_sha256: str, ow
     if upload.kind == "checkpoint":
         return  # the run that resumes from it hashes its files again; files for customers are hashed here
     read = partial(_read_all, upload.object_prefix, manifest)
-    if sum(file.bytes for file in manifest.files) <= READ_AT_ONCE_BYTES:
+    size = sum(file.bytes for file in manifest.files)
+    if size <= READ_AT_ONCE_BYTES and len(manifest.files) <= READ_AT_ONCE_FILES:
         read()
     else:
         readings.require(upload.object_prefix, read, owner=owner)
@@ -124,7 +125,7 @@ def require_complete(*, upload: RunUpload | Conversion, manifest_sha256: str) ->
     if upload.kind != "checkpoint" and upload.verified_at is None:
         raise UploadIncomplete("The files were not read yet.")
     try:
-        for file in manifest.files:
+        for file in manifest.files if upload.verified_at is None else ():  # no URL replaces a file that was read
             _require_size(upload.object_prefix, file)
         body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
     except ObjectMissing as missing:
