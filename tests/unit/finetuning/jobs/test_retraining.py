@@ -10,7 +10,7 @@ from apps.accounts.login.key_operations import issue_key
 from apps.accounts.models import Membership, Notification, OrganizationEvent
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded, RateLimited
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.money import dollars
 from apps.finetuning.jobs.control import request_cancellation
 from apps.finetuning.jobs.retraining import plans, triggers
@@ -74,21 +74,6 @@ def compared(floor, job, key, claim) -> Retraining:
 )
 def test_a_schedule_is_due_at_the_next_of_its_hours(schedule: Schedule, after: datetime.datetime, due: str) -> None:
     assert schedule.next_due(after).isoformat().startswith(due)
-
-
-def test_a_tick_takes_a_limited_time_and_plans_are_not_created_without_end(floor, job, key, monkeypatch) -> None:
-    make_plan(job, key)
-    grow(job, 20)
-    monkeypatch.setattr(steps, "MAX_SECONDS", -1.0)
-    retrain()
-    assert Retraining.objects.get().status == RetrainingStatus.WAITING
-    monkeypatch.setattr(steps, "MAX_SECONDS", 10.0)
-    retrain()
-    assert Retraining.objects.get().status == RetrainingStatus.TRAINING
-
-    monkeypatch.setattr(plans, "MAX_CREATED_IN_AN_HOUR", 1)
-    with pytest.raises(RateLimited, match="1 retraining plans an hour"):
-        make_plan(job, key, name="another")
 
 
 def test_a_plan_begins_once_for_each_growth_of_its_dataset(job, key) -> None:
