@@ -13,6 +13,7 @@ from apps.core.database.read_times import counted_read
 from apps.core.errors import InvalidValue
 from apps.core.money import dollars
 
+_EMPTY: tuple[object, ...] = (None, "", [], {})
 _FIELDS = ("actor", "action", "target", "since", "until", "organization")
 
 
@@ -42,17 +43,21 @@ def page_context(query: Mapping[str, str], *, organization: Organization | None)
 
 
 def in_words(details: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the details of an entry as names and texts, without those that are empty."""
-    return [_pair(name, value) for name, value in details.items() if value not in (None, "", [], {})]
+    """Return the details of an entry as names and texts. Those that are empty are not set: a change may end there."""
+    return [_pair(name, value) for name, value in details.items()]
 
 
 def _pair(name: str, value: object) -> tuple[str, str]:
+    if value in _EMPTY:
+        return name.removesuffix("_nano").replace("_", " "), gettext("not set")
     if name.endswith("_nano") and isinstance(value, int):
         return name.removesuffix("_nano").replace("_", " "), dollars(value)
     return name.replace("_", " "), _text(value)
 
 
 def _text(value: object) -> str:
+    if value in _EMPTY:
+        return gettext("not set")
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {text}" for name, text in in_words(value))
     if isinstance(value, list):

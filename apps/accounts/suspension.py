@@ -1,12 +1,14 @@
 """Suspending an organization: an operator closes it, with a reason, and later opens it again.
 
-From then on its pages, keys and invitations are refused, its queued runs wait, and its running jobs pause with a
-checkpoint. No data is deleted.
+From then on its pages, keys and invitations are refused, its queued runs and work on its files wait, and its running
+jobs pause with a checkpoint. No data is deleted.
 """
 
 import datetime
+from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
@@ -42,6 +44,11 @@ def reinstate_organization(*, organization: Organization, by: str, reason: str) 
     if not Organization.objects.filter(pk=organization.pk, suspended_at__isnull=False).update(suspended_at=None):
         raise InvalidState(gettext("%(name)s is not suspended.") % {"name": organization.name})
     _record(organization, by, "organization.reinstate", reason)
+
+
+def list_suspended(*, organizations: QuerySet[Any, Any]) -> QuerySet[Organization, dict[str, str]]:
+    """Return which of these ids, a query of one column, are of suspended organizations; also as a query."""
+    return Organization.objects.filter(pk__in=organizations, suspended_at__isnull=False).values("pk")
 
 
 def _cleaned(reason: str) -> str:

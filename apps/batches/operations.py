@@ -7,6 +7,7 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
+from apps.accounts.shares import get_share_holder, share_of
 from apps.batches.files import MAX_FILE_BYTES, PURPOSE, BatchFileTooLarge, check_expiry, new_file, storage_left
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, INTERNAL_PURPOSE, BatchStatus
 from apps.batches.models import Batch, BatchFile
@@ -59,7 +60,7 @@ def create_batch(
     with transaction.atomic():
         file = _input_file(organization, input_file_id)
         BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
-        lock(f"batches:{id_of(organization)}")
+        lock(f"batches:{get_share_holder(organization=organization)}")
         _require_few(organization, now)
         batch = Batch.objects.create(
             organization_id=id_of(organization),
@@ -95,15 +96,20 @@ def _input_file(organization: Organization | str, file_id: str) -> BatchFile:
 
 
 def _require_few(organization: Organization | str, now: datetime.datetime) -> None:
-    """Raise QuotaExceeded if the organization has as many batches as it may have, or began as many within an hour."""
-    mine = Batch.objects.for_organization(organization).filter(eval_run="")
-    if mine.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
+    """Raise QuotaExceeded if the organization has as many batches as it may have, or began as many within an hour.
+
+    Organizations that share have the limits together.
+    """
+    with share_of(organization) as organizations:
+        mine = Batch.objects.filter(organization__in=organizations, eval_run="")
+        active = mine.filter(status__in=ACTIVE).count()
+        of_an_hour = mine.filter(created_at__gt=now - datetime.timedelta(hours=1)).count()
+    if active >= MAX_ACTIVE:
         raise QuotaExceeded(
             gettext("Your organization has %(max_active)s batches that have not ended: wait for one.")
             % {"max_active": MAX_ACTIVE}
         )
-    an_hour_ago = now - datetime.timedelta(hours=1)
-    if mine.filter(created_at__gt=an_hour_ago).count() >= MAX_IN_AN_HOUR:
+    if of_an_hour >= MAX_IN_AN_HOUR:
         raise QuotaExceeded(
             gettext(
                 "Your organization created %(max_in_an_hour)s batches within an hour, the most allowed: "

@@ -18,6 +18,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 
 from apps.accounts.login.key_operations import issue_member_token
+from apps.accounts.models import Organization
 from apps.accounts.queries import find_actor
 from apps.batches.endings import announce_end, finish
 from apps.batches.files import storage_left
@@ -33,8 +34,8 @@ from apps.core.errors import DomainError
 from apps.core.objects.store import ObjectMissing
 
 MAX_IN_FLIGHT = 16
-MAX_IN_FLIGHT_OF_ORGANIZATION = 4
-KEPT_FOR_NEWCOMERS = 4  # places for organizations with no request in progress, one for each
+MAX_IN_FLIGHT_OF_ORGANIZATION = 4  # and of those that share with it
+KEPT_FOR_NEWCOMERS = 4  # places for share holders with no request in progress, one for each
 MAX_RESULT_BYTES = 1024**3  # of a batch's answers
 WORK_SECONDS = 1200.0  # then the requests in progress end, and the next task goes on
 MAX_FAILURES = 5
@@ -92,6 +93,7 @@ class _Worker:
     def __init__(self, ends_at: float) -> None:
         self._ends_at = ends_at
         self._open: dict[Future[GatewayReply], BatchRequest] = {}
+        self._holders: dict[str, str] = {}  # organization -> its share holder
         self._paused: dict[str, float] = {}  # batch -> when it may go on
         self._most_bytes: dict[str, int] = {}  # of answers, by batch
         self._recorded = 0
@@ -120,14 +122,18 @@ class _Worker:
                     _guarded(request.batch_id, self._record, request, future)
 
     def _current_batches(self) -> list[Batch]:
-        """Return the next active batch of each organization; those with the fewest requests in progress first."""
+        """Return the next active batch of each share holder; those with the fewest requests in progress first."""
         is_due = Q(retry_at=None) | Q(retry_at__lte=db_now())
         active = Batch.objects.filter(is_due, status__in=ACTIVE).select_related("input_file", "organization")
         # A run of an eval takes minutes and its owner waits; a file of requests may take a day.
-        in_turn = active.annotate(is_own=Q(eval_run="")).order_by("organization_id", "is_own", "created_at", "pk")
-        oldest = in_turn.distinct("organization_id")
-        in_flight = Counter(request.organization_id for request in self._open.values())
-        return sorted(oldest, key=lambda batch: (in_flight[batch.organization_id], batch.created_at))
+        in_turn = active.annotate(is_own=Q(eval_run=""), holder=Organization.share_holder_by("organization__"))
+        oldest = list(in_turn.order_by("holder", "is_own", "created_at", "pk").distinct("holder"))
+        self._holders |= {batch.organization_id: batch.holder for batch in oldest}
+        in_flight = Counter(self._holder_of(request.organization_id) for request in self._open.values())
+        return sorted(oldest, key=lambda batch: (in_flight[batch.holder], batch.created_at))
+
+    def _holder_of(self, organization_id: str) -> str:
+        return self._holders.get(organization_id, organization_id)
 
     def _advance(self, batch: Batch, pool: ThreadPoolExecutor) -> None:
         now = db_now()
@@ -182,8 +188,9 @@ class _Worker:
         return True
 
     def _room_of(self, organization_id: str) -> int:
-        """Return how many requests the organization may begin now. Slow requests of others leave it at least one."""
-        mine = sum(request.organization_id == organization_id for request in self._open.values())
+        """Return how many requests the share holder may begin now. Slow requests of others leave it at least one."""
+        holder = self._holder_of(organization_id)
+        mine = sum(self._holder_of(request.organization_id) == holder for request in self._open.values())
         free = MAX_IN_FLIGHT - len(self._open)
         room = min(MAX_IN_FLIGHT_OF_ORGANIZATION - mine, free - KEPT_FOR_NEWCOMERS)
         return room if mine else max(room, min(free, 1))

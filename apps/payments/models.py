@@ -175,7 +175,8 @@ class CardRefund(OrganizationModel):
             ),
         ]
         indexes = [
-            models.Index(fields=["created_at"], condition=Q(status=RefundStatus.REQUESTED), name="card_refund_waiting")
+            models.Index(fields=["-created_at", "-id"], name="card_refund_newest_of_all"),
+            models.Index(fields=["created_at"], condition=Q(status=RefundStatus.REQUESTED), name="card_refund_waiting"),
         ]
         triggers = [
             status_trigger("card_refund_moves", REFUND),

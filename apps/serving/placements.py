@@ -5,13 +5,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import Case, DateTimeField, F, Q, Value, When, Window
+from django.db.models.functions import Coalesce, Greatest, RowNumber
 
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.placement import (
+    IDLE_SECONDS,
     QUICK_SECONDS,
     SLOW_SECONDS,
     WAITING_SECONDS,
@@ -92,7 +94,8 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
         "replica_id", "adapter_version_id"
     ):
         holding[replica_id].add(version_id)
-    wishes = _wishes(base_model_id, now)
+    held = {version_id for versions in holding.values() for version_id in versions}
+    wishes = _wishes(base_model_id, now, held=held, places=sum(replica.capacity for replica in replicas))
     said = _said(replicas)
     placed = place(
         wishes,
@@ -113,37 +116,55 @@ def _is_there(replica: Replica, now: datetime.datetime) -> bool:
     return (now - replica.observed_at).total_seconds() < SILENT_SECONDS
 
 
-def _wishes(base_model_id: str, now: datetime.datetime) -> list[AdapterDemand]:
+def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], places: int) -> list[AdapterDemand]:
+    """Return what may have a place: adapters that have one, are kept warm, are named or were used within a day.
+
+    That is at most as many of each organization and rank as there are places, however many adapters it has deployed.
+    """
     named = _named_versions(base_model_id)
-    seen = now - datetime.timedelta(seconds=WAITING_SECONDS)
-    asked = Deployment.objects.filter(
-        removed_at=None,
-        adapter_version__deleted_at=None,
-        adapter_version__adapter__base_model=base_model_id,
+    idle_since = now - datetime.timedelta(seconds=IDLE_SECONDS)
+    used_at = Greatest("created_at", Coalesce("last_requested_at", "created_at"))
+    seen_at = Value(now - datetime.timedelta(seconds=WAITING_SECONDS), DateTimeField())
+    is_named, has_place = Q(adapter_version__in=named), Q(adapter_version__in=held) | Q(pinned_at__isnull=False)
+    asked = (
+        Deployment.objects.filter(
+            removed_at=None,
+            adapter_version__deleted_at=None,
+            adapter_version__adapter__base_model=base_model_id,
+        )
+        .exclude(adapter_version__status="files_only")
+        .annotate(used_at=Case(When(is_named, then=Greatest(used_at, seen_at)), default=used_at))
+        .filter(has_place | Q(used_at__gte=idle_since))
     )
-    rows = asked.exclude(adapter_version__status="files_only").values_list(
-        "adapter_version_id",
-        "organization_id",
-        "adapter_version__rank",
-        "created_at",
-        "last_requested_at",
-        "quick_demand",
-        "slow_demand",
-        "demand_at",
-        "pinned_at",
+    turn = Window(
+        RowNumber(),
+        partition_by=[F("organization"), F("adapter_version__rank")],
+        order_by=[Case(When(has_place, then=0), default=1), F("used_at").desc(), F("adapter_version")],
+    )
+    rows = (
+        asked.annotate(turn=turn)
+        .filter(turn__lte=places)
+        .values_list(
+            "adapter_version_id",
+            "organization_id",
+            "adapter_version__rank",
+            "used_at",
+            "quick_demand",
+            "slow_demand",
+            "demand_at",
+            "pinned_at",
+        )
     )
     return [
         AdapterDemand(
             version_id=version_id,
             organization_id=organization_id,
             rank=rank,
-            last_used_at=max(
-                created_at, last_requested_at or created_at, seen if version_id in named else created_at
-            ).timestamp(),
+            last_used_at=used_at.timestamp(),
             requests_per_second=demand_after(quick, slow, (now - demand_at).total_seconds()) if demand_at else 0.0,
             is_kept=pinned_at is not None,
         )
-        for version_id, organization_id, rank, created_at, last_requested_at, quick, slow, demand_at, pinned_at in rows
+        for version_id, organization_id, rank, used_at, quick, slow, demand_at, pinned_at in rows
     ]
 
 

@@ -44,7 +44,7 @@ from apps.contracts.worker_api import (
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 PREFIX = "/internal/v1"
-_HASHING_SECONDS = 600  # the control plane hashes what was stored; a repeated call waits for the same hashes
+_READING_SECONDS = 3_600  # for which the control plane may read what was stored, before it answers for good
 
 
 class ApiError(Exception):
@@ -158,7 +158,7 @@ class ApiClient:
 
     def finish_conversion(self, conversion_id: str, report: ConversionReport) -> None:
         path = f"/conversions/{conversion_id}/finish"
-        self._send("POST", path, report, token=self._credential, patience_seconds=_HASHING_SECONDS)
+        self._send("POST", path, report, token=self._credential, patience_seconds=120)
 
     def get_desired_state(self, replica_id: str, *, known_generation: int | None = None) -> DesiredState | None:
         """Return the adapters that the replica should hold, or None if nothing changed since `known_generation`."""
@@ -230,11 +230,16 @@ class ApiClient:
     def _send(
         self, method: str, path: str, body: msgspec.Struct | None, *, token: str, patience_seconds: float
     ) -> httpx.Response:
-        deadline = time.monotonic() + patience_seconds
+        began_at = time.monotonic()
+        deadline = began_at + patience_seconds
         delay = 0.2
         while True:
             try:
                 response = self._send_once(method, path, body, token)
+            except _FilesUnread as trouble:  # the control plane is well: patience begins anew
+                deadline = time.monotonic() + delay + patience_seconds
+                if deadline > began_at + _READING_SECONDS + patience_seconds:
+                    raise Unavailable(f"{method} {PREFIX}{path.split('?')[0]}: {trouble!r}") from trouble
             except (httpx.TransportError, _ServerTrouble) as trouble:
                 if time.monotonic() + delay > deadline:
                     raise Unavailable(f"{method} {PREFIX}{path.split('?')[0]}: {trouble!r}") from trouble
@@ -250,6 +255,8 @@ class ApiClient:
             headers["Content-Type"] = "application/json"
             content = msgspec.json.encode(body)
         response = self._http.request(method, PREFIX + path, content=content, headers=headers)
+        if response.status_code == 503 and _refusal(response).code == "files_unread":
+            raise _FilesUnread("the files are still being read")
         if response.status_code >= 500 or response.status_code == 429:
             raise _ServerTrouble(f"HTTP {response.status_code}")
         if response.is_error:
@@ -259,6 +266,10 @@ class ApiClient:
 
 class _ServerTrouble(Exception):
     """The control plane answered with a temporary error."""
+
+
+class _FilesUnread(Exception):
+    """The control plane still reads the files that the call is about."""
 
 
 class _ErrorBody(msgspec.Struct):

@@ -82,6 +82,10 @@ ERRORS: dict[str, Words] = {
     "file_too_large": Words(
         "The file exceeds the size limit. Nothing of it was kept.", "Split it into several files, or compress it."
     ),
+    "files_unread": Words(
+        "The files that a worker delivered are still being read. Only workers receive this code.",
+        "Nothing: the worker repeats the call.",
+    ),
     "fine_tuning_job_not_found": Words(f"No fine-tuning job has this id. {_NOT_YOURS}", _FIND),
     "hub_unavailable": Words("The model hub did not answer, or limits the rate.", "Try again in a few minutes."),
     "idempotency_in_progress": Words(

@@ -4,6 +4,7 @@ from apps.core.messages.topics import Topic
 
 # The organizations that take one turn together: ids -> ids of their share holders.
 OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
+OUTBOX_SUSPENDED = "apps.accounts.suspension.list_suspended"
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 
 # A mail server, a hub or Stripe that is down, or a customer's file of gigabytes, delays only its own lane. Small files
@@ -19,19 +20,19 @@ OUTBOX_TOPICS = {
     "billing.report": Topic("apps.billing.invoices.mail.send_report", lane="mail"),
     "budget.exhausted": Topic("apps.finetuning.tasks.pause_over_budget", is_urgent=True),
     "checkpoint.named": Topic("apps.finetuning.tasks.serve_named_checkpoint"),
-    "dataset.changes": Topic("apps.datasets.tasks.compare_rows", lane="data-middle"),
-    "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data-middle"),
-    "dataset.count": Topic("apps.datasets.tasks.count", lane="data-middle"),
-    "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data-middle"),
-    "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data"),
+    "dataset.changes": Topic("apps.datasets.tasks.compare_rows", lane="data-middle", waits_while_suspended=True),
+    "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data-middle", waits_while_suspended=True),
+    "dataset.count": Topic("apps.datasets.tasks.count", lane="data-middle", waits_while_suspended=True),
+    "dataset.inspect": Topic("apps.datasets.tasks.inspect", lane="data-middle", waits_while_suspended=True),
+    "dataset.validate": Topic("apps.datasets.tasks.validate", lane="data", waits_while_suspended=True),
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
     "deployment.created": Topic("apps.serving.operations.place_adapters"),
     "hub.push": Topic("apps.finetuning.results.hub_pushes.send", lane="hub-uploads"),
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "job.ended": Topic("apps.finetuning.notices.send", lane="mail"),
     "mail": Topic("apps.accounts.notices.mail.send", lane="mail"),
-    "eval.answered": Topic("apps.serving.evals.progress.go_on", lane="data-small"),
-    "eval.prepare": Topic("apps.serving.evals.progress.prepare", lane="data-small"),
+    "eval.answered": Topic("apps.serving.evals.progress.go_on", lane="data-small", waits_while_suspended=True),
+    "eval.prepare": Topic("apps.serving.evals.progress.prepare", lane="data-small", waits_while_suspended=True),
     "event.created": Topic("apps.accounts.notices.deliveries.fan_out"),
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),

@@ -10,7 +10,10 @@ MAX_URL = 400
 
 _NAME = re.compile(r"(?=.{1,253}\.?$)([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?\.)+[a-z]([a-z0-9-]{0,61}[a-z0-9])\.?")
 # RFC 6761, RFC 6762, RFC 9476, and names in common use on private networks.
-_PRIVATE_NAMES = ("localhost", "local", "internal", "intranet", "lan", "home", "corp", "alt", "test", "invalid", "arpa")
+_PRIVATE_NAMES = (
+    "localhost", "localdomain", "local", "internal", "intranet", "lan", "home", "corp", "alt", "test", "invalid",
+    "arpa",
+)  # fmt: skip
 
 
 def check_server(url: str, *, example: str = "mlflow.example.com", may_have_query: bool = False) -> SplitResult:

@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 
-from apps.contracts.addresses.networks import is_local
+from apps.contracts.addresses.networks import is_local, is_own_name
 from apps.contracts.struct import Struct
 
 
@@ -23,7 +23,7 @@ def leads_elsewhere(address: str) -> bool:
     False for addresses that mean the connecting machine itself, its link, a reserved range or a metadata service.
     """
     name = address.lower().rstrip(".")  # resolvers take "127.0.0.1." as well
-    if not name or name == "localhost" or name.endswith(".localhost"):
+    if not name or is_own_name(name):
         return False
     try:
         return not is_local(ipaddress.ip_address(name))

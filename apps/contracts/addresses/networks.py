@@ -13,6 +13,13 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _METADATA: list[Network] = [
     ipaddress.ip_network(text) for text in ("100.100.100.200/32", "192.0.0.0/24", "168.63.129.16/32", "fd00:ec2::/32")
 ]
+# First labels of the names that systems give themselves and the groups of their link in /etc/hosts: Debian, Fedora,
+# SUSE, BSD and macOS.
+_OWN_NAMES = frozenset({
+    "localhost", "localhost4", "localhost6", "loopback", "ip6-localhost", "ip6-loopback", "ipv6-localhost",
+    "ipv6-loopback", "broadcasthost", "ip6-localnet", "ip6-mcastprefix", "ip6-allnodes", "ip6-allrouters",
+    "ip6-allhosts", "ipv6-localnet", "ipv6-mcastprefix", "ipv6-allnodes", "ipv6-allrouters", "ipv6-allhosts",
+})  # fmt: skip
 _OWN_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: a translator of the local network
 # Prefixes that contain an IPv4 address, and the number of bits after it: NAT64 (RFC 6052, 8215), 6to4, IPv4-compatible,
 # IPv4-translated (RFC 2765).
@@ -25,10 +32,16 @@ _WRAPPED = [
 ]
 
 
+def is_own_name(name: str) -> bool:
+    """Return whether a host name means the machine that looks it up, wherever that is. Nothing is resolved."""
+    labels = name.lower().rstrip(".").split(".")
+    return labels[-1] == "localhost" or labels[0] in _OWN_NAMES
+
+
 def is_loopback(url: str) -> bool:
     """Return whether a URL names only this machine."""
     host = urlsplit(url).hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
+    if is_own_name(host):
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from apps.contracts.addresses.networks import Ip, Network, is_local
+from apps.contracts.addresses.networks import Ip, Network, is_local, is_own_name
 
 MAX_URL = 300
 _HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(?:\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
@@ -73,7 +73,7 @@ class AddressRules:
             return True
         host = _host_of(url)
         if (ip := _ip_of(host)) is None:
-            if host == "localhost" or host.endswith(".localhost"):
+            if is_own_name(host):
                 self.check_ip("127.0.0.1")
             return host in self.hosts
         self.check_ip(ip)

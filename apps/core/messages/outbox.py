@@ -5,7 +5,8 @@ It must be idempotent.
 
 Each message is in a lane with its own worker (apps/config/celery.py), so slow effects do not delay urgent ones. Within
 a lane, urgent messages go first; then organizations take turns. A thousand messages of one organization delay each
-message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn.
+message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn. Work on files of a
+suspended organization waits until it is reinstated.
 
 Tasks of the lane `control` take milliseconds and run in the transaction that marks them as sent. Tasks of other lanes
 may take an hour, and may call other services. They run under a claim that is renewed while they run. An organization
@@ -111,6 +112,11 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     Urgent ones come first, then one of each share holder, starting with the one served longest ago.
     """
     due = OutboxMessage.objects.filter(lane=lane, sent_at=None, next_attempt_at__lte=db_now())
+    if lane != CONTROL:
+        waiting = [name for name, topic in settings.OUTBOX_TOPICS.items() if topic.waits_while_suspended]
+        asked = due.filter(topic__in=waiting)
+        suspended = import_string(settings.OUTBOX_SUSPENDED)(organizations=asked.values("share"))
+        due = due.exclude(topic__in=waiting, share__in=suspended)
     turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
     candidates = due.annotate(turn=turn).filter(turn__lte=limit)
     found = list(candidates.order_by("id").values_list("pk", "share", "is_urgent"))

@@ -9,9 +9,10 @@ class Topic(NamedTuple):
     """What carries out the messages of a topic, and in which lane.
 
     `task` is the dotted path of an idempotent function; the payload is its keyword arguments. Urgent messages precede
-    the others of their lane.
+    the others of their lane. Those of a topic that waits stay until their organization is no longer suspended.
     """
 
     task: str
     lane: str = CONTROL
     is_urgent: bool = False
+    waits_while_suspended: bool = False

@@ -42,7 +42,7 @@ from apps.finetuning.models import Conversion, Worker, WorkerKind
 from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 from apps.finetuning.recipes.start_points import signed_ref
 from apps.finetuning.runs.leases import StaleLease
-from apps.finetuning.runs.uploads import require_complete, require_sealed, sign_places
+from apps.finetuning.runs.uploads import require_complete, require_contents, require_sealed, sign_places
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +136,13 @@ def create_upload(*, worker: Worker, conversion_id: str, request: UploadRequest)
 def finish(*, worker: Worker, conversion_id: str, report: ConversionReport) -> None:
     """End the attempt: deliver the stored files and charge them, or give the conversion back.
 
-    The files are hashed before the transaction of the end, because that is slow. Raises StaleLease, UploadIncomplete.
+    The files are read before the transaction of the end, because that is slow. Raises StaleLease, UploadIncomplete,
+    and FilesUnread until then.
     """
     if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer converts models; a replica does not.")
     if report.manifest_sha256:
-        _leased(worker, conversion_id).update(heartbeat_at=db_now())  # a worker that waits for the hashes repeats this
+        _leased(worker, conversion_id).update(heartbeat_at=db_now())  # it repeats this until they are read
         _verify(worker, conversion_id, report.manifest_sha256)
     _finish(worker, conversion_id, report)
 
@@ -181,14 +182,13 @@ def _release(conversion_id: str, now: datetime.datetime) -> bool:
     return True
 
 
-@transaction.atomic
 def _verify(worker: Worker, conversion_id: str, manifest_sha256: str) -> None:
-    """Hash the stored files, once. Raises UploadIncomplete."""
-    lock(f"conversion:{conversion_id}")
-    row = _leased(worker, conversion_id).filter(verified_at=None).first()
+    """Have the stored files read, once. Raises UploadIncomplete, and FilesUnread while large files are read."""
+    rows = _leased(worker, conversion_id)
+    row = rows.filter(verified_at=None).first()
     if row is not None:
-        require_complete(upload=row, manifest_sha256=manifest_sha256)
-        Conversion.objects.filter(pk=row.pk).update(verified_at=db_now())
+        require_contents(upload=row, manifest_sha256=manifest_sha256, owner=worker.pk)
+        rows.filter(object_prefix=row.object_prefix).update(verified_at=db_now())
 
 
 @transaction.atomic

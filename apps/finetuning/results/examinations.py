@@ -60,7 +60,8 @@ def ask(*, version: AdapterVersion, now: datetime.datetime) -> bool:
 def take(*, worker: Worker) -> ExaminationRequest | None:
     """Give the worker an open examination that no other one has; return None if there is none.
 
-    Share holders take turns, and each has one trainer at a time. After `_PATIENCE` no trainer begins with one.
+    Share holders take turns, and each has one trainer at a time. After `_PATIENCE` no trainer begins with one. Those of
+    a suspended organization wait.
     """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
@@ -70,7 +71,7 @@ def take(*, worker: Worker) -> ExaminationRequest | None:
     if is_taken.filter(worker=worker).exists():
         return None  # one at a time: it comes with the hub token of a gated base model
     waiting = rows.filter(worker=None, ended_at=None, tries__lt=_MAX_TRIES, version__deleted_at=None)
-    waiting = waiting.filter(asked_at__gte=now - _PATIENCE)
+    waiting = waiting.filter(asked_at__gte=now - _PATIENCE, organization__suspended_at=None)
     if not waiting.exists():
         return None
     lock("examinations")  # or two workers would begin for one share holder
@@ -124,8 +125,8 @@ def record(*, worker: Worker, report: ExaminationReport) -> None:
 def release_overdue(*, now: datetime.datetime) -> int:
     """Serve the versions for which no trainer was free or answered, without a certificate; return how many."""
     waits = Q(worker=None, asked_at__lt=now - _PATIENCE) | Q(taken_at__lt=now - _TAKEN)
-    overdue = Examination.objects.filter(waits, ended_at=None).values_list("pk", flat=True)
-    return sum(_release(pk, now) for pk in list(overdue[:100]))
+    overdue = Examination.objects.filter(waits, ended_at=None, organization__suspended_at=None)
+    return sum(_release(pk, now) for pk in list(overdue.values_list("pk", flat=True)[:100]))
 
 
 @transaction.atomic

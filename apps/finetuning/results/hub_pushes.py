@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
-from apps.accounts.shares import share_of
+from apps.accounts.shares import get_share_holder, share_of
 from apps.adapters.models import AdapterVersion
 from apps.catalog.model_files import require_repository
 from apps.core import audit
@@ -35,7 +35,7 @@ from apps.finetuning.results.model_files import ModelFile, list_files
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 8 * 1024**3  # of one push: it lies on the control plane's disk while it is sent
-MAX_OPEN, MAX_A_DAY = 2, 20  # of an organization
+MAX_OPEN, MAX_A_DAY = 2, 20  # of an organization, together with those that share with it
 MAX_ATTEMPTS = 3
 _A_DAY = datetime.timedelta(days=1)
 _TOKEN = re.compile(r"[\x21-\x7e]{8,400}")
@@ -76,7 +76,7 @@ def request_push(
             "with `hf upload`."
         )
         raise QuotaExceeded(text % {"most": MAX_BYTES // 1024**3}, param="export")
-    lock(f"pushes:{version.organization_id}")
+    lock(f"pushes:{get_share_holder(organization=version.organization_id)}")
     mine = list_pushes(version=version).filter(export=export, repository=repository, status__in=CONVERSION_OPEN)
     if found := mine.first():
         return found

@@ -18,7 +18,7 @@ from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run, RunUpload
-from apps.finetuning.quotes.delivery import MERGED_16BIT
+from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.results.checkpoints import forget_checkpoints
@@ -29,6 +29,8 @@ from apps.finetuning.runs.reports import make_durable
 from apps.finetuning.runs.uploads import find_upload, require_complete, verify_upload
 from apps.serving.operations import publish
 
+_MOST_EXPORTS = len((MERGED_16BIT, GGUF))
+
 
 class _RunChanges(TypedDict, total=False):
     failure_code: str
@@ -37,12 +39,14 @@ class _RunChanges(TypedDict, total=False):
 
 
 def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuningJob]:
-    """End the attempt: adapter, bill, audit and state in one transaction. Raises StaleLease, UploadIncomplete.
+    """End the attempt: adapter, bill, audit and state in one transaction.
 
-    The files are hashed before the transaction, because hashing is slow and heartbeats must not wait. If the worker
-    repeats the call in the meantime, it waits for the same hashes.
+    Raises StaleLease, UploadIncomplete, and FilesUnread until the delivered files were read; the worker then repeats
+    the call. They are read before the transaction and outside of requests, so that heartbeats never wait for it.
     """
     if isinstance(outcome, wire.Succeeded):
+        if len(outcome.exports) > _MOST_EXPORTS:
+            raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
         for upload_id in (outcome.upload_id, *(export.upload_id for export in outcome.exports)):
             verify_upload(lease, upload_id)
     return _finish_run(lease, outcome)

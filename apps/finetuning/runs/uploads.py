@@ -1,21 +1,23 @@
 """Uploads of a run: signed URLs for the files of a manifest, and the checks that a complete upload passes."""
 
 import hashlib
+from functools import partial
 
 import msgspec
 from django.db import transaction
 
 from apps.contracts.result_files import problem_of
-from apps.contracts.runs import Manifest
+from apps.contracts.runs import Manifest, ManifestFile
 from apps.contracts.worker_api import UploadResponse
 from apps.core.database.clock import db_now
-from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidValue
+from apps.core.objects.readings import readings
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.finetuning.models import Conversion, Run, RunUpload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 
 MANIFEST_NAME = "manifest.json"
+READ_AT_ONCE_BYTES, READ_AT_ONCE_FILES = 32 * 2**20, 32  # in the request: a tenth of a second, or a few of a bucket
 _PUT_SECONDS = 900
 _MAX_UPLOADS = 10_000  # per run
 # Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
@@ -90,33 +92,64 @@ def find_upload(run: Run, upload_id: str, *, kind: str) -> RunUpload:
     return found
 
 
-@transaction.atomic
 def verify_upload(lease: Lease, upload_id: str) -> None:
-    """Hash an upload of the lease, once. Raises UploadIncomplete."""
-    lock(f"upload:{upload_id}")
-    upload = RunUpload.objects.filter(
-        pk=upload_id, run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token), verified_at=None
-    ).first()
+    """Have an upload of the lease read, once. Raises UploadIncomplete, and FilesUnread while large files are read."""
+    uploads = RunUpload.objects.filter(run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token))
+    upload = uploads.filter(pk=upload_id, verified_at=None).select_related("run").first()
     if upload is not None:
-        require_complete(upload=upload, manifest_sha256=upload.manifest_sha256)
+        Run.objects.filter(pk=upload.run_id).update(idle_ms=0)  # the worker waits for us: its run has not stalled
+        require_contents(upload=upload, manifest_sha256=upload.manifest_sha256, owner=str(upload.run.worker_id))
         RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
 
 
+def require_contents(*, upload: RunUpload | Conversion, manifest_sha256: str, owner: str) -> None:
+    """Raise UploadIncomplete unless every file has the content that the manifest promises.
+
+    Large files are read in threads of their own, one upload of the worker `owner` at a time: FilesUnread until then.
+    Call it outside of transactions.
+    """
+    manifest = _promised(upload, manifest_sha256)
+    if upload.kind == "checkpoint":
+        return  # the run that resumes from it hashes its files again; files for customers are hashed here
+    read = partial(_read_all, upload.object_prefix, manifest)
+    size = sum(file.bytes for file in manifest.files)
+    if size <= READ_AT_ONCE_BYTES and len(manifest.files) <= READ_AT_ONCE_FILES:
+        read()
+    else:
+        readings.require(upload.object_prefix, read, owner=owner)
+
+
 def require_complete(*, upload: RunUpload | Conversion, manifest_sha256: str) -> None:
-    """Raise UploadIncomplete unless every file is stored and the manifest has the expected hash."""
-    if upload.manifest_sha256 != manifest_sha256:
-        raise UploadIncomplete("The manifest is not the one this upload was opened for.")
+    """Raise UploadIncomplete unless every file is stored, was read if it is a customer's, and the manifest is right."""
+    manifest = _promised(upload, manifest_sha256)
+    if upload.kind != "checkpoint" and upload.verified_at is None:
+        raise UploadIncomplete("The files were not read yet.")
     try:
-        for file in msgspec.convert(upload.manifest, Manifest).files:
-            # The run that resumes from a checkpoint hashes its files again; files for customers are hashed here.
-            is_hashed = upload.kind != "checkpoint" and upload.verified_at is None
-            key = f"{upload.object_prefix}/{file.name}"
-            if store().stat(key).bytes != file.bytes:
-                raise UploadIncomplete(f"{file.name} has another size than the manifest says.")
-            if is_hashed and hash_object(key).sha256 != file.sha256:
-                raise UploadIncomplete(f"{file.name} has another content than the manifest says.")
+        for file in manifest.files if upload.verified_at is None else ():  # no URL replaces a file that was read
+            _require_size(upload.object_prefix, file)
         body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
     except ObjectMissing as missing:
         raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
     if hashlib.sha256(body).hexdigest() != manifest_sha256:
         raise UploadIncomplete("The stored manifest differs from the one promised.")
+
+
+def _promised(upload: RunUpload | Conversion, manifest_sha256: str) -> Manifest:
+    if upload.manifest_sha256 != manifest_sha256:
+        raise UploadIncomplete("The manifest is not the one this upload was opened for.")
+    return msgspec.convert(upload.manifest, Manifest)
+
+
+def _read_all(prefix: str, manifest: Manifest) -> None:
+    try:
+        for file in manifest.files:
+            _require_size(prefix, file)
+            if hash_object(f"{prefix}/{file.name}").sha256 != file.sha256:
+                raise UploadIncomplete(f"{file.name} has another content than the manifest says.")
+    except ObjectMissing as missing:
+        raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
+
+
+def _require_size(prefix: str, file: ManifestFile) -> None:
+    if store().stat(f"{prefix}/{file.name}").bytes != file.bytes:
+        raise UploadIncomplete(f"{file.name} has another size than the manifest says.")

@@ -86,7 +86,8 @@ class ScoreModelCriterion(
 
     @property
     def threshold(self) -> float:
-        return sum(self.bounds) / 2 if self.pass_threshold is None else self.pass_threshold
+        low, high = self.bounds
+        return low / 2 + high / 2 if self.pass_threshold is None else self.pass_threshold  # their sum may be infinite
 
 
 class PairwiseCriterion(

@@ -9,6 +9,7 @@ import msgspec
 from django.db import transaction
 
 from apps.accounts.models import Organization
+from apps.accounts.shares import get_share_holder, share_of
 from apps.batches.completions.operations import check_metadata
 from apps.batches.files import storage_left
 from apps.batches.operations import cancel_batch
@@ -28,8 +29,7 @@ from apps.serving.evals.sources import CompletionsSource, DataSource, check_sour
 MAX_EVALS = 1_000  # of an organization
 MAX_RUNS = 1_000  # of an organization; each keeps its items until it is deleted
 MAX_KEPT_BYTES = 256 * 1024  # of the criteria of an eval, and of the data source of a run
-MAX_ACTIVE = 5
-MAX_IN_AN_HOUR = 30
+MAX_ACTIVE, MAX_IN_AN_HOUR = 5, 30  # runs of an organization, together with those that share with it
 
 
 def create_eval(
@@ -121,6 +121,7 @@ def create_run(
     size = _size_of(data_source, param="data_source") + len(msgspec.json.encode([evaluated.testing_criteria, metadata]))
     with transaction.atomic():
         lock(f"evals:{organization_id}")
+        lock(f"eval-runs:{get_share_holder(organization=organization_id)}")
         _require_storage(organization_id, size)
         _require_room(organization_id, now)
         run = EvalRun.objects.create(
@@ -158,12 +159,15 @@ def _require_storage(organization_id: str, size: int) -> None:
 
 
 def _require_room(organization_id: str, now: datetime.datetime) -> None:
-    runs = EvalRun.objects.for_organization(organization_id)
-    if runs.count() >= MAX_RUNS:
+    if EvalRun.objects.for_organization(organization_id).count() >= MAX_RUNS:
         raise QuotaExceeded(f"Your organization keeps {MAX_RUNS:,} runs of evals, the most allowed: delete some.")
-    if runs.filter(status__in=ACTIVE).count() >= MAX_ACTIVE:
+    with share_of(organization_id) as organizations:
+        runs = EvalRun.objects.filter(organization__in=organizations)
+        active = runs.filter(status__in=ACTIVE).count()
+        of_an_hour = runs.filter(created_at__gt=now - datetime.timedelta(hours=1)).count()
+    if active >= MAX_ACTIVE:
         raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} runs of evals in progress: wait for one.")
-    if runs.filter(created_at__gt=now - datetime.timedelta(hours=1)).count() >= MAX_IN_AN_HOUR:
+    if of_an_hour >= MAX_IN_AN_HOUR:
         raise QuotaExceeded(
             f"Your organization began {MAX_IN_AN_HOUR} runs of evals within an hour, the most allowed: try again later."
         )

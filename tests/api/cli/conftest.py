@@ -35,18 +35,26 @@ class Outcome:
 
 
 class Network(httpx.BaseTransport):
-    """Carries calls to the application, and keeps them. `cut` decides which ones find no connection."""
+    """Carries calls to the application, and keeps them. `cut` decides which ones find no connection.
+
+    While it `is_forgetful`, it carries out every call, and loses the answer to the first POST of each address.
+    """
 
     def __init__(self) -> None:
         self.inner: httpx.BaseTransport = InProcess()
         self.calls: list[httpx.Request] = []
         self.cut: Callable[[httpx.Request], bool] = lambda request: False
+        self.is_forgetful, self.lost = False, set[str]()
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         self.calls.append(request)
         if self.cut(request):
             raise httpx.ConnectError("no route to host")
-        return self.inner.handle_request(request)
+        answer = self.inner.handle_request(request)
+        if self.is_forgetful and request.method == "POST" and request.url.path not in self.lost:
+            self.lost.add(request.url.path)
+            raise httpx.ReadError("the connection broke")
+        return answer
 
     def paths(self, method: str) -> list[str]:
         return [call.url.path for call in self.calls if call.method == method]

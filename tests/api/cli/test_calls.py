@@ -8,10 +8,15 @@ import httpx
 import pytest
 from anneal.output import dollars
 
+from apps.accounts.models import ApiKey
 from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
-from apps.finetuning.models import Conversion
+from apps.datasets.models import Upload
+from apps.finetuning.models import Conversion, HubPush
+from apps.serving.evals.models import Eval
+from apps.serving.models import Alias
+from tests.factories.datasets import jsonl
 from tests.factories.finetuning import adapter_files
 from tests.factories.serving import load, make_replica
 
@@ -328,6 +333,32 @@ def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
     assert anneal("keys", "create", "x", "--scope", "fly").exit_code == 5
     assert anneal("keys", "revoke", "../me").exit_code == 4
 
-    network.calls.clear()
-    network.cut = lambda request: request.method == "POST"
-    assert anneal(*words).exit_code == 6 and len(network.paths("POST")) == 1, "another attempt could make another key"
+
+# --- lost answers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_command_whose_answer_was_lost_makes_one_thing(anneal, model, network, settings, floor, tmp_path) -> None:
+    settings.HUB_PUSHES = True
+    load(AdapterVersion.objects.get(), make_replica(floor.base_model, "unix:///nowhere"))
+    for name, content in adapter_files(floor.base_model).items():
+        (tmp_path / name).write_bytes(content)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(jsonl())
+    network.is_forgetful = True
+    made = {
+        ApiKey: ("keys", "create", "nightly", "--scope", "view"),
+        Eval: ("evals", "create", "sums", "--check", "eq={{item.answer}}"),
+        Alias: ("models", "alias", "production", model),
+        Upload: ("files", "upload", str(rows), "--no-wait"),
+        HubPush: ("models", "publish", model, "--to", "acme/triage", "--token", "hf_secret"),
+        AdapterVersion: ("models", "push", str(tmp_path), "--name", "mine"),
+    }
+    before = {kind: kind.objects.count() for kind in made}
+
+    for kind, words in made.items():
+        done = anneal(*words)
+        assert done.exit_code == 0, (words, done.errors)
+        assert kind.objects.count() == before[kind] + 1, words
+    posts = [call for call in network.calls if call.method == "POST" and not call.url.path.endswith("/parts")]
+    keys = [call.headers.get("Idempotency-Key") for call in posts]
+    assert None not in keys and len(keys) == 2 * len(set(keys)) > 12

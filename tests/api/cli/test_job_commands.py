@@ -5,7 +5,6 @@ import re
 from decimal import Decimal
 from io import StringIO
 
-import httpx
 import pytest
 from anneal import watching
 from rich.console import Console
@@ -184,6 +183,17 @@ def test_a_job_is_paused_resumed_and_cancelled(anneal, running, reload_status) -
     assert cancelled.exit_code == 0 and cancelled.json["id"] == running[0]
 
 
+def test_a_command_whose_answer_was_lost_acts_once(anneal, running, network) -> None:
+    anneal("jobs", "pause", running[0])
+    running[1].pause(step=2, seconds=2.0)
+    network.is_forgetful = True
+
+    resumed = anneal("jobs", "resume", running[0], "--yes", "--json")
+
+    assert (resumed.exit_code, resumed.json["status"]) == (0, "queued"), resumed.errors
+    assert FineTuningJob.objects.get().runs.count() == 2
+
+
 def test_a_failed_job_is_started_again_with_the_suggested_change(anneal, running) -> None:
     running[1].finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="No room."))
 
@@ -245,20 +255,6 @@ def test_a_curve_has_the_width_of_a_line() -> None:
     assert watching.curve([]) == ""
 
 
-class Forgetful(httpx.BaseTransport):
-    """Carries out every call, and loses the answer to the first POST."""
-
-    def __init__(self, inner: httpx.BaseTransport) -> None:
-        self._inner, self._has_lost = inner, False
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        answer = self._inner.handle_request(request)
-        if request.method == "POST" and not self._has_lost:
-            self._has_lost = True
-            raise httpx.ReadError("the connection broke")
-        return answer
-
-
 def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization, network) -> None:
     market = Market(organization)
     quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)
@@ -270,7 +266,7 @@ def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization, net
     listed = anneal("jobs", "move", job)
     elsewhere = anneal("jobs", "move", job, "--to", "h100", "--yes")
     declined = anneal("jobs", "move", job, "--to", "h200", answer="n\n")
-    network.inner = Forgetful(network.inner)
+    network.is_forgetful = True
     moved = anneal("jobs", "move", job, "--to", "h200", "--yes", "--json")
 
     assert "h200" in listed.output and "1 × " in listed.output and "0 s" in listed.output

@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import threading
 
 import msgspec
 import pytest
@@ -34,9 +35,11 @@ from apps.finetuning.conversions.leases import release_overdue
 from apps.finetuning.conversions.leases import take as take_as
 from apps.finetuning.models import Conversion, Worker
 from apps.finetuning.quotes.delivery import CONVERTER, whole_model_bytes
+from apps.finetuning.runs import uploads
 from apps.finetuning.usage import storage
 from tests.factories.accounts import make_key, make_member, make_organization
 from tests.factories.finetuning import CREDENTIAL, make_worker, manifest_of, model_files
+from tests.support.waiting import wait_until
 
 PER_GB_NANO = 2 * 10**10
 
@@ -103,7 +106,7 @@ def finish(call, taken: ConversionRequest, **report) -> int:
     return call(f"{taken.id}/finish", ConversionReport(**report)).status_code
 
 
-def test_a_form_is_quoted_ordered_made_and_charged_once(shop, call, version, organization, api_client, key):
+def test_a_form_is_quoted_ordered_made_and_paid_once(shop, call, version, organization, api_client, key, monkeypatch):
     before = get_balance(organization=organization)
     offers = shop()
     quoted = whole_model_bytes(base_model=version.adapter.base_model) * PER_GB_NANO // 10**9
@@ -119,6 +122,9 @@ def test_a_form_is_quoted_ordered_made_and_charged_once(shop, call, version, org
     assert "adapter_model.safetensors" in {file.name for file in taken.adapter.files}
     assert shop()["merged_16bit"]["status"] == "running"
     digest = stored(call, taken, model_files())
+    monkeypatch.setattr(uploads, "READ_AT_ONCE_FILES", 0)
+    assert finish(call, taken, manifest_sha256=digest) == 503, "large files are read while the worker repeats the call"
+    wait_until(lambda: not any(thread.name == "reading" for thread in threading.enumerate()))
     assert [finish(call, taken, manifest_sha256=digest) for _ in range(2)] == [204, 204], "a repeat changes nothing"
 
     made = sum(map(len, model_files().values()))

@@ -9,6 +9,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db.models import F
 from django.test import Client
 
+from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.contracts.parity import PARITY_FILE, ParityChat, ParityProbe, ParityRow
 from apps.contracts.runs import Manifest
@@ -157,6 +158,17 @@ def test_organizations_that_share_their_limits_take_turns_as_one(floor, api_clie
     other = make_worker(floor.pool, credential="annw_other")
 
     assert take_as(worker=floor.worker) is not None and take_as(worker=other) is None
+
+
+def test_an_adapter_of_a_suspended_organization_waits(version, call, organization):
+    later = db_now() + datetime.timedelta(minutes=11)
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+    assert call("/examinations/next").status_code == 204
+    assert release_overdue(now=later) == 0 and not is_served(version)
+
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=None)
+
+    assert take(call).adapter.id == version.pk
 
 
 def test_without_a_trainer_an_adapter_is_served_at_once(floor, api_client, key, request):

@@ -134,6 +134,7 @@ def _environ(home: Path, services: Any, role: str) -> dict[str, str]:
         "REDIS_URL": services.redis_url,
         "CELERY_BROKER_URL": services.broker_url,
         "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
+        "ANNEAL_HUB_PUSHES": "1",
     }
 
 
@@ -162,7 +163,7 @@ def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_
     working = _make_tenant(organization, owner, floor, "127.0.0.2")
     lease = claim(worker=floor.worker, base_models=None)
     assert lease is not None
-    make_worker(floor.pool, credential=_BAD_WORKER)
+    make_worker(floor.pool, credential=_BAD_WORKER, base_model=floor.base_model, gpus=4)
     numbers = itertools.count(3)
 
     def make_tenant() -> Tenant:

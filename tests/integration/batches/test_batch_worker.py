@@ -112,6 +112,19 @@ def test_one_file_is_validated_in_each_turn(organization, monkeypatch):
     assert turns[:4] == ["turn", "validate", "turn", "validate"]
 
 
+def test_organizations_that_share_their_limits_take_turns_as_one(organization, charlie, monkeypatch):
+    shared = [make_organization(f"Shared {number}", owner=charlie) for number in range(3)]
+    batches = [make_batch(each, lines=6) for each in (*shared, organization)]
+    one = worker._Worker(0)
+
+    assert {batch.pk for batch in one._current_batches()} == {batches[0].pk, batches[3].pk}
+    for each in shared[:2]:
+        for _ in range(2):
+            one._open[Future()] = BatchRequest(organization_id=each.pk)
+    one._holders |= {each.pk: charlie.pk for each in shared}
+    assert (one._room_of(shared[2].pk), one._room_of(organization.pk)) == (0, worker.MAX_IN_FLIGHT_OF_ORGANIZATION)
+
+
 def test_errors_of_one_batch_leave_the_others_alone_and_end_it_at_last(organization, replies):
     faulty, other = make_batch(organization, lines=6), make_batch(make_organization("Other"), lines=6)
     replies[organization.pk] = RuntimeError("boom")
@@ -219,6 +232,16 @@ def test_batches_are_bounded_in_an_hour_and_need_storage(organization, monkeypat
     monkeypatch.setattr(operations, "storage_left", lambda organization: 0)
     with pytest.raises(QuotaExceeded, match="storage is full"):
         make_batch(organization)
+
+
+def test_organizations_that_share_begin_as_many_batches_as_one(organization, charlie, monkeypatch):
+    monkeypatch.setattr(operations, "MAX_ACTIVE", 2)
+    shared = [make_organization(f"Shared {number}", owner=charlie) for number in range(3)]
+    for each in (*shared[:2], organization):
+        make_batch(each)
+
+    with pytest.raises(QuotaExceeded, match="2 batches that have not ended"):
+        make_batch(shared[2])
 
 
 def test_files_without_a_row_are_deleted_after_a_day(organization, settings, tmp_path):

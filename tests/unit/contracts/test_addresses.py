@@ -11,6 +11,7 @@ NONE = AddressRules.read([])
     "url",
     [
         "http://127.0.0.1:8003", "http://localhost:8003", "http://a.localhost", "http://[::1]:8003", "http://0.0.0.0",
+        "http://ip6-localhost:8003", "http://Localhost.localdomain", "http://localhost6:1",
         "http://[::]", "http://169.254.169.254", "http://[fe80::1]:1", "http://[fe80::1%25eth0]:1", "http://[fec0::1]",
         "http://224.0.0.1", "http://255.255.255.255", "http://240.0.0.1",
         "http://100.100.100.200", "http://192.0.0.192", "http://168.63.129.16", "http://[fd00:ec2::254]",

@@ -65,7 +65,13 @@ def test_anything_else_is_refused_with_what_to_give(url: str) -> None:
         check_server(url)
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.9", "8.8.8.8", "node-1", "node-1.cluster.local", "fd12::1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1", "192.168.1.9", "8.8.8.8", "node-1", "node-1.cluster.local", "fd12::1",
+        "localhost-1", "my-localhost", "node-1.localdomain",
+    ],
+)  # fmt: skip
 def test_machines_meet_at_names_and_addresses_of_a_cluster(address: str) -> None:
     assert leads_elsewhere(address)
 
@@ -76,6 +82,9 @@ def test_machines_meet_at_names_and_addresses_of_a_cluster(address: str) -> None
         "127.0.0.1", "127.1", "0x7f.1", "2130706433", "017700000001", "0", "0.0.0.0", "localhost", "a.localhost.",
         "169.254.169.254", "0xa9fea9fe", "100.100.100.200", "224.0.0.1", "::1", "::ffff:127.0.0.1", "fe80::1", "a:b",
         "127.0.0.1.", "127.1..", "0x7f000001.", "169.254.169.254.", "::1.", ".", "LOCALHOST.",
+        "ip6-localhost", "ip6-loopback", "IP6-Localhost.", "localhost6", "localhost4", "localhost.localdomain",
+        "LOCALHOST.LocalDomain.", "localhost6.localdomain6..", "ipv6-loopback", "loopback", "ip6-allnodes",
+        "broadcasthost", "localhost.cluster.local",
     ],
 )  # fmt: skip
 def test_machines_do_not_meet_where_each_finds_itself_or_a_metadata_service(address: str) -> None:

@@ -40,6 +40,7 @@ def _topics(settings: Any, db: None) -> None:
         "test": topic,
         "slow": topic._replace(lane="aside"),
         "urgent": topic._replace(is_urgent=True),
+        "waiting": topic._replace(lane="aside", waits_while_suspended=True),
     }
     settings.OUTBOX_WAKE = f"{__name__}.wake"
     delivered.clear()
@@ -301,3 +302,17 @@ def test_delivery_is_woken_by_the_commit_and_not_before(django_capture_on_commit
 def test_outside_of_a_transaction_nothing_is_published() -> None:
     with pytest.raises(NoTransaction):
         outbox.publish(topic="test", key="a", payload={})
+
+
+def test_work_on_files_of_a_suspended_organization_waits_and_delays_nothing(organization, rival) -> None:
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+    publish("a", topic="waiting", organization=organization.pk)
+    publish("b", topic="slow", organization=organization.pk)
+    publish("c", topic="waiting", organization=rival.pk)
+
+    while outbox.deliver_due(lane="aside", limit=1):
+        pass
+    assert sorted(delivered_keys()) == ["b", "c"]
+
+    Organization.objects.filter(pk=organization.pk).update(suspended_at=None)
+    assert outbox.deliver_due(lane="aside") == 1 and delivered_keys()[-1] == "a"

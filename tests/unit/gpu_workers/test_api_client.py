@@ -5,7 +5,8 @@ import msgspec
 import pytest
 
 from apps.contracts.runs import LogLine
-from apps.contracts.worker_api import ClaimRequest, HeartbeatRequest, HeartbeatResponse
+from apps.contracts.worker_api import ClaimRequest, ConversionReport, HeartbeatRequest, HeartbeatResponse
+from gpu_workers.common import api_client
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
 
 LEASE = Lease(id="lease_1", token="secret")
@@ -72,6 +73,20 @@ def test_trouble_on_the_way_is_tried_again_with_longer_pauses(trouble):
 
     assert make_client(answer, slept).claim(ClaimRequest()) is None
     assert slept == sorted(slept)
+
+
+def test_patience_begins_anew_while_the_control_plane_reads_what_was_delivered(monkeypatch):
+    slept: list[float] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return refusal(503, "files_unread") if len(slept) < 30 else httpx.Response(204)
+
+    make_client(answer, slept).finish_conversion("conv_1", ConversionReport(manifest_sha256="a" * 64))
+    assert len(slept) == 30
+
+    monkeypatch.setattr(api_client, "_READING_SECONDS", 0)
+    with pytest.raises(Unavailable):
+        make_client(lambda request: refusal(503, "files_unread")).finish_conversion("conv_1", ConversionReport())
 
 
 def test_a_heartbeat_is_tried_once():

@@ -13,7 +13,7 @@ from apps.batches.models import Batch, BatchFile
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, SimilarityGrader, StringCheckGrader, TextTooLong, fill
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, QuotaExceeded
 from apps.core.objects.store import ObjectMissing
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.api.openai.eval_objects import ItemRenderer
@@ -43,6 +43,7 @@ from apps.serving.evals.sources import (
     JsonlSource,
     names_with,
 )
+from tests.factories.accounts import make_organization
 from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, Tenant, make_served_model, make_tenant
 
 EXACT = StringCheckGrader(name="exact", input="{{sample.output_text}}", reference="x", operation="eq")
@@ -314,3 +315,34 @@ def test_a_deeply_nested_item_is_refused_and_no_error_of_ours(tenant) -> None:
     run.refresh_from_db()
     assert (run.status, run.error["code"]) == (EvalRunStatus.FAILED, "invalid_value")
     assert "Line 1 is nested" in run.error["message"]
+
+
+def test_numbers_that_no_answer_could_show_end_a_run_with_a_reason(tenant) -> None:
+    wide = ScoreModelCriterion(name="s", model=BASE_MODEL, input=labels("x").input, range=[1e308, 1.7e308])
+    assert wide.threshold == pytest.approx(1.35e308)
+    file = create_file(
+        organization=tenant.organization, filename="items.jsonl", by="user_1", now=db_now(), purpose="evals",
+        chunks=[b'{"item": {"n": 1%s}, "sample": {"output_text": "x"}}\n' % (b"0" * 30)],
+    )  # fmt: skip
+    run = make_run(tenant, JsonlSource(source=FileId(id=file.pk)))
+
+    progress.prepare(run.pk)
+
+    run.refresh_from_db()
+    assert run.status in (EvalRunStatus.COMPLETED, EvalRunStatus.FAILED)
+    assert run.status == EvalRunStatus.COMPLETED or "Line 1" in run.error["message"]
+
+
+def test_runs_of_organizations_that_share_are_limited_together(tenant, charlie, monkeypatch) -> None:
+    monkeypatch.setattr(operations, "MAX_IN_AN_HOUR", 2)
+    shared = [make_organization(f"Shared {number}", owner=charlie) for number in range(3)]
+
+    def run(organization: Organization) -> None:
+        operations.create_run(
+            evaluated=make_eval(organization), name="n", data_source=msgspec.to_builtins(OFFLINE), source=OFFLINE,
+            metadata={}, cost_limit_nano=None, by="user_1", now=db_now(),
+        )  # fmt: skip
+
+    run(shared[0]), run(shared[1]), run(tenant.organization)
+    with pytest.raises(QuotaExceeded, match="2 runs of evals within an hour"):
+        run(shared[2])

@@ -10,7 +10,8 @@ from apps.catalog.models import BaseModel
 from apps.contracts.serving import EngineLoad, LoadState, ObservedAdapter, ObservedState
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
-from apps.serving.models import Deployment, LoadedAdapter, Replica
+from apps.serving import placements
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
 from apps.serving.operations import desired_state, record_observed
 from apps.serving.placements import record_requests, replan
 from apps.serving.queries import list_routes, serving_states
@@ -88,6 +89,28 @@ def test_requests_fade_and_add_up(versions) -> None:
 
     deployment = Deployment.objects.get(adapter_version=versions[1])
     assert deployment.quick_demand == pytest.approx(1 + 0.3679, abs=1e-3)
+
+
+def test_deployments_that_can_have_no_place_are_not_read(organization, rival, base_model, replica, versions) -> None:
+    old = db_now() - datetime.timedelta(days=2)
+    idle, kept, named, *recent = (make_adapter(organization, base_model) for _ in range(9))
+    theirs = make_adapter(rival, base_model)
+    Placement.objects.filter(adapter_version__in=[idle, kept, named, theirs, *recent]).delete()
+    Deployment.objects.filter(adapter_version__in=[idle, kept, named]).update(created_at=old)
+    Deployment.objects.filter(adapter_version=kept).update(pinned_at=old)
+    Alias.objects.create(
+        organization=organization, adapter=named.adapter, name="production", model_name="ft:x", version=named
+    )
+    held = set(Placement.objects.values_list("adapter_version_id", flat=True))
+
+    read = {wish.version_id for wish in placements._wishes(base_model.pk, db_now(), held=held, places=4)}
+
+    assert {kept.pk, theirs.pk} | held <= read and idle.pk not in read
+    assert len(read - {theirs.pk}) == 4, "an organization cannot have more than all places"
+    everything = placements._wishes(base_model.pk, db_now(), held=held, places=100)
+    assert {wish.version_id for wish in everything} == {
+        theirs.pk, kept.pk, named.pk, *(version.pk for version in (*versions, *recent))
+    }  # fmt: skip
 
 
 def test_with_room_elsewhere_nothing_is_cold_and_each_adapter_has_one_place(base_model, replica, versions) -> None:

@@ -54,9 +54,11 @@ def test_details_are_words_and_amounts(organization, alice, client_for):
 
     assert dict(row["details"]) == {
         "limit": "$2.50",
+        "spend cap": "not set",
+        "of": "not set",
         "scopes": "view, job.write",
         "paid": "yes",
-        "changes": "role admin",
+        "changes": "role admin, until not set",
     }
 
 

@@ -8,7 +8,7 @@ from apps.billing.books.credit_requests import request_credit
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, Run, RunMember
 from apps.interfaces.staff.money import books, payments
-from apps.payments.models import ReconciliationDifference
+from apps.payments.models import CardRefund, ReconciliationDifference, TopUp
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import make_worker
 from tests.factories.many_rows import copy_rows, numbered
@@ -62,6 +62,28 @@ def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, orga
     assert "The others follow when these are decided." in waiting
     assert ("ch_0" in differing) != ("ch_1" in differing)
     assert "The others follow when these are resolved." in differing
+
+
+def test_refunds_are_listed_50_a_page_so_that_none_that_waits_is_out_of_reach(console, organization) -> None:
+    topup = TopUp.objects.create(
+        organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",
+        paid_at=db_now(),
+    )  # fmt: skip
+    refund = CardRefund.objects.create(
+        organization=organization, topup=topup, credit_cents=20_000, reason="r", status="waiting", needs_approval=True,
+        requested_by="user_other",
+    )  # fmt: skip
+    copy_rows(refund, count=120, id=numbered("refund_"), created_at="now() - number * interval '1 day'")
+    listed = list(CardRefund.objects.order_by("-created_at", "-id").values_list("pk", flat=True))
+
+    def shown(query: str) -> list[str]:
+        return [each.pk for each in console.get(f"/staff/payments{query}").context["refunds"]]
+
+    assert shown("") == listed[:50]
+    assert f"?after={listed[49]}" in text(console, "/staff/payments")
+    assert shown(f"?after={listed[99]}") == listed[100:]
+    assert shown(f"?before={listed[100]}") == listed[50:100]
+    assert shown("?after=refund_x") == listed[:50]
 
 
 def test_a_worker_shows_the_runs_that_it_led_and_those_that_it_joined(console, floor, claim) -> None:

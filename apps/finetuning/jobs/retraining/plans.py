@@ -12,13 +12,14 @@ from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
-from apps.accounts.shares import share_of
+from apps.accounts.shares import get_share_holder, share_of
 from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.contracts.runs import Objective
 from apps.core import audit
+from apps.core.audit_log import count_of_hour
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
-from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded, RateLimited
 from apps.core.ids import new_id
 from apps.datasets.models import Dataset
 from apps.finetuning.jobs.retraining.comparisons import stop
@@ -34,6 +35,7 @@ from apps.serving.evals.criteria import PairwiseCriterion, SentCriterion, check_
 from apps.serving.models import Alias
 
 MAX_PLANS = 20  # of an organization
+MAX_CREATED_IN_AN_HOUR = 60  # of an organization: a new plan may begin as many retrainings a day as an old one
 EXACT = StringCheckGrader(name="exact", input="{{sample.output_text}}", reference="{{item.reference}}", operation="eq")
 _PLAN_WITH = ("source_job", "dataset", "held_out", "regression", "alias__version")
 
@@ -114,14 +116,17 @@ def create_plan(
 ) -> RetrainingPlan:
     """Create a plan. Its first retraining begins at its first due time, or when the dataset has grown enough.
 
-    Raises NotFound, InvalidValue, QuotaExceeded.
+    Raises NotFound, InvalidValue, QuotaExceeded, RateLimited.
     """
     organization_id = id_of(organization)
-    lock(f"retraining:{organization_id}")
+    lock(f"retraining:{get_share_holder(organization=organization_id)}")
     with share_of(organization) as organizations:
         if RetrainingPlan.objects.filter(organization__in=organizations).count() >= MAX_PLANS:
             text = gettext("An organization has at most %(most)s retraining plans. Delete one first.")
             raise QuotaExceeded(text % {"most": MAX_PLANS})
+    if count_of_hour(organization=organization_id, action="retraining_plan.created") >= MAX_CREATED_IN_AN_HOUR:
+        text = gettext("An organization creates at most %(most)s retraining plans an hour. Try again later.")
+        raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     columns = _columns(organization_id, request, now)
     plan = RetrainingPlan(organization_id=organization_id, created_by=by, acts_as=by, **columns)
     _require_own_name(plan)
@@ -137,7 +142,7 @@ def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: dat
 
     Raises as `create_plan`, but never if the plan is only stopped.
     """
-    lock(f"retraining:{plan.organization_id}")
+    lock(f"retraining:{get_share_holder(organization=plan.organization_id)}")
     before = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
     changed = get_plan(organization=plan.organization_id, id=plan.pk)
     if request != replace(request_of(before), is_enabled=False):

@@ -2,13 +2,15 @@
 
 import datetime
 import logging
+import time
 from collections.abc import Callable
 
 from django.db import transaction
-from django.db.models import F, QuerySet, Window
+from django.db.models import QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
+from apps.accounts.models import Organization
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, PermissionDenied, QuotaExceeded
@@ -26,6 +28,7 @@ from apps.finetuning.models import Retraining
 from apps.serving.aliases import AliasMoved, is_imported, point_alias
 
 MAX_LOOKED_AT = 100  # by one tick, over all organizations
+MAX_SECONDS = 10.0  # of one tick: creating a job takes up to a second, and other short tasks wait meanwhile
 MAX_ATTEMPTS = 8  # at a step, within about three hours
 _PAUSE, _LONGEST_PAUSE = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
 # How a retraining ends whose step cannot be taken.
@@ -34,10 +37,18 @@ logger = logging.getLogger(__name__)
 
 
 def advance_open() -> None:
-    """Take the next step of each open retraining whose time has come, up to MAX_LOOKED_AT."""
-    turn = Window(RowNumber(), partition_by=F("organization"), order_by=["next_at", "pk"])
+    """Take the next step of each open retraining whose time has come, up to MAX_LOOKED_AT, for up to MAX_SECONDS.
+
+    Share holders take turns. What is left is first in the next tick.
+    """
+    until = time.monotonic() + MAX_SECONDS
+    turn = Window(
+        RowNumber(), partition_by=Organization.share_holder_by("organization__"), order_by=["next_at", "pk"]
+    )  # fmt: skip
     waiting = _waiting(db_now()).annotate(turn=turn).order_by("turn", "next_at").values_list("pk", flat=True)
     for retraining_id in waiting[:MAX_LOOKED_AT]:
+        if time.monotonic() > until:
+            return
         try:
             _advance(retraining_id)
         except Exception:  # a process edge: one retraining must not stop the others

@@ -7,6 +7,7 @@ from django.db import transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Window
 from django.db.models.functions import RowNumber
 
+from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
@@ -23,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def begin_due() -> None:
-    """Begin a retraining of each plan that is due, up to MAX_BEGUN; organizations take turns."""
-    turn = Window(RowNumber(), partition_by=F("organization"), order_by=[F("next_due_at").asc(nulls_last=True), "pk"])
+    """Begin a retraining of each plan that is due, up to MAX_BEGUN; share holders take turns."""
+    holder = Organization.share_holder_by("organization__")
+    turn = Window(RowNumber(), partition_by=holder, order_by=[F("next_due_at").asc(nulls_last=True), "pk"])
     due = _due(db_now()).annotate(turn=turn).order_by("turn", "pk").values_list("pk", flat=True)
     for plan_id in due[:MAX_BEGUN]:
         try:

@@ -4,11 +4,13 @@ from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.billing.models import CreditLot
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
@@ -35,6 +37,12 @@ class RefundForm(forms.Form):
 @require_safe
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
+    refunds = read_page(
+        CardRefund.objects.select_related("organization", "topup"),
+        request.GET,
+        order=("-created_at", "-id"),
+        size=_SHOWN,
+    )
     differences = reconciliation.list_differences(limit=_SHOWN + 1)
     context = {
         "is_configured": gateway.is_configured(),
@@ -43,7 +51,9 @@ def index(request: HttpRequest) -> HttpResponse:
         "runs": reconciliation.list_reconciliations(limit=10),
         "stuck": webhooks.list_stuck(),
         "disputes": CardDispute.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
-        "refunds": CardRefund.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
+        "refunds": refunds.rows,
+        "previous": f"?{urlencode(refunds.previous)}" if refunds.previous else "",
+        "next": f"?{urlencode(refunds.next)}" if refunds.next else "",
         "operator_id": operator_id(request),
         "topups": TopUp.objects.select_related("organization").order_by("-created_at")[:_SHOWN],
     }

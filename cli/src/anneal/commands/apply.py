@@ -181,7 +181,7 @@ def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> No
     deadline = time.monotonic() + _LONGEST_LOAD_SECONDS
     while True:
         try:
-            api.post("/api/v1/aliases", {"name": name, "version": model, "expected_version": current})
+            api.post_once("/api/v1/aliases", {"name": name, "version": model, "expected_version": current})
             return
         except Failure as failure:
             is_loading = failure.details.get("param") == "version"

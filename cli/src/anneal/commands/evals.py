@@ -85,7 +85,7 @@ def create(
         raise typer.BadParameter(text, param_hint="--check")
     request = {"data_source_config": _ANY_ITEM} | request | {"name": name, "testing_criteria": criteria}
     request |= present(metadata=metadata_of(request, metadata))
-    found = session_of(context).api.post(_EVALS, request)
+    found = session_of(context).api.post_once(_EVALS, request)
     emit(context, found, lambda: _eval_text(found))
 
 

@@ -233,7 +233,7 @@ def _act(
     context: typer.Context, job_id: str, action: str, budget: dict[str, str] | None = None, *, prefix: str = ""
 ) -> None:
     body = {"budget": budget} if budget else None
-    job = session_of(context).api.post(f"{prefix}{job_path(job_id)}/{action}", body)
+    job = session_of(context).api.post_once(f"{prefix}{job_path(job_id)}/{action}", body)
     emit(context, job, lambda: job_text(job))
 
 

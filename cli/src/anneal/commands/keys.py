@@ -84,6 +84,4 @@ def revoke(context: typer.Context, key: KeyId, as_json: AsJson = False) -> None:
 
 
 def _issue(context: typer.Context, path: str, body: dict[str, Any]) -> None:
-    api = session_of(context).api
-    api.attempts = 1  # another attempt could make another key
-    emit_secret(context, api.post(path, body))
+    emit_secret(context, session_of(context).api.post_once(path, body))

@@ -109,7 +109,7 @@ def push(
         raise Failure(f"{folder} has no {' and no '.join(missing)}.", ExitCode.NOT_FOUND)
     files = {"adapter_config": (config.name, config.read_bytes()), "weights": (weights.name, weights.read_bytes())}
     fields = {"name": name} | ({"base_model": base_model} if base_model else {})
-    found = session_of(context).api.post("/api/v1/adapters", files=files, data=fields)
+    found = session_of(context).api.post_once("/api/v1/adapters", files=files, data=fields)
     emit(context, found, f"{found['model']} is uploaded. A trainer examines it, and then an engine tries it.")
 
 
@@ -122,7 +122,7 @@ def deploy(
 ) -> None:
     """Start serving a fine-tuned model, or stop it."""
     address = f"{model_path(model, is_own=True)}/serving"
-    found = session_of(context).api.post(address, {"is_served": not is_stopped})
+    found = session_of(context).api.post_once(address, {"is_served": not is_stopped})
     emit(context, found, f"{model} is {found['state']}. {found['reason'] or ''}".strip())
 
 
@@ -136,7 +136,7 @@ def alias(
 ) -> None:
     """Point an alias at a version of a model."""
     body = {"name": name, "version": model, "canary_percent": canary}
-    found = session_of(context).api.post("/api/v1/aliases", body)
+    found = session_of(context).api.post_once("/api/v1/aliases", body)
     share = f", and sends {canary} % of its requests to {found['canary_version']}" if canary else ""
     emit(context, found, f"{found['model']} now points to {found['version']}{share}.")
 
@@ -156,7 +156,7 @@ def publish(
     """
     given = token or typer.prompt("Token of the hub", hide_input=True, err=True)
     body = {"repository": to, "token": given.strip(), "export": export}
-    found = session_of(context).api.post(f"{model_path(model, is_own=True)}/pushes", body)
+    found = session_of(context).api.post_once(f"{model_path(model, is_own=True)}/pushes", body)
     emit(context, found, f"{model} will be pushed to {found['url']}. The token is erased when the push has ended.")
 
 

@@ -157,7 +157,7 @@ def _named(api: Api, key: str, kept: dict[str, Any], taken: dict[str, str]) -> d
     if job is None or job["status"] != SUCCEEDED or state["alias_of"] or not kept["alias"]:
         return state
     try:
-        api.post("/api/v1/aliases", {"name": kept["alias"], "version": job["fine_tuned_model"]})
+        api.post_once("/api/v1/aliases", {"name": kept["alias"], "version": job["fine_tuned_model"]})
     except Failure as failure:
         if failure.exit_code != ExitCode.REFUSED:
             raise

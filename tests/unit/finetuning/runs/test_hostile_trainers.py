@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import threading
 
 import msgspec
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from apps.contracts import runs as wire
 from apps.contracts.runs import Manifest
 from apps.core.errors import InvalidValue
+from apps.core.objects.readings import FilesUnread
 from apps.core.objects.store import store
 from apps.finetuning.models import FineTuningJob, RunUpload
 from apps.finetuning.runs import uploads
 from tests.factories.finetuning import TrainingSetup, adapter_files, manifest_of, model_files
 from tests.support.attempts import Attempt, charged
+from tests.support.waiting import wait_until
 
 WHOLE = model_files()
 PICKLE = b"\x80\x04\x95\x00\x00\x00\x00{.."
@@ -120,6 +123,44 @@ def test_a_whole_model_is_published_after_one_reading(whole, reload, monkeypatch
 
     assert len(read) == len(WHOLE)
     assert FineTuningJob.objects.get().adapter_version.status == "files_only"
+
+
+def test_large_files_are_read_outside_of_requests_so_that_no_call_waits(whole, reload, monkeypatch):
+    go_on, hash_object = threading.Event(), uploads.hash_object
+    monkeypatch.setattr(uploads, "READ_AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(uploads, "hash_object", lambda key: go_on.wait(60) and hash_object(key))
+    upload = whole.upload("model", 10, WHOLE)
+
+    for _ in range(2):
+        with pytest.raises(FilesUnread):
+            whole.finish(succeeded(upload))
+    whole.beat()
+    go_on.set()
+    wait_until(lambda: not any(thread.name == "reading" for thread in threading.enumerate()))
+    whole.finish(succeeded(upload))
+
+    assert reload(FineTuningJob.objects.get()).status == "succeeded"
+
+
+def test_a_large_file_of_another_content_is_refused_once_it_was_read(whole, monkeypatch):
+    monkeypatch.setattr(uploads, "READ_AT_ONCE_BYTES", 0)
+    upload = whole.upload("model", 10, WHOLE)
+    store().put_stream(f"{upload.object_prefix}/model.safetensors", [WHOLE["model.safetensors"][::-1]])
+
+    with pytest.raises(FilesUnread):
+        whole.finish(succeeded(upload))
+    wait_until(lambda: not any(thread.name == "reading" for thread in threading.enumerate()))
+    with pytest.raises(uploads.UploadIncomplete, match="another content"):
+        whole.finish(succeeded(upload))
+
+
+def test_exports_that_nobody_can_have_asked_for_are_not_read(whole, monkeypatch):
+    monkeypatch.setattr(uploads, "hash_object", lambda key: pytest.fail(f"{key} was read"))
+    upload = whole.upload("model", 10, WHOLE)
+    export = wire.Export(kind="gguf", upload_id=upload.pk, manifest_sha256=upload.manifest_sha256)
+
+    with pytest.raises(InvalidValue):
+        whole.finish(succeeded(upload, exports=(export,) * 3))
 
 
 @pytest.mark.parametrize("is_dora", [True, False])

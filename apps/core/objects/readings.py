@@ -1,0 +1,69 @@
+"""Stored files that are read in threads of their own, so that no request waits while gigabytes are read."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from apps.core.errors import DomainError, Status
+
+_THREADS = 2
+_MAX_KNOWN = 1_000  # readings, of which each caller that repeats its call has one
+
+
+class FilesUnread(DomainError):
+    """The files are still being read. The same call, sent again, gets the result."""
+
+    code = "files_unread"
+    status = Status.UNAVAILABLE
+    type = "server_error"
+    is_retryable = True
+
+
+class Readings:
+    """Carries out readings, a few at once. Each owner has one at a time, and owners are served in order.
+
+    A reading has a name that says what is read. Its success is remembered, and a failure is told once.
+    """
+
+    def __init__(self, *, threads: int = _THREADS) -> None:
+        self._places = threading.Semaphore(threads)
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, Future[None]] = OrderedDict()  # by name, most recent last
+        self._of_owner: dict[str, Future[None]] = {}
+
+    def require(self, name: str, read: Callable[[], None], *, owner: str) -> None:
+        """Return if `read` has ended; begin it otherwise. Raises FilesUnread until then, and what it raised."""
+        with self._lock:
+            reading = self._known.get(name)
+            if reading is None:
+                self._begin(name, read, owner)
+            elif reading.done() and reading.exception() is not None:
+                del self._known[name]
+        if reading is None or not reading.done():
+            raise FilesUnread("The files are still being read. Send the same call again.", retry_after_seconds=1)
+        reading.result()
+
+    def _begin(self, name: str, read: Callable[[], None], owner: str) -> None:
+        """Begin unless the owner has another reading, whose end it waits for."""
+        self._of_owner = {one: reading for one, reading in self._of_owner.items() if not reading.done()}
+        if owner in self._of_owner:
+            return
+        reading: Future[None] = Future()
+        self._known[name] = self._of_owner[owner] = reading
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        # A daemon, so that a process that is told to stop does not read to the end.
+        threading.Thread(target=self._run, args=(reading, read), name="reading", daemon=True).start()
+
+    def _run(self, reading: "Future[None]", read: Callable[[], None]) -> None:
+        with self._places:
+            try:
+                read()
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                reading.set_exception(error)
+            else:
+                reading.set_result(None)
+
+
+readings = Readings()
