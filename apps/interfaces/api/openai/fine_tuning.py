@@ -15,7 +15,7 @@ from apps.accounts.roles import Permission
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, PermissionDenied
-from apps.core.http.openapi import FileAnswer
+from apps.core.http.openapi.document import FileAnswer
 from apps.core.objects.store import attachment
 from apps.finetuning import queries
 from apps.finetuning.jobs import control, creation
