@@ -22,13 +22,7 @@ from apps.datasets.intake.revisions import fit_version, remap_version
 from apps.datasets.intake.versions import FileTooLarge, StorageFull, clean_name
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.operations import delete_expired, delete_version
-from apps.datasets.queries import (
-    UnknownFile,
-    get_version,
-    list_versions,
-    read_rows,
-    storage_used_bytes,
-)
+from apps.datasets.queries import UnknownFile, get_version, list_versions, read_rows, storage_used_bytes
 from apps.datasets.stream import LINES_PER_OFFSET
 from apps.datasets.tasks import validate
 from apps.datasets.validation import leases
