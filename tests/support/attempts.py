@@ -117,11 +117,6 @@ def _long_ago() -> Any:
 
 
 @pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
-
-
-@pytest.fixture
 def metered(floor: TrainingSetup) -> None:
     """Have runs pause at their spend cap."""
     GpuPool.objects.filter(pk=floor.pool.pk).update(price_policy=PricePolicy.METERED)
