@@ -45,17 +45,15 @@ from apps.interfaces.api.openai.fine_tuning_bodies import (
     quoted_max_nano,
     shown_max_nano,
 )
-from apps.interfaces.api.openai.fine_tuning_objects import (
+from apps.interfaces.api.openai.fine_tuning_objects import JobObject, job_object, job_objects
+from apps.interfaces.api.openai.fine_tuning_parts import (
     CheckpointObject,
     DryRunObject,
     EventObject,
-    JobObject,
     MoveObject,
     checkpoint_object,
     dry_run_object,
     event_object,
-    job_object,
-    job_objects,
     move_object,
 )
 from apps.interfaces.api.requests.idempotency import read_idempotency_key
