@@ -109,10 +109,7 @@ class Attempt:
         Run.objects.filter(pk=self.claimed.spec.run_id).update(lease_expires_at=_long_ago())
 
 
-def _long_ago() -> Any:
-
-    from apps.core.database.clock import db_now
-
+def _long_ago() -> datetime.datetime:
     return db_now() - datetime.timedelta(minutes=30)
 
 

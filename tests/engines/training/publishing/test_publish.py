@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, Grader, GraderKind
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec
+from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, Method, Objective, RunSpec
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.artifacts import seal_folder, verify_folder
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter
@@ -36,31 +36,8 @@ def publish(work_dir: Path, spec: RunSpec, **secrets: Any) -> dict[str, Made]:
     return {part: make(work_dir, spec, PublishSecrets(part=part, **secrets)) for part in parts}
 
 
-@pytest.fixture(scope="module")
-def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Made]]:
-    """An adapter of random weights, published with a merged model and JSON rows held out."""
-    work_dir = tmp_path_factory.mktemp("work")
-    (work_dir / "train.jsonl").write_bytes(make_rows(20))
-    (work_dir / "validation.jsonl").write_bytes(unlike(make_rows(12, seed=1)))
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=file,
-        validation=file,
-        hyperparameters=RECIPE,
-        exports=(MERGED_EXPORT,),
-    )
-    _write_adapter(work_dir, tiny_model, spec)
-    return work_dir, publish(work_dir, spec)
-
-
-@pytest.fixture
-def judged_spec(tiny_model: Path) -> RunSpec:
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
+def make_spec(tiny_model: Path, *, rows: int = 12, recipe: Hyperparameters = RECIPE, **fields: Any) -> RunSpec:
+    file = DatasetRef(id="ds", sha256="", bytes=1, rows=rows, url="")
     return RunSpec(
         run_id="run_1",
         job_id="ftjob-1",
@@ -69,9 +46,25 @@ def judged_spec(tiny_model: Path) -> RunSpec:
         base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
         training=file,
         validation=file,
-        hyperparameters=RECIPE,
-        evaluation=EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo")),
+        hyperparameters=recipe,
+        **fields,
     )
+
+
+@pytest.fixture(scope="module")
+def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Made]]:
+    """An adapter of random weights, published with a merged model and JSON rows held out."""
+    work_dir = tmp_path_factory.mktemp("work")
+    (work_dir / "train.jsonl").write_bytes(make_rows(20))
+    (work_dir / "validation.jsonl").write_bytes(unlike(make_rows(12, seed=1)))
+    spec = make_spec(tiny_model, exports=(MERGED_EXPORT,))
+    _write_adapter(work_dir, tiny_model, spec)
+    return work_dir, publish(work_dir, spec)
+
+
+@pytest.fixture
+def judged_spec(tiny_model: Path) -> RunSpec:
+    return make_spec(tiny_model, evaluation=EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo")))
 
 
 def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
@@ -227,15 +220,7 @@ def test_the_merged_model_answers_as_base_and_adapter_do(published, tiny_model):
 
 @pytest.mark.parametrize("flags", [{"use_dora": True}, {"use_rslora": True}])
 def test_dora_and_rslora_merge_as_peft_applies_them(flags, published, tiny_model, tmp_path):
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=DatasetRef(id="ds", sha256="", bytes=1, rows=1, url=""),
-        hyperparameters=msgspec.structs.replace(RECIPE, **flags),
-    )
+    spec = make_spec(tiny_model, recipe=msgspec.structs.replace(RECIPE, **flags))
     _write_adapter(tmp_path, tiny_model, spec)
     prompt = torch.tensor([[3, 100, 200, 1, 4]])
 
@@ -280,17 +265,7 @@ def make_texts(count: int) -> bytes:
 def test_preferences_and_running_text_are_compared_too(objective, rows, measures, tiny_model, tmp_path):
     (tmp_path / "train.jsonl").write_bytes(rows)
     (tmp_path / "validation.jsonl").write_bytes(unlike(rows))
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=file,
-        validation=file,
-        hyperparameters=msgspec.structs.replace(RECIPE, objective=objective),
-    )
+    spec = make_spec(tiny_model, rows=8, recipe=msgspec.structs.replace(RECIPE, objective=objective))
     _write_adapter(tmp_path, tiny_model, spec)
 
     result = publish(tmp_path, spec)
@@ -305,17 +280,7 @@ def test_preferences_and_running_text_are_compared_too(objective, rows, measures
 def test_a_whole_model_is_compared_and_delivered_without_a_probe(tiny_model, tmp_path):
     (tmp_path / "train.jsonl").write_bytes(make_rows(8))
     (tmp_path / "validation.jsonl").write_bytes(unlike(make_rows(8, seed=1)))
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=file,
-        validation=file,
-        hyperparameters=msgspec.structs.replace(RECIPE, method=Method.FULL),
-    )
+    spec = make_spec(tiny_model, rows=8, recipe=msgspec.structs.replace(RECIPE, method=Method.FULL))
     torch.manual_seed(9)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
     model.model.layers[0].self_attn.q_proj.weight.data.normal_()
