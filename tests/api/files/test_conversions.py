@@ -236,10 +236,7 @@ def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     wanted = UploadRequest(manifest=manifest, manifest_sha256=hashlib.sha256(msgspec.json.encode(manifest)).hexdigest())
     calls = (("heartbeat", None), ("uploads", wanted), ("finish", ConversionReport(problem="forged")))
     for path, body in calls:
-        foreign, unknown = (
-            call(f"/conversions/{taken.id}/{path}", body),
-            call(f"/conversions/conv_unknown/{path}", body),
-        )
+        foreign, unknown = (call(f"/conversions/{each}/{path}", body) for each in (taken.id, "conv_unknown"))
         assert (foreign.status_code, foreign.content) == (409, unknown.content)
     assert Conversion.objects.values().get() == before
     large = msgspec.structs.replace(
