@@ -8,13 +8,11 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from apps.payments.stripe import gateway
 from apps.payments.stripe.client import translated
 from apps.payments.stripe.errors import CardDeclined, StripeRefused
 from tests.services.ports import free_port
+from tests.twins.http_server import Answer, Request, serve_http
 
 pytestmark = pytest.mark.django_db
 FOLDER = Path(__file__).resolve().parents[3] / ".anneal/localstripe"
@@ -160,21 +159,9 @@ def inbox() -> Iterator[tuple[str, list[tuple[bytes, str]]]]:
     """Receive webhooks on loopback; yields the address and the list of bodies with their signatures."""
     received: list[tuple[bytes, str]] = []
 
-    class Door(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append((body, self.headers["Stripe-Signature"]))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(request: Request) -> Answer:
+        received.append((request.body, request.headers["Stripe-Signature"]))
+        return Answer()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Door)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/", received
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve_http(answer) as url:
+        yield f"{url}/", received

@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from gpu_workers.train.after.publish import make
 from gpu_workers.train.model.adapter_export import adapter_config
 from gpu_workers.trainer.publication import EVALUATION, GGUF_EXPORT, MERGED_EXPORT, Made, PublishSecrets
 from tests.support.engines.rows import RECIPE, make_rows, unlike
+from tests.twins.http_server import Answer, Request, serve_http
 
 
 def publish(work_dir: Path, spec: RunSpec, **secrets: Any) -> dict[str, Made]:
@@ -111,26 +110,15 @@ def judging_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A gateway whose judge likes answers of the tuned model, asked second, better than those of the base."""
     bodies: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            bodies.append(json.loads(body["messages"][1]["content"]))
-            content = "4" if len(bodies) % 5 else "1"
-            usage = {"prompt_tokens": 10, "completion_tokens": 1}
-            answer = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(request: Request) -> Answer:
+        body = json.loads(request.body)
+        bodies.append(json.loads(body["messages"][1]["content"]))
+        message = {"content": "4" if len(bodies) % 5 else "1"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 1}
+        return Answer(content=json.dumps({"choices": [{"message": message}], "usage": usage}).encode())
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1", bodies
-        finally:
-            server.shutdown()
+    with serve_http(answer) as url:
+        yield f"{url}/v1", bodies
 
 
 def test_a_judge_grades_both_models_answers(published, judged_spec):
