@@ -24,6 +24,7 @@ from apps.payments.stripe import gateway
 from apps.payments.stripe.client import translated
 from apps.payments.stripe.errors import CardDeclined, StripeRefused
 from tests.services.ports import free_port
+from tests.support.waiting import wait_until
 from tests.twins.http_server import Answer, Request, serve_http
 
 pytestmark = pytest.mark.django_db
@@ -145,9 +146,7 @@ def test_its_webhooks_pass_our_receiver(client: stripe.StripeClient, base_url: s
             pass
         customer = make_customer()
         pay(client, customer, attach(client, customer, VISA), 1300)
-        deadline = time.monotonic() + 60
-        while not any(b"payment_intent.succeeded" in body for body, _ in received) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: any(b"payment_intent.succeeded" in body for body, _ in received))
 
     notices = [gateway.read_webhook(body=body, signature=signature) for body, signature in received]
 
