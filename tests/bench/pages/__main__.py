@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from scripts.embedded import ensure_running
-from tests.services.environment import bench_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 WANTED = {"page_p95_ms": 150, "partial_p95_ms": 80}
@@ -33,6 +32,19 @@ _SHOWN = 12
 def p95(values: list[float]) -> float:
     ranked = sorted(values)
     return round(ranked[min(len(ranked) - 1, int(len(ranked) * 0.95))], 1)
+
+
+def _environ(home: Path, database_url: str, services: Any) -> dict[str, str]:
+    return {
+        "ANNEAL_HOME": str(home),
+        "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
+        "ANNEAL_KEY_PEPPER": "bench-pepper",
+        "ANNEAL_SIGNING_KEY": "bench-signing-key",
+        "DATABASE_URL": database_url,
+        "REDIS_URL": services.redis_url,
+        "CELERY_BROKER_URL": services.broker_url,
+        "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
+    }
 
 
 def main() -> None:
@@ -51,7 +63,7 @@ def main() -> None:
         services = stack.enter_context(ensure_running(home, durable=False))
         places, began = home / "places.json", time.monotonic()
         if not places.exists():
-            os.environ.update(bench_environment(home, services, "owner"))
+            os.environ.update(_environ(home, services.database_url("owner"), services))
             import django
 
             django.setup()
@@ -62,7 +74,7 @@ def main() -> None:
             places.write_text(json.dumps(made))
         filled = round(time.monotonic() - began)
         command = [sys.executable, "-m", "tests.bench.pages.visits", str(places), str(given.rounds)]
-        environ = os.environ | bench_environment(home, services, "app")
+        environ = os.environ | _environ(home, services.database_url("app"), services)
         visited = subprocess.run(
             [*command, *(["explain"] if given.explain else [])],
             cwd=ROOT,
