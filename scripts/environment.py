@@ -97,7 +97,7 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     return Prepared(
         home=home,
         runtime_dir=runtime_dir,
-        place=_embedded_place(home, runtime_dir, known, embedded),
+        place=_embedded_place(home, runtime_dir, known),
         programs=tuple(
             program
             for program in PROGRAMS
@@ -196,9 +196,7 @@ def _known_variables(
     return known
 
 
-def _embedded_place(
-    home: Path, runtime_dir: Path, known: Mapping[str, str], embedded: EmbeddedServices | None
-) -> Place:
+def _embedded_place(home: Path, runtime_dir: Path, known: Mapping[str, str]) -> Place:
     # The engine's socket is in the replica's folder, so that folder moves too where paths are too long for sockets.
     replica_dir = home / "replica" if runtime_dir.parent == home else runtime_dir / "replica"
     gateway = known["ANNEAL_GATEWAY_URL"].removeprefix("unix://")

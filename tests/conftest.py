@@ -23,6 +23,7 @@ from apps.accounts.models import Organization, User
 from apps.contracts.struct import prepare_types
 from apps.core.http.garbage import spare_lasting_objects
 from tests.factories.accounts import make_key, make_member, make_organization, make_user
+from tests.factories.finetuning import TrainingSetup
 from tests.services.database import own_database
 from tests.support.database import close_superuser, empty_database
 from tests.support.pages import PageClient
@@ -80,6 +81,12 @@ def alice(db: None) -> User:
 @pytest.fixture
 def organization(alice: User) -> Organization:
     return make_organization("Acme", owner=alice)
+
+
+@pytest.fixture
+def floor(organization: Organization) -> TrainingSetup:
+    """What Acme trains with: a pool with a worker, a base model, credit."""
+    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         tokens_per_second=request.tokens * request.epochs / computing,
         evaluation_seconds=evaluation,
         checkpoint_seconds=checkpoints,
-        reference_seconds=factor * _reference_seconds(task, plan, step, length),
+        reference_seconds=factor * _reference_seconds(task, plan, step),
         step=step,
         micro_steps=micro_steps,
         optimizer_steps=steps,
@@ -256,7 +256,7 @@ def _refers(request: QuoteRequest) -> bool:
     return request.is_preference and request.has_reference
 
 
-def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime, length: float) -> float:
+def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime) -> float:
     """Return the seconds of the reference's one pass over the training and held-out rows, in micro-batches.
 
     Every process reads all rows (gpu_workers/train/loop/dpo.py). An adapter is disabled during the pass.

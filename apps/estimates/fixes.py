@@ -8,14 +8,7 @@ from apps.contracts.runs import Method
 from apps.estimates.durations import duration
 from apps.estimates.intervals import memory_interval, time_interval
 from apps.estimates.physics.gpus import GIB, Gpu
-from apps.estimates.placement import (
-    ChosenPlan,
-    Task,
-    choose_plan,
-    least_host_bytes,
-    longest_length,
-    smallest_plan,
-)
+from apps.estimates.placement import ChosenPlan, Task, choose_plan, least_host_bytes, longest_length, smallest_plan
 from apps.estimates.requests import PoolFacts, pieces_of
 
 _LENGTH_STEP = 64  # suggested lengths are round numbers

@@ -27,7 +27,7 @@ from apps.payments.models import AutoRecharge, TopUp, TopUpOrigin
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import CardDeclined, StripeRefused, StripeUnavailable
 from apps.payments.stripe.objects import InvoiceStatus, StripeInvoice, StripeInvoiceLine
-from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, SMALLEST_CENTS, PaymentMismatch, sync_topup
+from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, PaymentMismatch, require_amount, sync_topup
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +65,7 @@ def set_auto_recharge(
     by: str,
 ) -> AutoRecharge:
     """Set, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
-    if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
-        raise InvalidValue(
-            gettext("Choose between $%(smallest_cents)s and $%(largest_cents)s.")
-            % {"smallest_cents": SMALLEST_CENTS // 100, "largest_cents": f"{LARGEST_CENTS // 100:,}"},
-            param="amount_usd",
-        )
+    require_amount(amount_cents)
     if not 0 <= threshold_cents <= LARGEST_CENTS:
         raise InvalidValue(
             gettext("Choose between $0 and $%(largest_cents)s.") % {"largest_cents": f"{LARGEST_CENTS // 100:,}"},

@@ -51,17 +51,22 @@ class PaymentMismatch(Exception):
 @transaction.atomic
 def request_topup(*, organization: Organization | str, amount_cents: int, by: str) -> HostedPage:
     """Request the page that sells `amount_cents` of credit. Raises InvalidValue."""
+    require_amount(amount_cents)
+    topup = TopUp.objects.create(
+        organization_id=key_of(organization), origin=TopUpOrigin.USER, amount_cents=amount_cents, requested_by=by
+    )
+    audit.record(organization=organization, by=by, action="topup.requested", target=topup.pk, amount_cents=amount_cents)
+    return request_page(organization=organization, kind=PageKind.TOPUP, by=by, topup=topup)
+
+
+def require_amount(amount_cents: int) -> None:
+    """Raise InvalidValue unless so much is sold at once."""
     if not SMALLEST_CENTS <= amount_cents <= LARGEST_CENTS:
         raise InvalidValue(
             gettext("Choose between $%(smallest_cents)s and $%(largest_cents)s.")
             % {"smallest_cents": SMALLEST_CENTS // 100, "largest_cents": f"{LARGEST_CENTS // 100:,}"},
             param="amount_usd",
         )
-    topup = TopUp.objects.create(
-        organization_id=key_of(organization), origin=TopUpOrigin.USER, amount_cents=amount_cents, requested_by=by
-    )
-    audit.record(organization=organization, by=by, action="topup.requested", target=topup.pk, amount_cents=amount_cents)
-    return request_page(organization=organization, kind=PageKind.TOPUP, by=by, topup=topup)
 
 
 @transaction.atomic

@@ -11,13 +11,7 @@ from apps.contracts.runs import CheckpointRef, DatasetRef, RunSpec, SignedFile
 from gpu_workers.common.artifacts import BrokenArtifact, verify_folder
 from gpu_workers.common.base_models import locate_base_model
 from gpu_workers.common.config import WorkerConfig
-from gpu_workers.common.events import (
-    RESUME_FOLDER,
-    SPEC_FILE,
-    START_FOLDER,
-    TRAINING_FILE,
-    VALIDATION_FILE,
-)
+from gpu_workers.common.events import RESUME_FOLDER, SPEC_FILE, START_FOLDER, TRAINING_FILE, VALIDATION_FILE
 from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.transfers import StoreUnavailable, Transfers
 

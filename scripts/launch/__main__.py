@@ -15,13 +15,7 @@ from pathlib import Path
 from scripts.embedded import EmbeddedServiceError
 from scripts.environment import EnvironmentIncomplete, prepare
 from scripts.launch.code_changes import newest_changes, restart_changed
-from scripts.launch.main_job import (
-    after_main_job,
-    end_main_job,
-    figures_of_start,
-    run_for_figures,
-    start_main_job,
-)
+from scripts.launch.main_job import after_main_job, end_main_job, figures_of_start, run_for_figures, start_main_job
 from scripts.launch.starting import Starting, bring_up, has_demo, say
 from scripts.processes import REPOSITORY
 from scripts.supervision import LaunchFailed, Supervision, end, find_leftovers, lock

@@ -3,14 +3,9 @@
 import openai
 import pytest
 
-from tests.factories.finetuning import TrainingSetup, make_training_file
-from tests.support.attempts import claim, metered  # noqa: F401 - fixtures
+from tests.factories.finetuning import make_training_file
+from tests.support.attempts import call, claim, metered  # noqa: F401 - fixtures
 from tests.support.sdk import openai_client
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils.module_loading import import_string
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from apps.core.http.openapi import FileAnswer, Operation
+from apps.core.http.openapi.document import FileAnswer, Operation
 from apps.interfaces.api.requests.handlers import signature_of
 from apps.interfaces.api.requests.parsers import read_body
 from apps.interfaces.api.schema import operations, published

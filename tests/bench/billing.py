@@ -25,6 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from scripts.embedded import ensure_running
+from tests.services.environment import bench_environment
 
 USD = 1_000_000_000
 KEYS, MODELS = 20, 10
@@ -260,17 +261,7 @@ def main() -> None:
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench")))
         services = stack.enter_context(ensure_running(home, durable=True))
-        os.environ.update(
-            {
-                "ANNEAL_HOME": str(home),
-                "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
-                "ANNEAL_KEY_PEPPER": "bench-pepper",
-                "ANNEAL_SIGNING_KEY": "bench-signing-key",
-                "DATABASE_URL": services.database_url("owner"),
-                "REDIS_URL": services.redis_url,
-                "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
-            }
-        )
+        os.environ.update(bench_environment(home, services, "owner"))
         import django
 
         django.setup()

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.embedded import ensure_running
+from tests.services.environment import bench_environment
 
 RUNS, ORGANIZATIONS, CLAIMERS = 10_000, 500, 64
 PROCESSES = 8
@@ -248,18 +249,7 @@ def main() -> None:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench")))
         home.chmod(0o755)  # PostgreSQL gives up root and must still reach its files
         services = stack.enter_context(ensure_running(home, durable=True))
-        os.environ.update(
-            {
-                "ANNEAL_HOME": str(home),
-                "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
-                "ANNEAL_KEY_PEPPER": "bench-pepper",
-                "ANNEAL_SIGNING_KEY": "bench-signing-key",
-                "DATABASE_URL": services.database_url("owner"),
-                "REDIS_URL": services.redis_url,
-                "CELERY_BROKER_URL": services.broker_url,
-                "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
-            }
-        )
+        os.environ.update(bench_environment(home, services, "owner"))
         import django
 
         django.setup()

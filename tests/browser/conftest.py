@@ -18,8 +18,10 @@ from django.db import connection
 from django.test import Client
 from playwright.sync_api import Browser, Page, Request, expect
 
-from apps.accounts.models import User
+from apps.accounts.models import Organization, User
 from apps.core.http.asgi import DjangoApplication, Receive, Scope, Send
+from tests.factories.finetuning import TrainingSetup
+from tests.factories.market import Market
 from tests.support.asgi import StaticFiles
 from tests.support.browser import browser_type_launch_args as browser_type_launch_args
 from tests.support.browser import wait_until
@@ -43,6 +45,16 @@ class Counted:
             await self._application(scope, receive, send)
         finally:
             self.under_way -= 1
+
+
+@pytest.fixture
+def floor(transactional_db: None, organization: Organization) -> TrainingSetup:
+    return TrainingSetup(organization)
+
+
+@pytest.fixture
+def market(transactional_db: None, organization: Organization) -> Market:
+    return Market(organization)
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,9 @@ import datetime
 import re
 from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
-from apps.accounts.models import Organization, User
+from apps.accounts.models import User
 from apps.billing.models import Hold
 from apps.finetuning.models import FineTuningJob
 from tests.factories.market import Market, join_machines
@@ -17,11 +16,6 @@ Open = Callable[..., Page]
 RECORD_SHIFTS = """() => { window.shifted = 0; new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
 }).observe({ type: "layout-shift", buffered: true }); }"""
-
-
-@pytest.fixture
-def market(transactional_db: None, organization: Organization) -> Market:
-    return Market(organization)
 
 
 def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: Market, alice: User) -> None:

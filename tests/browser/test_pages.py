@@ -68,11 +68,6 @@ class SeededOrganization:
 
 
 @pytest.fixture
-def floor(transactional_db: None, organization: Organization) -> TrainingSetup:
-    return TrainingSetup(organization)
-
-
-@pytest.fixture
 def wizard(floor: TrainingSetup, organization: Organization) -> str:
     """The wizard for a dataset of an organization that has trained nothing."""
     version = make_training_file(organization, floor.base_model)

@@ -7,7 +7,6 @@ an answer is in tests/e2e.
 import re
 from collections.abc import Callable
 
-import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from apps.accounts.members.invitations import invitation_token
@@ -40,16 +39,6 @@ class Clicks:
     def choose(self, locator: Locator, label: str) -> None:
         self.count += 1
         locator.select_option(label=label)
-
-
-@pytest.fixture
-def market(transactional_db: None, organization: Organization) -> Market:
-    return Market(organization)
-
-
-@pytest.fixture
-def floor(transactional_db: None, organization: Organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 def test_the_cheapest_gpu_for_a_deadline_takes_three_clicks(open_page: Open, market: Market, alice: User) -> None:

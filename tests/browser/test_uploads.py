@@ -16,7 +16,7 @@ from apps.accounts.models import User
 from apps.config.settings.base import store_origins
 from apps.core.http.asgi import DjangoApplication
 from apps.core.objects.store import open_store, read_object
-from apps.datasets.intake import uploads
+from apps.datasets.intake import parts, uploads
 from apps.datasets.models import DatasetVersion, Upload
 from apps.interfaces.web.datasets import views
 from tests.factories.accounts import make_organization, make_user
@@ -101,13 +101,13 @@ def test_a_large_file_goes_in_parts_and_a_reload_resumes_it(open_page: Open, ali
     version = DatasetVersion.objects.get()
     assert read_object(version.object_key) == CONTENT
     assert Upload.objects.count() == 1, "the reload went on with the upload that was begun"
-    assert len(set(sent)) < uploads.count_parts(Upload.objects.get()), "what had arrived was not sent again"
+    assert len(set(sent)) < parts.count_parts(Upload.objects.get()), "what had arrived was not sent again"
 
 
 def _wait_for_parts(page: Page, count: int) -> None:
     def is_there() -> bool:
         upload = Upload.objects.first()
-        return upload is not None and len(uploads.list_present(upload=upload)) >= count
+        return upload is not None and len(parts.list_present(upload=upload)) >= count
 
     wait_on(page, is_there)
 
@@ -256,4 +256,4 @@ def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
     assert sent and all(address.startswith(f"{bucket}/uploads/org/") for address in sent)
-    assert len(set(sent)) < uploads.count_parts(Upload.objects.get()), "what had arrived was not sent again"
+    assert len(set(sent)) < parts.count_parts(Upload.objects.get()), "what had arrived was not sent again"

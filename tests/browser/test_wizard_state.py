@@ -6,17 +6,12 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from apps.accounts.models import Organization, User
+from apps.accounts.models import User
 from tests.factories.market import Market
 from tests.support.browser import check_page, wait_on
 
 Open = Callable[..., Page]
 PRICE = ".price-hero b"
-
-
-@pytest.fixture
-def market(transactional_db: None, organization: Organization) -> Market:
-    return Market(organization)
 
 
 def proceed(page: Page) -> None:

@@ -4,11 +4,11 @@ import base64
 import json
 import struct
 import subprocess
-import threading
 import zlib
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -30,6 +30,7 @@ from tests.support.gateway.processes import (  # noqa: F401 - fixtures
     wait_for_usage,
     wait_until,
 )
+from tests.twins.http_server import Answer, Request, serve_http
 from tests.twins.scripted_engine import TOKEN
 
 pytestmark = [pytest.mark.nightly, pytest.mark.django_db]
@@ -52,42 +53,25 @@ def make_png(color: tuple[int, int, int]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
-class PictureHost:
-    """Serves pictures on loopback, and counts what is asked of it under any name."""
+class PictureHost(NamedTuple):
+    """Serves pictures on loopback, and lists what is asked of it under any name."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        host = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                host.asked.append(self.path)
-                moved = self.path == "/moved.png"
-                data = b"" if moved else make_png(RED)
-                self.send_response(302 if moved else 200)
-                if moved:
-                    self.send_header("Location", f"http://{LISTED_HOST}:{host.port}/target.png")
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_: object) -> None:
-                return
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    port: int
+    asked: list[str]
 
 
 @pytest.fixture(scope="module")
 def pictures() -> Iterator[PictureHost]:
-    host = PictureHost()
-    yield host
-    host.close()
+    asked: list[str] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append(request.path)
+        if request.path == "/moved.png":
+            return Answer(302, headers={"Location": f"http://{request.headers['Host']}/target.png"})
+        return Answer(content=make_png(RED))
+
+    with serve_http(answer) as url:
+        yield PictureHost(urlsplit(url).port or 0, asked)
 
 
 @pytest.fixture(scope="module")

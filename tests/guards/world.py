@@ -8,13 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from apps.accounts.members.invitations import invitation_token, invite_member
-from apps.accounts.models import (
-    Membership,
-    Notification,
-    OrganizationEvent,
-    WebhookDelivery,
-    WebhookEndpoint,
-)
+from apps.accounts.models import Membership, Notification, OrganizationEvent, WebhookDelivery, WebhookEndpoint
 from apps.accounts.notices.deliveries import queue_delivery
 from apps.accounts.notices.endpoints import create_endpoint
 from apps.accounts.notices.events import announce

@@ -3,12 +3,14 @@
 import datetime
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
 from django.db import connection
+from django.http import HttpResponse
 from django.test import Client
 
 from apps.accounts.models import Organization
@@ -22,7 +24,7 @@ from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy, Run, RunUpload, Worker
 from apps.finetuning.runs import endings, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
-from tests.factories.finetuning import TrainingSetup, adapter_files, checkpoint_files, manifest_of
+from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, checkpoint_files, manifest_of
 
 CREDIT_NANO = 100_000_000_000  # of `give_credit`
 
@@ -109,16 +111,8 @@ class Attempt:
         Run.objects.filter(pk=self.claimed.spec.run_id).update(lease_expires_at=_long_ago())
 
 
-def _long_ago() -> Any:
-
-    from apps.core.database.clock import db_now
-
+def _long_ago() -> datetime.datetime:
     return db_now() - datetime.timedelta(minutes=30)
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 @pytest.fixture
@@ -136,6 +130,21 @@ def claim(floor):
         return Attempt(claimed) if claimed else None
 
     return take
+
+
+@pytest.fixture
+def call(settings) -> Callable[..., HttpResponse]:
+    """Return a function that calls /internal/v1 as a worker; other calls meet the addresses of the web."""
+
+    def make(path: str, body: object = None, credential: str = CREDENTIAL) -> HttpResponse:
+        web, settings.ROOT_URLCONF = settings.ROOT_URLCONF, "apps.config.urls_internal"
+        headers, sent = {"Authorization": f"Bearer {credential}"}, msgspec.json.encode(body)
+        try:
+            return Client().post(f"/internal/v1{path}", sent, content_type="application/json", headers=headers)
+        finally:
+            settings.ROOT_URLCONF = web
+
+    return make
 
 
 @pytest.fixture

@@ -69,3 +69,13 @@ def at_once(work: Callable[[int], Any], count: int = 64) -> list[Any]:
     for thread in threads:
         thread.join()
     return results
+
+
+def connections_in_use() -> list[str]:
+    """Return the last statement of each connection to the database beside our own, and that of `empty_database`."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend' AND usename <> 'postgres'"
+        )
+        return [query for (query,) in cursor.fetchall()]

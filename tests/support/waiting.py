@@ -5,20 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import connection
-
 T = TypeVar("T")
 SECONDS = 20.0
-
-
-def connections_in_use() -> list[str]:
-    """Return the last statement of each connection to the database beside our own, and that of `empty_database`."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            " AND backend_type = 'client backend' AND usename <> 'postgres'"
-        )
-        return [query for (query,) in cursor.fetchall()]
 
 
 def wait_until(

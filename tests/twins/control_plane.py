@@ -6,7 +6,6 @@ Decodes and encodes with the same contracts as the real one; the end-to-end test
 import hashlib
 import json
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +49,7 @@ from apps.contracts.worker_api import (
     UploadRequest,
     UploadResponse,
 )
+from tests.support.waiting import wait_until
 from tests.twins.http_server import Answer, Request, serve_http
 
 CREDENTIAL = "annw_test"
@@ -178,10 +178,7 @@ class ControlPlane:
         self._leases.clear()
 
     def wait_for(self, condition: Callable[[], bool], *, timeout_seconds: float = 60) -> None:
-        deadline = time.monotonic() + timeout_seconds
-        while not condition():
-            assert time.monotonic() < deadline, "the condition was never met"
-            time.sleep(0.02)
+        wait_until(condition, seconds=timeout_seconds)
 
     # --- routes ----------------------------------------------------------------------------------------------------
 

@@ -7,14 +7,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
-from apps.accounts.models import (
-    DeliveryStatus,
-    Notification,
-    Organization,
-    OrganizationEvent,
-    User,
-    WebhookDelivery,
-)
+from apps.accounts.models import DeliveryStatus, Notification, Organization, OrganizationEvent, User, WebhookDelivery
 from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidValue

@@ -10,7 +10,6 @@ EMAIL_BACKEND = "django.core.mail.backends.locmem.EmailBackend"
 STORAGES = STORAGES | {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
 ACCOUNT_RATE_LIMITS = False  # type: ignore[assignment]
 OPERATOR_MFA, OPERATOR_IDLE_SECONDS = False, 0
-CELERY_TASK_ALWAYS_EAGER = False
 REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
 # Each process has its own cache: clearing one in Redis would empty that Redis, with the queues of all other processes.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}

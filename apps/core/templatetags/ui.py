@@ -203,7 +203,6 @@ def about(seconds: float | None) -> str:
     return duration(round(seconds / 60) * 60)
 
 
-@register.filter
 def ago(moment: datetime.datetime | None) -> str:
     """Format how long ago a moment was, or how far ahead it lies."""
     if moment is None:
@@ -275,7 +274,6 @@ def undo_form(tags: str) -> dict[str, object]:
     return found
 
 
-@register.simple_tag
 def join_class(*classes: str) -> str:
     """Join the non-empty class names."""
     return " ".join(name for name in classes if name)

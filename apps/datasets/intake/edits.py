@@ -10,7 +10,8 @@ from django.utils.translation import gettext
 from apps.contracts.chat import Line
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.messages.translation import translated
-from apps.datasets.intake.versions import derive, lock_storage
+from apps.datasets.intake.revisions import derive
+from apps.datasets.intake.versions import lock_storage
 from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import MIN_ROWS

@@ -9,7 +9,7 @@ from apps.contracts.split import Split
 from apps.core.errors import InvalidState, InvalidValue
 from apps.datasets.inspection import inspections
 from apps.datasets.inspection.inspector import FindingCode
-from apps.datasets.intake.versions import derive
+from apps.datasets.intake.revisions import derive
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import MIN_ROWS

@@ -6,7 +6,6 @@ store's listing shows which parts have arrived, so a reload or restart loses not
 """
 
 import datetime
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -14,16 +13,26 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Count, Sum
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.core import audit
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import advance, try_advance
-from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
+from apps.core.errors import InvalidValue, NotFound, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
-from apps.core.objects.store import CHUNK_BYTES, StoredObject, bounded, object_key, store
+from apps.core.objects.store import bounded, store
+from apps.datasets.intake.parts import (
+    MAX_PART_BYTES,
+    UploadClosed,
+    checked_bytes,
+    compose,
+    part_key,
+    planned_keys,
+    require_open,
+    sent_keys,
+)
 from apps.datasets.intake.versions import (
     PURPOSES,
     Arrival,
@@ -40,29 +49,19 @@ from apps.datasets.lifecycle import UPLOAD_TRANSITIONS, UploadStatus
 from apps.datasets.models import DatasetVersion, Upload, UploadPart
 from apps.datasets.validation.formats import Mapping, read_mapping
 
-MAX_PART_BYTES = 64 * 1024**2  # OpenAI's limits for the size of a part and the lifetime of an upload
-LIFETIME = datetime.timedelta(hours=1)
+LIFETIME = datetime.timedelta(hours=1)  # OpenAI's
 BROWSER_LIFETIME = datetime.timedelta(days=3)
 BROWSER_PART_BYTES = 8 * 1024**2
 MAX_BROWSER_PARTS = 1_000
 MAX_PARTS, MAX_OPEN = 10_000, 1_000  # of an upload, as a bucket joins at most; and uploads of an organization
-SIGNED_SECONDS = 300
 # A store checks a signature when a request begins: a slow one may still store its part this long after the end.
 _SLOWEST_PUT = datetime.timedelta(hours=1)
-_CLOCKS_APART = datetime.timedelta(seconds=60)  # between the database and the host that checks a signature
-MAX_SIGNED_AT_ONCE = 32
 _CLOSED_AT_ONCE = 500  # the rest minutes later: the task also serves other tenants
 _MIME_LIMIT, _DATASET_NAME_LIMIT = 120, 120
 
 
 # Stores the bytes of an upload if they are no dataset: returns the file's id, and "" if they are one.
 Keep = Callable[[Upload, Iterator[bytes]], str]
-
-
-class UploadClosed(InvalidState):
-    """The upload was completed or cancelled, or it has expired."""
-
-    code = "upload_closed"
 
 
 @transaction.atomic
@@ -132,7 +131,7 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime)
     """Store one part; parts may come in any order and concurrently. Raises UploadClosed, FileTooLarge."""
     require_open(upload, now)
     part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
-    key = _key(upload, part.pk)
+    key = part_key(upload, part.pk)
     too_large = FileTooLarge(
         gettext("A part may have up to %(max_part_bytes)s MiB.") % {"max_part_bytes": MAX_PART_BYTES // 1024**2},
         param="data",
@@ -183,10 +182,10 @@ def complete_upload(
     if locked.status == UploadStatus.COMPLETED and locked.part_ids == list(part_ids):
         return get_upload(organization=locked.organization_id, id=locked.pk)
     require_open(locked, now)
-    keys = _planned_keys(locked) if locked.part_bytes else _sent_keys(locked, part_ids)
+    keys = planned_keys(locked) if locked.part_bytes else sent_keys(locked, part_ids)
     advance(locked, to=UploadStatus.COMPLETED, transitions=UPLOAD_TRANSITIONS, part_ids=list(part_ids))
     if keep:
-        locked.file_id = keep(locked, _checked(_read(keys), md5))
+        locked.file_id = keep(locked, checked_bytes(keys, md5))
     if not locked.file_id:
         locked.version = _assemble(locked, keys, md5, by=by, now=now)
     locked.save(update_fields=["version", "file_id"])
@@ -213,7 +212,7 @@ def expire_uploads(*, now: datetime.datetime) -> int:
     """
     closed = Upload.objects.exclude(status=UploadStatus.PENDING).filter(signed_until__lt=now)
     for upload in closed.order_by("?")[:_CLOSED_AT_ONCE]:
-        store().delete_prefix(_key(upload))
+        store().delete_prefix(part_key(upload))
         Upload.objects.filter(pk=upload.pk, signed_until__lt=now - _SLOWEST_PUT).update(signed_until=None)
     expired = Upload.objects.filter(status=UploadStatus.PENDING, expires_at__lt=now)
     return sum(_expire(upload) for upload in expired.order_by("expires_at")[:_CLOSED_AT_ONCE])
@@ -225,8 +224,8 @@ def delete_parts(*, upload_id: str) -> None:
     A store that can refuse later writes needs no second deletion.
     """
     upload = Upload.objects.get(pk=upload_id)
-    is_refused = store().close_prefix(_key(upload))
-    store().delete_prefix(_key(upload))
+    is_refused = store().close_prefix(part_key(upload))
+    store().delete_prefix(part_key(upload))
     if is_refused:
         Upload.objects.filter(pk=upload.pk).update(signed_until=None)
 
@@ -239,75 +238,6 @@ def _expire(upload: Upload) -> bool:
     return is_mine
 
 
-def require_open(upload: Upload, now: datetime.datetime) -> None:
-    """Raise UploadClosed unless the upload still accepts parts."""
-    if upload.status != UploadStatus.PENDING:
-        raise UploadClosed(gettext("The upload is %(status)s.") % {"status": upload.status}, param="upload_id")
-    if upload.expires_at <= now:
-        raise UploadClosed(gettext("The upload has expired; start a new one."), param="upload_id")
-
-
-# --- planned parts ----------------------------------------------------------------------------------------------------
-
-
-def count_parts(upload: Upload) -> int:
-    return math.ceil(upload.bytes / (upload.part_bytes or MAX_PART_BYTES))
-
-
-def part_size(upload: Upload, number: int) -> int:
-    """Return the bytes of the part with this number (from 1): all are equal except the last."""
-    size = upload.part_bytes or MAX_PART_BYTES
-    return min(size, upload.bytes - (number - 1) * size)
-
-
-def list_present(*, upload: Upload) -> list[int]:
-    """Return the numbers of the parts that arrived complete, ascending."""
-    found = {key: info.bytes for key, info in store().list_objects(_key(upload))}
-    numbers = range(1, count_parts(upload) + 1)
-    return [number for number in numbers if found.get(_planned_key(upload, number)) == part_size(upload, number)]
-
-
-def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime) -> dict[int, str]:
-    """Return a URL for each part that accepts exactly its bytes for five minutes. Raises UploadClosed, InvalidValue.
-
-    The upload counts as stored until the last URL has expired, even when completed or cancelled.
-    """
-    require_open(upload, now)
-    if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
-        raise InvalidValue(gettext("The upload has no such part."), param="numbers")
-    until = now + datetime.timedelta(seconds=SIGNED_SECONDS) + _CLOCKS_APART
-    if not Upload.objects.filter(pk=upload.pk, status=UploadStatus.PENDING).update(signed_until=until):
-        raise UploadClosed(gettext("The upload was closed meanwhile."), param="upload_id")
-    return {
-        number: store().signed_url(
-            _planned_key(upload, number), "PUT",
-            expires_seconds=SIGNED_SECONDS, base="public", content_bytes=part_size(upload, number),
-        )
-        for number in numbers
-    }  # fmt: skip
-
-
-def _planned_keys(upload: Upload) -> list[str]:
-    missing = count_parts(upload) - len(list_present(upload=upload))
-    if missing:
-        raise InvalidValue(
-            ngettext("%(missing)s part is missing.", "%(missing)s parts are missing.", missing) % {"missing": missing},
-            param="parts",
-        )
-    return [_planned_key(upload, number) for number in range(1, count_parts(upload) + 1)]
-
-
-def _planned_key(upload: Upload, number: int) -> str:
-    return _key(upload, f"p{number:05d}")
-
-
-# --- parts ------------------------------------------------------------------------------------------------------------
-
-
-def _key(upload: Upload, *name: str) -> str:
-    return object_key(upload.organization_id, "uploads", upload.pk, *name)
-
-
 def _locked(upload: Upload) -> Upload:
     return Upload.objects.select_for_update(of=("self",)).get(pk=upload.pk)
 
@@ -316,25 +246,6 @@ def _beyond(upload: Upload, bytes: int) -> int:
     """Return how many bytes of a new part exceed what the upload already counts for."""
     sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
     return max(0, sent + bytes - max(upload.bytes, sent))
-
-
-def _sent_keys(upload: Upload, part_ids: Sequence[str]) -> list[str]:
-    sizes = dict(upload.parts.values_list("pk", "bytes"))
-    if len(set(part_ids)) != len(part_ids):
-        raise InvalidValue(gettext("A part is named twice."), param="part_ids")
-    for part_id in part_ids:
-        if part_id not in sizes:
-            raise InvalidValue(
-                gettext("The upload has no part %(part_id)s.") % {"part_id": part_id[:80]}, param="part_ids"
-            )
-    total = sum(sizes[part_id] for part_id in part_ids)
-    if total != upload.bytes:
-        message = gettext("The parts have %(total)s bytes together; %(bytes)s were announced.") % {
-            "total": f"{total:,}",
-            "bytes": f"{upload.bytes:,}",
-        }
-        raise InvalidValue(message, param="part_ids")
-    return [_key(upload, part_id) for part_id in part_ids]
 
 
 def _assemble(
@@ -356,40 +267,8 @@ def _assemble(
         upload_id=upload.pk,
     )
     version = new_version(organization=upload.organization_id, arrival=arrival)
-    stored = _compose(version.object_key, keys, md5)
+    stored = compose(version.object_key, keys, md5)
     return register(version=version, stored=stored, arrival=arrival)
-
-
-def _compose(key: str, part_keys: Sequence[str], md5: str | None) -> StoredObject:
-    digest = hashlib.md5(usedforsecurity=False)
-    stored = store().compose(key, part_keys, on_chunk=digest.update if md5 else lambda _: None)
-    if md5 and digest.hexdigest() != md5.lower():
-        store().delete(key)
-        raise _wrong_md5(digest.hexdigest())
-    return stored
-
-
-def _read(part_keys: Sequence[str]) -> Iterator[bytes]:
-    for key in part_keys:
-        with store().open_stream(key) as part:
-            while chunk := part.read(CHUNK_BYTES):
-                yield chunk
-
-
-def _checked(chunks: Iterator[bytes], md5: str | None) -> Iterator[bytes]:
-    """Yield the chunks; raise InvalidValue at their end if their MD5 is not the one announced."""
-    digest = hashlib.md5(usedforsecurity=False)
-    for chunk in chunks:
-        if md5:
-            digest.update(chunk)
-        yield chunk
-    if md5 and digest.hexdigest() != md5.lower():
-        raise _wrong_md5(digest.hexdigest())
-
-
-def _wrong_md5(found: str) -> InvalidValue:
-    message = gettext("The file has the MD5 %(digest)s, not the one announced: send its parts again.")
-    return InvalidValue(message % {"digest": found}, param="md5", code="invalid_checksum")
 
 
 def _forget_parts(upload: Upload) -> None:

@@ -1,7 +1,6 @@
 """Incoming training data: streamed to the store, registered as a dataset's next version, sent to validation."""
 
 import datetime
-import hashlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,30 +14,25 @@ from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
-from apps.catalog.models import BaseModel
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
-from apps.core.database.transitions import advance
-from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
+from apps.core.errors import DomainError, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.store import StoredObject, bounded, object_key, store
 from apps.datasets.intake.lanes import lane_of
-from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.queries import list_versions
 from apps.datasets.validation.formats import Mapping
-from apps.datasets.validation.layout import FileLayout
-from apps.datasets.validation.repair import COPY, FIT, RepairMode
 
 PURPOSES = ("fine-tune", "evals")
 MAX_FILE_BYTES = 512 * 1024 * 1024  # OpenAI's own limit for a file in one request
 MAX_FILES = 10_000  # of an organization: what a file takes in the database does not count as its bytes
 MIN_EXPIRY_SECONDS, MAX_EXPIRY_SECONDS = 3600, 2_592_000
-_FILENAME_LIMIT, _NAME_LIMIT = 255, 120
-_EXTENSIONS = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|md)?(\.gz)?$", re.IGNORECASE)
+FILENAME_LIMIT, NAME_LIMIT = 255, 120
+EXTENSIONS = re.compile(r"\.(jsonl?|ndjson|csv|tsv|parquet|txt|text|md)?(\.gz)?$", re.IGNORECASE)
 
 
 class FileTooLarge(DomainError):
@@ -50,12 +44,6 @@ class FileTooLarge(DomainError):
 
 class StorageFull(QuotaExceeded):
     """The file does not fit into the organization's storage limit."""
-
-
-class NotRepairable(InvalidState):
-    """The file has no bad rows that could be dropped or repaired."""
-
-    code = "file_not_repairable"
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,9 +113,9 @@ def new_version(*, organization: Organization | str, arrival: Arrival) -> Datase
 
 def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival) -> DatasetVersion:
     """Save a version whose bytes are stored; delete the bytes if that fails. Raises StorageFull."""
-    name = arrival.dataset_name or _EXTENSIONS.sub("", version.filename)
+    name = arrival.dataset_name or EXTENSIONS.sub("", version.filename)
     try:
-        return _register(version, stored, clean_name(name, limit=_NAME_LIMIT) or "dataset", arrival.upload_id)
+        return _register(version, stored, clean_name(name, limit=NAME_LIMIT) or "dataset", arrival.upload_id)
     except BaseException:
         store().delete(version.object_key)
         raise
@@ -153,7 +141,7 @@ def check_expiry(seconds: int | None) -> None:
 
 
 def clean_filename(filename: str) -> str:
-    return clean_name(filename, limit=_FILENAME_LIMIT) or "file.jsonl"
+    return clean_name(filename, limit=FILENAME_LIMIT) or "file.jsonl"
 
 
 def clean_name(name: str, *, limit: int) -> str:
@@ -205,12 +193,12 @@ def _storage_full(left_bytes: int) -> StorageFull:
 def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_id: str) -> DatasetVersion:
     lock_storage(version.organization_id)
     require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=upload_id)
-    version.dataset = _dataset(version, name)
+    version.dataset = dataset_named(version, name)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
-    return _save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
+    return save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
 
 
-def _dataset(version: DatasetVersion, name: str) -> Dataset:
+def dataset_named(version: DatasetVersion, name: str) -> Dataset:
     """Return the organization's dataset of this name, created for the version if there is none."""
     dataset, _ = Dataset.objects.get_or_create(
         organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
@@ -218,7 +206,7 @@ def _dataset(version: DatasetVersion, name: str) -> Dataset:
     return dataset
 
 
-def _save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
+def save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
     """Number the version, save it and request its validation. The caller has serialized uploads. Raises StorageFull."""
     if list_versions(organization=version.organization_id).count() >= MAX_FILES:
         text = gettext(
@@ -227,7 +215,7 @@ def _save_next(version: DatasetVersion, action: str, **details: object) -> Datas
         raise StorageFull(text, param="file")
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
-    _ask_for_validation(version)
+    ask_for_validation(version)
     audit.record(
         organization=version.organization_id, by=version.created_by, action=action, target=version.pk, **details
     )
@@ -235,7 +223,8 @@ def _save_next(version: DatasetVersion, action: str, **details: object) -> Datas
     return version
 
 
-def _ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
+def ask_for_validation(version: DatasetVersion, attempt: str = "") -> None:
+    """Have the file validated, again for each `attempt`."""
     source = version.derived_from
     outbox.publish(
         topic="dataset.validate",
@@ -260,138 +249,3 @@ def ask_for_long_validation(version: DatasetVersion) -> None:
 def lock_storage(organization: Organization | str) -> None:
     """Serialize the uploads that count toward one limit, so that version numbers and storage add up."""
     lock(f"uploads:{get_share_holder(organization=organization)}")
-
-
-# --- new versions of stored files -------------------------------------------------------------------------------------
-
-
-@transaction.atomic
-def repair_version(
-    *,
-    version: DatasetVersion,
-    mode: RepairMode,
-    by: str,
-    now: datetime.datetime,
-) -> DatasetVersion:
-    """Return a new version in which bad rows of this one are repaired or dropped; a task writes it.
-
-    Raises NotRepairable, StorageFull.
-    """
-    if version.status != DatasetVersionStatus.INVALID:
-        raise NotRepairable(
-            gettext("%(version)s is %(status)s: only a file with bad rows can be repaired.")
-            % {"version": version.pk, "status": version.status}
-        )
-    if version.layout.is_rejected:
-        raise NotRepairable(
-            gettext("The file cannot be read as rows, so there are none to repair: see its first problem.")
-        )
-    if not version.has_bad_rows:
-        raise NotRepairable(gettext("The file has no bad rows, only too few: add more and upload it again."))
-    return derive(version, mode, by=by, now=now)
-
-
-@transaction.atomic
-def fit_version(
-    *,
-    version: DatasetVersion,
-    base_model: BaseModel,
-    by: str,
-    now: datetime.datetime,
-) -> DatasetVersion:
-    """Return a new version without the rows that the model's chat template refuses; a task writes it.
-
-    Raises NotRepairable, StorageFull.
-    """
-    if version.status != DatasetVersionStatus.READY:
-        raise NotRepairable(
-            gettext("%(version)s is %(status)s: repair its own bad rows first.")
-            % {"version": version.pk, "status": version.status}
-        )
-    return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
-
-
-def derive(
-    version: DatasetVersion,
-    mode: str,
-    *,
-    by: str,
-    now: datetime.datetime,
-    layout: FileLayout | None = None,
-    row: bytes | None = None,
-    part: str = "",
-) -> DatasetVersion:
-    """Save the dataset's next version, which a task writes from this one in the way that `mode` says.
-
-    `row` is the new text of an edited row, empty for a deleted one. A `part` of a version belongs to a dataset of its
-    own, whose name ends with this word. Raises StorageFull.
-    """
-    lock_storage(version.organization_id)
-    is_copy = mode == COPY
-    require_storage(organization=version.organization_id, wanted_bytes=version.bytes if is_copy else version.data_bytes)
-    filename = version.filename
-    if not is_copy:
-        filename = _EXTENSIONS.sub("", filename)[: _FILENAME_LIMIT - 30] + (part and f"-{part}") + ".jsonl"
-    arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
-    derived = new_version(organization=version.organization_id, arrival=arrival)
-    derived.dataset, derived.derived_from, derived.repair = version.dataset, version, mode
-    if part:
-        name = f"{version.dataset.name[: _NAME_LIMIT - len(part) - 1]} {part}"
-        derived.dataset = _dataset(derived, name)
-    derived.expires_at, derived.bytes, derived.layout = version.expires_at, 0, layout or FileLayout()
-    derived.given_mapping = version.given_mapping if is_copy else None
-    if row is not None:  # if the transaction fails, the sweep of orphans deletes it
-        store().put_stream(row_key(derived), [row + b"\n" if row else b""])
-    return _save_next(derived, "dataset.repaired", source=version.pk, mode=mode)
-
-
-def row_key(version: DatasetVersion) -> str:
-    """Return the object with the row that replaces the edited one."""
-    return object_key(version.organization_id, "datasets", version.pk, "row.jsonl")
-
-
-def remap_version(
-    *,
-    version: DatasetVersion,
-    mapping: Mapping,
-    by: str,
-    now: datetime.datetime,
-) -> DatasetVersion:
-    """Read a file again with these columns. A file that was never ready is read itself, else a copy as next version.
-
-    Raises InvalidState while the file is being validated, and StorageFull.
-    """
-    if version.status == DatasetVersionStatus.INVALID:
-        return _read_again(version, mapping, by, now)
-    if version.status != DatasetVersionStatus.READY:
-        raise InvalidState(gettext("The file is being validated; choose its columns in a moment."), param="file_id")
-    arrival = Arrival(
-        filename=version.filename,
-        purpose=version.purpose,
-        by=by,
-        now=now,
-        dataset_name=version.dataset.name,
-        mapping=mapping,
-    )
-    copy = new_version(organization=version.organization_id, arrival=arrival)
-    copy.derived_from = version
-    require_storage(organization=version.organization_id, wanted_bytes=version.bytes)
-    stored = store().compose(copy.object_key, [version.object_key])
-    return register(version=copy, stored=stored, arrival=arrival)
-
-
-@transaction.atomic
-def _read_again(version: DatasetVersion, mapping: Mapping, by: str, now: datetime.datetime) -> DatasetVersion:
-    given = msgspec.to_builtins(mapping)
-    advance(
-        version, to=DatasetVersionStatus.UPLOADED, transitions=VERSION_TRANSITIONS,
-        given_mapping=given, errors=[], error_count=0, line_offsets=[],
-        validated_at=None, validation_attempts=0, dismissed_at=None,
-    )  # fmt: skip
-    digest = hashlib.sha256(msgspec.json.encode(given) + str(now).encode()).hexdigest()
-    _ask_for_validation(version, digest[:16])
-    audit.record(
-        organization=version.organization_id, by=by, action="dataset.mapped", target=version.pk,
-        format=str(mapping.format), columns=mapping.columns,
-    )  # fmt: skip
-    return version

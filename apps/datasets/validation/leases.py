@@ -18,7 +18,8 @@ from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, StoredObject, object_key, read_chunks, read_object, store
 from apps.datasets.inspection import inspections
 from apps.datasets.intake.lanes import SMALL_SECONDS, ReadingTime, TakesLong, lane_of
-from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited, row_key
+from apps.datasets.intake.revisions import row_key
+from apps.datasets.intake.versions import StorageFull, ask_for_long_validation, limited
 from apps.datasets.lifecycle import UNVALIDATED, VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, Rejected, as_json

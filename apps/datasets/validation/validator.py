@@ -11,15 +11,7 @@ import msgspec
 from apps.contracts.chat.errors import RowError
 from apps.contracts.chat.lines import Line, parse_json
 from apps.contracts.chat.rows import RowKind
-from apps.datasets.problems import (
-    MAX_LINE_BYTES,
-    MIN_ROWS,
-    FileErrorCode,
-    LineError,
-    Rejected,
-    from_row_error,
-    shown,
-)
+from apps.datasets.problems import MAX_LINE_BYTES, MIN_ROWS, FileErrorCode, LineError, Rejected, from_row_error, shown
 from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable
 from apps.datasets.validation.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
 from apps.datasets.validation.conversion import Unconvertible, convert

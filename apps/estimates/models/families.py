@@ -138,7 +138,7 @@ def read_config(config: Mapping[str, object]) -> dict[str, object]:
         head_dim=_optional(text, traits, "head_dim") or _divided(hidden_size, n_heads),
         vocab_size=_required(text, traits, "vocab_size"),
         max_position_embeddings=_optional(text, traits, "max_position_embeddings"),
-        **_experts(text, traits, family),
+        **_experts(text, traits),
         **_family_traits(text, traits, family),
     )
 
@@ -204,7 +204,7 @@ def _n_kv_heads(text: Mapping[str, object], traits: Traits, family: str, n_heads
     return shared
 
 
-def _experts(text: Mapping[str, object], traits: Traits, family: str) -> dict[str, object]:
+def _experts(text: Mapping[str, object], traits: Traits) -> dict[str, object]:
     n_experts = _optional(text, traits, "n_experts")
     if n_experts is None:
         return {}

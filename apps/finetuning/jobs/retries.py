@@ -13,7 +13,7 @@ from apps.core.database import locks
 from apps.core.errors import DomainError, InvalidState
 from apps.core.messages.translation import translated
 from apps.core.objects.store import ObjectMissing
-from apps.datasets.intake.versions import fit_version, repair_version
+from apps.datasets.intake.revisions import fit_version, repair_version
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import find_token_count

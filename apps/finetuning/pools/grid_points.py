@@ -10,7 +10,7 @@ from apps.estimates.errors import EstimateError
 from apps.estimates.models.architectures import from_config
 from apps.estimates.requests import PoolFacts
 from apps.finetuning.models import GpuPool, ThroughputProbe
-from apps.finetuning.quotes.computation import gpu_of, probe_row
+from apps.finetuning.quotes.inputs import gpu_of, probe_row
 from apps.finetuning.quotes.pool_facts import newest_probes
 
 

@@ -15,15 +15,7 @@ from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
-from apps.finetuning.models import (
-    CapacityNode,
-    GpuPool,
-    PricePolicy,
-    ThroughputProbe,
-    Worker,
-    WorkerKind,
-    WorkerToken,
-)
+from apps.finetuning.models import CapacityNode, GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
 from apps.finetuning.runs.leases import sha256_hex
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)

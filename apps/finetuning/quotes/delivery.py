@@ -14,7 +14,7 @@ from apps.core.messages.translation import translated
 from apps.core.money import rated
 from apps.estimates.models.architectures import lora_parameter_count, parameter_count
 from apps.finetuning.models import GpuPool, Worker, WorkerKind
-from apps.finetuning.quotes.computation import CannotEstimate, architecture_of
+from apps.finetuning.quotes.inputs import CannotEstimate, architecture_of
 from apps.finetuning.recipes.limits import kind_of, why_no_adapter
 
 MERGED_16BIT, GGUF = "merged_16bit", "gguf"

@@ -9,7 +9,7 @@ from apps.estimates.calibration import PHYSICS
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
-from apps.finetuning.quotes.computation import architecture_of
+from apps.finetuning.quotes.inputs import architecture_of
 from apps.finetuning.usage.charges import trained_ms
 
 # Field of the row -> member of the estimate stored with the job.

@@ -13,7 +13,7 @@ from django.urls import URLPattern, get_resolver
 from django.utils.module_loading import import_string
 from django.views.decorators.http import require_safe
 
-from apps.core.http.openapi import Operation, document
+from apps.core.http.openapi.document import Operation, document
 from apps.interfaces.api.requests.handlers import signature_of
 from apps.interfaces.api.requests.idempotency import HEADERS
 from apps.interfaces.api.views import ApiView

@@ -5,7 +5,6 @@ the requests.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
 
@@ -17,7 +16,6 @@ from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.operations import ENDPOINTS, create_eval_batch
 from apps.billing.queries import get_balance
-from apps.catalog.models import BaseModel
 from apps.contracts.chat import split_lines
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, TextTooLong, UnknownVariable
 from apps.core.database.clock import db_now
@@ -25,111 +23,19 @@ from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError, InvalidValue, QuotaExceeded
 from apps.core.money import dollars
 from apps.core.objects.store import read_chunks, store
-from apps.serving.evals.costs import Asked, asked_by, highest_cost_nano, largest_body, require_model
-from apps.serving.evals.criteria import (
-    LABEL_TOKENS,
-    MAX_MESSAGES_CHARACTERS,
-    Criterion,
-    ModelCriterion,
-    PairwiseCriterion,
-    grading_requests,
-    models_of,
-    reason_of,
-)
+from apps.serving.evals.costs import Asked, asked_by, highest_cost_nano
+from apps.serving.evals.criteria import LABEL_TOKENS, MAX_MESSAGES_CHARACTERS, ModelCriterion, PairwiseCriterion
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalPhase, EvalRunStatus
 from apps.serving.evals.models import EvalItem, EvalRun
+from apps.serving.evals.plans import SAMPLE, Answers, Requests, RunPlan, no_answer
 from apps.serving.evals.results import finish
-from apps.serving.evals.sources import (
-    DEFAULT_ANSWER_TOKENS,
-    CompletionsSource,
-    DataSource,
-    SourceItem,
-    names_with,
-    question_of,
-    read_items,
-    sampling_request,
-)
+from apps.serving.evals.sources import SourceItem, read_items
 
-SAMPLE = "s"  # the key of the answer that is graded
 MAX_REQUEST_BYTES = 64 * 1024 * 1024  # of all requests of a run, the graders' included
 MAX_ATTEMPTS = 8  # at a step, over eight minutes
 _ROWS_AT_ONCE = 20
 _MAX_LINE_BYTES = 32 * 1024 * 1024  # of a file of answers
 _UNKNOWN = {"text": ""}
-
-Requests = dict[str, dict[str, object]]  # bodies by the key of their answer
-Answers = dict[str, Any]
-
-
-class _RunPlan:
-    """What a run asks: its source, criteria and models."""
-
-    def __init__(self, run: EvalRun) -> None:
-        self.run = run
-        self.source = msgspec.convert(run.data_source, DataSource)
-        self.criteria: list[Criterion] = msgspec.convert(run.testing_criteria, list[Criterion])
-
-    @cached_property
-    def models(self) -> dict[str, BaseModel]:
-        """The models that are asked, by name. Raises InvalidValue if one is gone."""
-        own = {self.run.model_name} if self.run.model_name else set()
-        names = own | {each for _, each in models_of(self.criteria)}
-        return {each: require_model(organization=self.run.organization_id, name=each, param="model") for each in names}
-
-    @property
-    def answer_tokens(self) -> int:
-        params = self.source.sampling_params if isinstance(self.source, CompletionsSource) else None
-        return (params and params.max_completion_tokens) or DEFAULT_ANSWER_TOKENS
-
-    @cached_property
-    def sampled(self) -> dict[str, str]:
-        """The models that answer an item, by the key of their answer: the run's, and those it is compared with."""
-        if not isinstance(self.source, CompletionsSource):
-            return {}
-        asked = {SAMPLE: self.run.model_name} if self.run.model_name else {}
-        for number, criterion in enumerate(self.criteria):
-            if isinstance(criterion, PairwiseCriterion):
-                asked[f"b{number}"] = criterion.baseline_model
-        return asked
-
-    def sampling(self, item: SourceItem) -> Requests:
-        """Return the requests for the item's answers. Raises UnknownVariable, TextTooLong."""
-        if not self.sampled or not isinstance(self.source, CompletionsSource):
-            return {}
-        source, messages = self.source, question_of(self.source, item)
-        contexts = {name: model.context_length for name, model in self.models.items()}
-        return self._readable(
-            {
-                key: sampling_request(source, model, messages, context_length=contexts[model])
-                for key, model in self.sampled.items()
-            }
-        )
-
-    def grading(self, item: SourceItem, answers: Answers) -> tuple[Requests, Answers]:
-        """Return the requests that grade the item's answer, and the reasons why some could not be made."""
-        requests: Requests = {}
-        refused: Answers = {}
-        for number in range(len(self.criteria)):
-            try:
-                requests |= self.grading_by(number, item, answers)
-            except (UnknownVariable, TextTooLong) as error:
-                refused[f"g{number}"] = _no_answer(error)
-        return requests, refused
-
-    def grading_by(self, number: int, item: SourceItem, answers: Mapping[str, Any]) -> Requests:
-        """Return the requests of one criterion. Raises UnknownVariable, TextTooLong."""
-        names = names_with(item, answers[SAMPLE]["text"] if SAMPLE in answers else None)
-        criterion, request, baseline = self.criteria[number], None, ""
-        if isinstance(criterion, PairwiseCriterion) and isinstance(self.source, CompletionsSource):
-            request, baseline = question_of(self.source, item), answers[f"b{number}"]["text"]
-        return self._readable(grading_requests(number, criterion, names, request=request, baseline=baseline))
-
-    def _readable(self, requests: Requests) -> Requests:
-        for body in requests.values():
-            if len(msgspec.json.encode(body)) > largest_body(self.models[str(body["model"])]):
-                raise TextTooLong
-        return requests
-
 
 # --- The first step ---------------------------------------------------------------------------------------------------
 
@@ -142,9 +48,9 @@ def prepare(run_id: str) -> None:
         return
     try:
         if run.status == EvalRunStatus.QUEUED:
-            _prepare(_RunPlan(run))
+            _prepare(RunPlan(run))
         else:
-            _grade(_RunPlan(run))
+            _grade(RunPlan(run))
     except DomainError as error:
         fail(run, error.code, error.message)
 
@@ -159,7 +65,7 @@ def _may_try(run: EvalRun) -> bool:
     return True
 
 
-def _prepare(plan: _RunPlan) -> None:
+def _prepare(plan: RunPlan) -> None:
     run = plan.run
     metadata = run.evaluated.data_source_config.get("metadata") or {}
     items = read_items(plan.source, organization=run.organization_id, metadata=metadata)
@@ -171,7 +77,7 @@ def _prepare(plan: _RunPlan) -> None:
             try:
                 requests = plan.sampling(item)
             except (UnknownVariable, TextTooLong) as error:
-                answers = {SAMPLE: _no_answer(error)}
+                answers = {SAMPLE: no_answer(error)}
             row = EvalItem(
                 organization_id=run.organization_id, run=run, number=number, source=source.decode(), bytes=len(source),
                 answers=msgspec.json.encode(answers).decode(),
@@ -197,7 +103,7 @@ def _prepare(plan: _RunPlan) -> None:
         _grade(plan)
 
 
-def _cost_of(plan: _RunPlan, asked: Iterable[Asked]) -> int:
+def _cost_of(plan: RunPlan, asked: Iterable[Asked]) -> int:
     """Return the most that the requests should cost. Raises InvalidValue if they are too large together."""
     organization = plan.run.organization_id
     return highest_cost_nano(organization=organization, base_models=plan.models, asked=_bounded(asked))
@@ -216,7 +122,7 @@ def _bounded(asked: Iterable[Asked]) -> Iterator[Asked]:
         yield one
 
 
-def _gradings(plan: _RunPlan, item: SourceItem) -> Iterator[Asked]:
+def _gradings(plan: RunPlan, item: SourceItem) -> Iterator[Asked]:
     """Yield the requests that grade an answer which is not known yet. It counts four tokens for each of its own."""
     unknown = dict.fromkeys(plan.sampled, _UNKNOWN)
     for number, criterion in enumerate(plan.criteria):
@@ -270,7 +176,7 @@ def go_on(batch_id: str) -> None:
         if reason := _failure_of(batch):
             finish(run=run, error=reason)
         elif run.phase == EvalPhase.SAMPLING:
-            _grade(_RunPlan(run))
+            _grade(RunPlan(run))
         else:
             finish(run=run)
     for file in (batch.input_file, batch.output_file, batch.error_file):
@@ -287,7 +193,7 @@ def _failure_of(batch: Batch) -> dict[str, str] | None:
     return {"code": str(reason["code"]), "message": str(reason["message"])}
 
 
-def _grade(plan: _RunPlan) -> None:
+def _grade(plan: RunPlan) -> None:
     """Ask the models that grade; end the run if there are none, or if it would cost more than its limit."""
     run, error = plan.run, None
     try:
@@ -304,7 +210,7 @@ def _grade(plan: _RunPlan) -> None:
     finish(run=run, error=error)
 
 
-def _answered(plan: _RunPlan) -> Iterator[tuple[EvalItem, SourceItem, Answers]]:
+def _answered(plan: RunPlan) -> Iterator[tuple[EvalItem, SourceItem, Answers]]:
     """Yield the items that have all their answers."""
     for row in plan.run.items.order_by("number").iterator(_ROWS_AT_ONCE):
         item, answers = msgspec.json.decode(row.source, type=SourceItem), msgspec.json.decode(row.answers)
@@ -313,7 +219,7 @@ def _answered(plan: _RunPlan) -> Iterator[tuple[EvalItem, SourceItem, Answers]]:
             yield row, item, answers
 
 
-def _asked_so_far(plan: _RunPlan) -> Iterator[Asked]:
+def _asked_so_far(plan: RunPlan) -> Iterator[Asked]:
     """Yield what was asked for the answers, and what grades them. Reasons why some is not graded go to its item."""
     for row, item, answers in _answered(plan):
         for key, name in plan.sampled.items():
@@ -324,7 +230,7 @@ def _asked_so_far(plan: _RunPlan) -> Iterator[Asked]:
         yield from map(asked_by, requests.values())
 
 
-def _ask(plan: _RunPlan, requests: Iterable[tuple[int, Requests]], phase: EvalPhase) -> bool:
+def _ask(plan: RunPlan, requests: Iterable[tuple[int, Requests]], phase: EvalPhase) -> bool:
     """Send the requests in a batch; return whether there are any."""
     lines = _lines(requests)
     first = next(lines, None)
@@ -382,10 +288,6 @@ def _answer_of(line: Mapping[str, Any]) -> dict[str, object]:
         "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
         "output_tokens": usage["completion_tokens"],
     }
-
-
-def _no_answer(error: UnknownVariable | TextTooLong) -> dict[str, object]:
-    return {"text": "", "error": {"code": "invalid_item", "message": reason_of(error)}}
 
 
 def fail(run: EvalRun, code: str, message: str) -> None:

@@ -7,7 +7,6 @@ import threading
 import msgspec
 import pytest
 from django.db.models import F
-from django.test import Client
 
 from apps.accounts.models import Organization, OrganizationEvent
 from apps.accounts.roles import SCOPES
@@ -38,7 +37,7 @@ from apps.finetuning.quotes.delivery import CONVERTER, whole_model_bytes
 from apps.finetuning.runs import uploads
 from apps.finetuning.usage import storage
 from tests.factories.accounts import make_key, make_member, make_organization
-from tests.factories.finetuning import CREDENTIAL, make_worker, manifest_of, model_files
+from tests.factories.finetuning import make_worker, manifest_of, model_files
 from tests.support.waiting import wait_until
 
 PER_GB_NANO = 2 * 10**10
@@ -55,22 +54,6 @@ def version(floor, claim) -> AdapterVersion:
 
 
 @pytest.fixture
-def call(settings):
-    """Call /internal/v1 as the worker."""
-
-    def make(path: str, body: object = None, credential: str = CREDENTIAL):
-        headers, urls = {"Authorization": f"Bearer {credential}"}, settings.ROOT_URLCONF
-        settings.ROOT_URLCONF = "apps.config.urls_internal"
-        sent = msgspec.json.encode(body)
-        path = f"/internal/v1/conversions/{path}"
-        answer = Client().post(path, sent, content_type="application/json", headers=headers)
-        settings.ROOT_URLCONF = urls
-        return answer
-
-    return make
-
-
-@pytest.fixture
 def shop(api_client, key, version):
     """Return a function that lists the offers by kind, or orders one at a price."""
     url, client = f"/api/v1/models/{version.model_name}/conversions", api_client(key)
@@ -84,7 +67,7 @@ def shop(api_client, key, version):
 
 
 def take(call) -> ConversionRequest:
-    return msgspec.json.decode(call("next", ConversionClaim()).content, type=ConversionRequest)
+    return msgspec.json.decode(call("/conversions/next", ConversionClaim()).content, type=ConversionRequest)
 
 
 def stored(call, taken: ConversionRequest, files: dict[str, bytes], *, leave_out: str = "") -> str:
@@ -92,7 +75,7 @@ def stored(call, taken: ConversionRequest, files: dict[str, bytes], *, leave_out
     manifest = manifest_of("model", "run_1", 1, 10, files)
     body = msgspec.json.encode(manifest)
     digest = hashlib.sha256(body).hexdigest()
-    answer = call(f"{taken.id}/uploads", UploadRequest(manifest=manifest, manifest_sha256=digest))
+    answer = call(f"/conversions/{taken.id}/uploads", UploadRequest(manifest=manifest, manifest_sha256=digest))
     places = msgspec.json.decode(answer.content, type=UploadResponse)
     assert set(places.files) == {*files, "manifest.json"}
     prefix = Conversion.objects.get(pk=taken.id).object_prefix
@@ -103,7 +86,7 @@ def stored(call, taken: ConversionRequest, files: dict[str, bytes], *, leave_out
 
 
 def finish(call, taken: ConversionRequest, **report) -> int:
-    return call(f"{taken.id}/finish", ConversionReport(**report)).status_code
+    return call(f"/conversions/{taken.id}/finish", ConversionReport(**report)).status_code
 
 
 def test_a_form_is_quoted_ordered_made_and_paid_once(shop, call, version, organization, api_client, key, monkeypatch):
@@ -212,9 +195,9 @@ def test_who_may_order(api_client, key, version, organization, alice, rival, cha
     assert both(api_client(member)) == both(api_client(key)) == (200, 200)
     assert Conversion.objects.get().created_by == member.key.pk
     for path in ("next", "conv_1/heartbeat", "conv_1/uploads", "conv_1/finish"):
-        assert call(path, credential="annw_wrong").status_code in (400, 401)
+        assert call(f"/conversions/{path}", credential="annw_wrong").status_code in (400, 401)
     Worker.objects.update(kind="replica")
-    assert call("next", ConversionClaim()).status_code == 204
+    assert call("/conversions/next", ConversionClaim()).status_code == 204
 
 
 def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
@@ -248,10 +231,10 @@ def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
 def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     shop("merged_16bit")
     taken = take(call)
-    assert call(f"{taken.id}/heartbeat").status_code == 204
+    assert call(f"/conversions/{taken.id}/heartbeat").status_code == 204
     assert release_overdue(now=db_now() + datetime.timedelta(minutes=4)) == 0
     assert release_overdue(now=db_now() + datetime.timedelta(minutes=6)) == 1
-    assert call(f"{taken.id}/heartbeat").status_code == 409
+    assert call(f"/conversions/{taken.id}/heartbeat").status_code == 409
     other = make_worker(floor.pool, credential="annw_other")
     assert take_as(worker=other, claim=ConversionClaim()) is not None
     before = Conversion.objects.values().get()
@@ -259,7 +242,7 @@ def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     wanted = UploadRequest(manifest=manifest, manifest_sha256=hashlib.sha256(msgspec.json.encode(manifest)).hexdigest())
     calls = (("heartbeat", None), ("uploads", wanted), ("finish", ConversionReport(problem="forged")))
     for path, body in calls:
-        foreign, unknown = call(f"{taken.id}/{path}", body), call(f"conv_unknown/{path}", body)
+        foreign, unknown = (call(f"/conversions/{each}/{path}", body) for each in (taken.id, "conv_unknown"))
         assert (foreign.status_code, foreign.content) == (409, unknown.content)
     assert Conversion.objects.values().get() == before
     large = msgspec.structs.replace(
@@ -267,7 +250,7 @@ def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     )
     digest = hashlib.sha256(msgspec.json.encode(large)).hexdigest()
     sent = UploadRequest(manifest=large, manifest_sha256=digest)
-    assert call(f"{taken.id}/uploads", sent, credential="annw_other").status_code == 400
+    assert call(f"/conversions/{taken.id}/uploads", sent, credential="annw_other").status_code == 400
 
 
 def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, version, organization):
@@ -280,7 +263,7 @@ def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, 
     assert "idle" in shop()["gguf"]["problem"]
     taken = take(call)
     delete_version(version=version, by="user_1", now=db_now())
-    assert call(f"{taken.id}/heartbeat").status_code == 409
+    assert call(f"/conversions/{taken.id}/heartbeat").status_code == 409
     assert release_overdue(now=db_now()) == 1 and not Conversion.objects.exclude(status="failed").exists()
     assert get_balance(organization=organization).held_nano == 0
 
@@ -299,7 +282,7 @@ def test_a_waiting_order_is_cancelled_and_its_hold_returns_once(shop, call, vers
     assert get_balance(organization=organization) == before and get_ledger_sum_nano() == 0
     assert AuditEntry.objects.filter(action="conversion.cancelled", target=version.pk).count() == 1
     assert not OrganizationEvent.objects.filter(type="adapter.not_converted").exists(), "its customer knows"
-    assert call("next", ConversionClaim()).status_code == 204 and release_overdue(now=db_now()) == 0
+    assert call("/conversions/next", ConversionClaim()).status_code == 204 and release_overdue(now=db_now()) == 0
 
     again = shop("merged_16bit").json()
     assert (again["status"], again["id"] != first["id"]) == ("waiting", True), "it can be ordered again"
@@ -363,7 +346,7 @@ def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
 def test_an_order_of_a_suspended_organization_waits(shop, call, organization):
     shop("merged_16bit")
     Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
-    assert call("next", ConversionClaim()).status_code == 204
+    assert call("/conversions/next", ConversionClaim()).status_code == 204
     Organization.objects.filter(pk=organization.pk).update(suspended_at=None)
     assert take(call).kind == "merged_16bit"
 

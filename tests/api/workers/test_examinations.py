@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db.models import F
-from django.test import Client
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
@@ -22,7 +21,7 @@ from apps.finetuning.results.examinations import take as take_as
 from apps.serving.models import Deployment
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_organization
-from tests.factories.finetuning import CREDENTIAL, adapter_files, make_worker
+from tests.factories.finetuning import adapter_files, make_worker
 
 ROW = ParityRow(token_ids=(1, 2, 3), tuned=(-0.5, -1.0), base=(-2.0, -3.0))
 PROBE = ParityProbe(rows=(ROW, ROW))
@@ -42,19 +41,6 @@ def upload(floor, client) -> AdapterVersion:
 @pytest.fixture
 def version(floor, api_client, key) -> AdapterVersion:
     return upload(floor, api_client(key))
-
-
-@pytest.fixture
-def call(settings):
-    """Call /internal/v1 as the worker."""
-
-    def make(path: str, body: object = None, credential: str = CREDENTIAL):
-        settings.ROOT_URLCONF = "apps.config.urls_internal"
-        headers = {"Authorization": f"Bearer {credential}"}
-        sent = msgspec.json.encode(body)
-        return Client().post(f"/internal/v1{path}", sent, content_type="application/json", headers=headers)
-
-    return make
 
 
 def take(call) -> ExaminationRequest:

@@ -29,11 +29,12 @@ from tests.bench.families.install import InstalledModel, install
 from tests.bench.families.merged import score_merged
 from tests.bench.families.table import FamilyResult
 from tests.support.engines.attempts import Tried, attempt, make_run_spec
-from tests.support.engines.control_plane import ControlPlane, wait_until
+from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.miniatures import MINIATURES, write_miniature
 from tests.support.engines.models import SERVED_NAME, name_of
 from tests.support.engines.replica import START_SECONDS, Replica
 from tests.support.engines.rows import make_rows
+from tests.support.waiting import wait_until
 
 RANK, ROWS, EPOCHS, BATCH = 8, 32, 4, 4
 STEPS = ROWS // BATCH * EPOCHS
@@ -178,7 +179,7 @@ def _load(replica: Replica, *adapters: DesiredAdapter) -> None:
             return False
         return {row.state for row in seen.adapters} <= {LoadState.LOADED, LoadState.REJECTED}
 
-    wait_until(is_settled, seconds=START_SECONDS, what="a verdict on every adapter")
+    wait_until(is_settled, "a verdict on every adapter", seconds=START_SECONDS)
 
 
 def _count_equal_tokens(replica: Replica, served: str, base: Path, adapter: Path) -> int:

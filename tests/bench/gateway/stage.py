@@ -15,6 +15,7 @@ from typing import Any
 from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.gateway import installing
+from tests.services.environment import bench_environment
 from tests.services.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -23,6 +24,7 @@ MODEL = "bench"
 TOKENS = 8
 RIVAL_KEY = "sk-bench-master-key"
 _BARE = dict(os.environ)  # before ours is set up: a rival that finds our database would use it
+_REPLICAS = {"ANNEAL_REPLICA_PLACES": "2048", "ANNEAL_REPLICA_ADDRESSES": "127.0.0.1"}
 _START_SECONDS = 300  # LiteLLM takes long on a busy machine
 
 
@@ -169,31 +171,17 @@ def _libraries() -> dict[str, str]:
 def running_gateway(home: Path, engines: Engines) -> Iterator[tuple[Target, Target]]:
     """Give the gateway twice: before the static engine and before the slow one."""
     with ensure_running(home, durable=False) as services:
-        owner = _environ(home, services, "owner")
+        owner = bench_environment(home, services, "owner") | _REPLICAS
         os.environ.update(owner)
         key = _make_world(engines)
         program = next(program for program in PROGRAMS if program.name == "gateway")
         port = free_port()
         words = program.command.replace("${gateway_listen}", f"--host 127.0.0.1 --port {port}").split()
         command = [str(installing.interpreter()), "-m", *words]
-        environ = installing.packages(Path(sys.prefix)) | _environ(home, services, "gateway")
+        environ = installing.packages(Path(sys.prefix)) | bench_environment(home, services, "gateway") | _REPLICAS
         with process("gateway", command, port, home, environ) as pid:
             headers = {"Authorization": f"Bearer {key}"}
             yield Target("gateway", port, pid, headers), Target("gateway", port, pid, headers | {"x-model": "slow"})
-
-
-def _environ(home: Path, services: Any, role: str) -> dict[str, str]:
-    return {
-        "ANNEAL_HOME": str(home),
-        "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
-        "ANNEAL_KEY_PEPPER": "bench-pepper",
-        "ANNEAL_SIGNING_KEY": "bench-signing-key",
-        "ANNEAL_REPLICA_PLACES": "2048",
-        "ANNEAL_REPLICA_ADDRESSES": "127.0.0.1",
-        "DATABASE_URL": services.database_url(role),
-        "REDIS_URL": services.redis_url,
-        "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
-    }
 
 
 def _make_world(engines: Engines) -> str:

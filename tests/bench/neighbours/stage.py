@@ -22,10 +22,12 @@ from urllib.request import urlopen
 from scripts.embedded import ensure_running
 from scripts.processes import PROGRAMS
 from tests.bench.neighbours.mail_server import MailServer
+from tests.services.environment import bench_environment
 from tests.services.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 _KEYS = 4  # of each tenant
+_SETTINGS = {"ANNEAL_HUB_PUSHES": "1"}
 _BAD_WORKER = "annw_bad-worker"
 _JOBS = 3
 _LARGE_BYTES = 20_000_000
@@ -104,7 +106,7 @@ class Platform:
 def running_platform(home: Path, *, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Platform]:
     """Start everything in an empty folder, with `more` variables; it ends with the block. Raises NotStarted."""
     with ensure_running(home, durable=False) as services, ExitStack() as stack:
-        os.environ.update(_environ(home, services, "owner"))
+        os.environ.update(bench_environment(home, services, "owner") | _SETTINGS)
         port, internal_port, mail_server = free_port(), free_port(), MailServer(free_port())
         socket = home / "gateway.sock"
         made = _make_world(home, stack, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{internal_port}", mail_server)
@@ -115,27 +117,13 @@ def running_platform(home: Path, *, more: Mapping[str, str] = MappingProxyType({
         }
         added = {"ANNEAL_GATEWAY_URL": f"unix://{socket}", "ANNEAL_EMAIL_URL": f"smtp://127.0.0.1:{mail_server.port}"}
         for name, role in _PROGRAMS.items():
-            environ = _environ(home, services, role) | added | dict(more)
+            environ = bench_environment(home, services, role) | _SETTINGS | added | dict(more)
             if name == "internal":
                 environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.internal"
             stack.enter_context(_process(name, home, values, environ))
         for url in (f"{made.url}/accounts/login/", f"{made.internal_url}/internal/v1/claim"):
             _wait_until_up(url, home)
         yield made
-
-
-def _environ(home: Path, services: Any, role: str) -> dict[str, str]:
-    return {
-        "ANNEAL_HOME": str(home),
-        "ANNEAL_SECRET_KEY": "bench-secret-key-that-is-long-enough-for-django",
-        "ANNEAL_KEY_PEPPER": "bench-pepper",
-        "ANNEAL_SIGNING_KEY": "bench-signing-key",
-        "DATABASE_URL": services.database_url(role),
-        "REDIS_URL": services.redis_url,
-        "CELERY_BROKER_URL": services.broker_url,
-        "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
-        "ANNEAL_HUB_PUSHES": "1",
-    }
 
 
 def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_server: MailServer) -> Platform:

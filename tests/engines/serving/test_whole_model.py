@@ -8,9 +8,10 @@ import pytest
 from gpu_workers.common.process_tree import is_alive
 from gpu_workers.train.after.merge import merge_adapter
 from tests.support.engines.adapters import make_arrays, make_files
-from tests.support.engines.control_plane import ControlPlane, wait_until
+from tests.support.engines.control_plane import ControlPlane
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME
 from tests.support.engines.replica import Replica
+from tests.support.waiting import wait_until
 
 OWN = "b-" + "own".ljust(26, "0")
 
@@ -57,7 +58,7 @@ def test_a_deleted_model_is_served_no_more_and_its_files_go(replica: Replica) ->
 
     replica.plane.withdraw()
 
-    wait_until(lambda: not list(models.iterdir()), seconds=60, what="the files gone")
-    wait_until(lambda: not [p for p in before if is_alive(p)], seconds=60, what="the engine gone")
-    wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=60, what="reported as not ready")
+    wait_until(lambda: not list(models.iterdir()), "the files gone")
+    wait_until(lambda: not [p for p in before if is_alive(p)], "the engine gone")
+    wait_until(lambda: not replica.plane.observed[-1].is_ready, "reported as not ready")
     assert replica.complete(OWN).status_code == 503

@@ -16,7 +16,7 @@ from gpu_workers.common.process_tree import identify
 from gpu_workers.trainer.children import fork_server as client
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer, ServerGone
-from tests.support.engines.control_plane import wait_until
+from tests.support.waiting import wait_until
 
 CHILD = "tests.support.engines.reporting_child"
 LIGHT_SERVER = "tests.support.engines.light_fork_server"
@@ -94,12 +94,12 @@ def test_a_signal_reaches_it_from_the_first_moment(fork_server, tmp_path):
 
 def test_it_dies_with_the_server_and_the_next_runs_in_a_new_interpreter(own_server, fork, tmp_path):
     child = fork(own_server, "hang")
-    wait_until(lambda: (tmp_path / "report.json").exists(), seconds=60, what="a report")
+    wait_until(lambda: (tmp_path / "report.json").exists(), "a report")
 
     os.kill(own_server.pid, signal.SIGKILL)
 
     assert child.wait(60) == -signal.SIGKILL
-    wait_until(lambda: identify(child.pid) is None, seconds=60, what="the end of the child")
+    wait_until(lambda: identify(child.pid) is None, "the end of the child")
     with pytest.raises(ServerGone):
         fork(own_server, "succeed")
     later = SubprocessExecutor("json.tool", thread_limit=1, command=("true",), fork_server=own_server).start(tmp_path)
@@ -123,4 +123,4 @@ os.kill(os.getpid(), signal.SIGKILL)
     )
 
     child = int(done.stdout.split()[0])
-    wait_until(lambda: identify(child) is None, seconds=60, what="the end of the child")
+    wait_until(lambda: identify(child) is None, "the end of the child")

@@ -22,13 +22,7 @@ from gpu_workers.train.model.loading import load_model
 from gpu_workers.trainer.children.executor import MODULE
 from gpu_workers.trainer.children.fork_server import ForkServer
 from tests.support.engines.attempts import Tried, make_run_spec, prepare
-from tests.support.engines.processes import (
-    PLAIN,
-    assert_trained_alike,
-    fork,
-    rows_for,
-    wait_for,
-)
+from tests.support.engines.processes import PLAIN, assert_trained_alike, fork, rows_for, wait_for
 
 
 def run_several(

@@ -19,6 +19,7 @@ from apps.billing.usage.slices import close_slice, lease_slice
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.money import rated
+from tests.support.waiting import wait_until
 from tests.unit.billing.books import assert_books_hold, funded, usage_record
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,14 +39,13 @@ def start_rater() -> subprocess.Popen[bytes]:
 def wait_for_the_killed() -> None:
     """A server process learns that its client is dead when its statement ends, and holds its locks until then."""
     others = "datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idle'"
-    deadline = time.monotonic() + 60
+
+    def have_ended() -> bool:
+        cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {others}")
+        return cursor.fetchone() == (0,)
+
     with connection.cursor() as cursor:
-        while time.monotonic() < deadline:
-            cursor.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {others}")
-            if cursor.fetchone() == (0,):
-                return
-            time.sleep(0.05)
-    raise AssertionError("a killed rater's statement does not end")
+        wait_until(have_ended, "a killed rater's statement does not end")
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.chaos)])

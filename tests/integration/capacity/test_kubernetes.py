@@ -21,7 +21,7 @@ from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import leases
 from gpu_workers.common.config import read_config
-from tests.support.attempts import age_nodes, floor  # noqa: F401 - floor is a fixture
+from tests.support.attempts import age_nodes
 from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
 
 ACCESS = Path(__file__).resolve().parents[3] / "deploy/kubernetes/access.yaml"
@@ -188,7 +188,7 @@ def test_the_job_runs_once_without_rights(settings):
 
 
 @pytest.fixture
-def pool(twin, floor):  # noqa: F811
+def pool(twin, floor):
     """Return a pool without workers whose nodes are Jobs."""
     Worker.objects.filter(pk=floor.worker.pk).update(revoked_at=db_now())
     settings = {"api_url": twin.url, "namespace": "ml", "image": "anneal/trainer:1", "ca": twin.ca}
@@ -208,7 +208,7 @@ def look(pool, *, later=0.0):
     return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
 
 
-def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest(twin, pool, floor, caplog):  # noqa: F811
+def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest(twin, pool, floor, caplog):
     caplog.set_level(logging.DEBUG)
     assert look(pool) == []
     job = floor.job()
@@ -246,7 +246,7 @@ def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest
     assert allowed == twin.called
 
 
-def test_refusals_are_shown_and_a_later_look_starts_the_node(twin, pool, floor, caplog):  # noqa: F811
+def test_refusals_are_shown_and_a_later_look_starts_the_node(twin, pool, floor, caplog):
     floor.job()
     for failures, fault in enumerate((401, 403, 409, 410, 429, 500), 1):
         twin.faults = {("POST", "jobs"): fault}

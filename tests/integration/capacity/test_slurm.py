@@ -19,7 +19,6 @@ from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import engine_of, set_capacity
 from tests.services.ports import free_port
-from tests.support.attempts import floor  # noqa: F401 - a fixture
 
 pytestmark = [
     pytest.mark.nightly,
@@ -117,7 +116,7 @@ def _ask(conf: Path, *command: str) -> bytes:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_pool_goes_from_zero_to_a_slurm_node_and_back(slurm, install_dir, tmp_path, internal_url, floor):  # noqa: F811
+def test_a_pool_goes_from_zero_to_a_slurm_node_and_back(slurm, install_dir, tmp_path, internal_url, floor):
     Worker.objects.filter(pk=floor.worker.pk).update(revoked_at=db_now())
     capacity = set_capacity(
         pool=floor.pool, kind="slurm", minimum=0, maximum=2, gpus_per_node=1, idle_seconds=30, node_nano_per_hour=0,

@@ -1,27 +1,17 @@
-import base64
+"""What every kind of object store does."""
+
 import hashlib
 import os
-import socket
 import subprocess
 import sys
-import threading
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from email.message import Message
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import uvicorn
 from django.test import override_settings
-from django.urls import include, path
 
-from apps.core.http.asgi import DjangoApplication
-from apps.core.objects import store as object_store
 from apps.core.objects.store import (
-    CHECKSUM_HEADER,
     ONCE,
     DirectoryStore,
     InvalidKey,
@@ -33,27 +23,8 @@ from apps.core.objects.store import (
     open_store,
     read_chunks,
 )
+from tests.integration.core.object_calls import CONTENT, KEY, fetch
 from tests.twins.s3 import serve_s3
-
-urlpatterns = [
-    path("objects/", include("apps.core.objects.urls"))
-]  # this module is the ROOT_URLCONF of the server below
-KEY = object_key("org_01", "datasets", "file-01", "data.jsonl")
-CONTENT = b"".join(b"%08d\n" % number for number in range(100_000))  # 900 kB: several chunks
-
-
-@pytest.fixture(scope="module")
-def web_url() -> Iterator[str]:
-    """The signed-object door, as the web and internal processes serve it, in a real ASGI server."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    with override_settings(ROOT_URLCONF=__name__, MIDDLEWARE=[], INTERNAL_URL=url, PUBLIC_URL=url):
-        server = uvicorn.Server(uvicorn.Config(DjangoApplication(), log_level="error", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        yield url
-        server.should_exit = True
-        thread.join(timeout=10)
 
 
 @pytest.fixture(scope="module")
@@ -81,27 +52,6 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield opened
         opened.delete_prefix("org/org_01/datasets")
     open_store.cache_clear()
-
-
-@pytest.fixture
-def directory(tmp_path: Path, web_url: str) -> Iterator[DirectoryStore]:
-    open_store.cache_clear()
-    with override_settings(OBJECT_STORE=f"file://{tmp_path}/objects"):
-        opened = object_store.store()
-        assert isinstance(opened, DirectoryStore)
-        yield opened
-
-
-def fetch(url: str, *, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, bytes, Message]:
-    # Without a type urllib announces a form, which moto would then try to read as one.
-    named = {"Content-Type": "application/octet-stream"} | headers
-    request = urllib.request.Request(url, data=body, method=method, headers=named)
-    try:
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return response.status, response.read(), response.headers
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read(), error.headers
 
 
 def signed_headers(url: str) -> list[str]:
@@ -267,129 +217,3 @@ content = urllib.request.urlopen(get, timeout=120).read()
 headers = {"Content-Type": "application/octet-stream"}
 urllib.request.urlopen(urllib.request.Request(put, data=content, headers=headers, method="PUT"), timeout=120).read()
 """
-
-
-class TestTheDoorOfADirectory:
-    def test_nothing_of_a_url_can_be_changed(self, directory: DirectoryStore) -> None:
-        directory.put_stream(KEY, [CONTENT])
-        directory.put_stream(KEY.replace("org_01", "org_02"), [CONTENT])
-        url = directory.signed_url(KEY, expires_seconds=60, filename="a.jsonl")
-
-        assert fetch(url)[0] == 200
-        assert fetch(url.replace("org_01", "org_02"))[0] == 403
-        assert fetch(url.replace("a.jsonl&", "b.html&"))[0] == 403
-        assert fetch(url.replace("expires=", "expires=9"))[0] == 403
-        assert fetch(url[:-1] + ("A" if url[-1] != "A" else "B"))[0] == 403
-        assert fetch(url.split("?")[0])[0] == 403
-        assert fetch(url, method="PUT", body=b"x")[0] == 403
-        assert fetch(url, method="DELETE")[0] == 405
-
-    def test_a_url_expires(self, directory: DirectoryStore) -> None:
-        directory.put_stream(KEY, [CONTENT])
-
-        status, body, _ = fetch(directory.signed_url(KEY, expires_seconds=-1))
-
-        assert status == 403
-        assert b"invalid_signature" in body
-
-    def test_a_url_signed_with_another_secret_is_refused(self, directory: DirectoryStore) -> None:
-        directory.put_stream(KEY, [CONTENT])
-        with override_settings(SIGNING_KEY="another"):
-            url = directory.signed_url(KEY, expires_seconds=60)
-
-        assert fetch(url)[0] == 403
-
-    @pytest.mark.parametrize("key", ["../secret", "org/../../x", "org//a", "/etc/passwd", ".drafts/x", "a\n", "a b"])
-    def test_no_key_leads_out_of_the_directory(self, directory: DirectoryStore, key: str) -> None:
-        (directory.root.parent / "secret").write_text("canary")
-
-        with pytest.raises(InvalidKey):
-            directory.open_stream(key)
-        with pytest.raises(InvalidKey):
-            directory.signed_url(key, expires_seconds=60)
-
-    @pytest.mark.parametrize("climb", ["..", "%2e%2e", "..%2f.."])
-    def test_no_url_leads_out_of_the_directory(self, directory: DirectoryStore, web_url: str, climb: str) -> None:
-        (directory.root.parent / "secret").write_text("canary")
-        grant = object_store.Grant("GET", "../secret", int(time.time()) + 60)
-
-        query = f"?method=GET&expires={grant.expires}&signature={grant.digest()}"
-        status, body, _ = fetch(f"{web_url}/objects/{climb}/secret{query}")
-
-        assert status in (403, 404)
-        assert b"canary" not in body
-
-    def test_a_link_in_the_directory_is_not_followed(self, directory: DirectoryStore) -> None:
-        (directory.root / "org").mkdir()
-        (directory.root / "org/link").symlink_to("/etc/passwd")
-
-        with pytest.raises(OSError):
-            directory.open_stream("org/link")
-
-    def test_a_download_cannot_run_in_the_browser(self, directory: DirectoryStore) -> None:
-        directory.put_stream(KEY, [b"<script>"])
-
-        _, _, headers = fetch(directory.signed_url(KEY, expires_seconds=60, filename="x.html"))
-
-        assert headers["Content-Type"] == "application/octet-stream"
-        assert headers["Content-Disposition"].startswith("attachment;")
-        assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Cache-Control"] == "private, no-store"
-
-    @pytest.mark.parametrize("body", [CONTENT[:-1], CONTENT + b"x"])
-    def test_a_put_of_another_length_keeps_nothing(self, directory: DirectoryStore, body: bytes) -> None:
-        url = directory.signed_url(KEY, "PUT", expires_seconds=60, content_bytes=len(CONTENT))
-
-        status, answer, _ = fetch(url, method="PUT", body=body)
-
-        assert status == 400
-        assert b"wrong_content" in answer
-        with pytest.raises(ObjectMissing):
-            directory.stat(KEY)
-        assert not list((directory.root / ".drafts").iterdir())
-
-    def test_a_put_without_an_announced_length_is_small(self, directory: DirectoryStore) -> None:
-        url = directory.signed_url(KEY, "PUT", expires_seconds=60)
-
-        assert fetch(url, method="PUT", body=b"x" * (1024 * 1024 + 1))[0] == 400
-        assert fetch(url, method="PUT", body=b"{}")[0] == 200
-
-    def test_an_object_is_written_once(self, directory: DirectoryStore) -> None:
-        url = directory.signed_url(KEY, "PUT", expires_seconds=60, content_bytes=3)
-
-        assert fetch(url, method="PUT", body=b"one")[0] == 200
-        assert fetch(url, method="PUT", body=b"one")[0] == 200, "a repeated upload is no error"
-        assert fetch(url, method="PUT", body=b"two")[0] == 400
-        assert hash_object(KEY).sha256 == hashlib.sha256(b"one").hexdigest()
-
-    def test_an_announced_hash_is_checked(self, directory: DirectoryStore) -> None:
-        url = directory.signed_url(KEY, "PUT", expires_seconds=60, content_bytes=3)
-        right = base64.b64encode(hashlib.sha256(b"one").digest()).decode()
-
-        assert fetch(url, method="PUT", body=b"two", **{CHECKSUM_HEADER: right})[0] == 400
-        assert fetch(url, method="PUT", body=b"one", **{CHECKSUM_HEADER: right})[0] == 200
-
-    def test_drafts_of_killed_writers_are_removed(self, directory: DirectoryStore) -> None:
-        old, young = directory.root / ".drafts/old", directory.root / ".drafts/young"
-        old.touch()
-        young.touch()
-        os.utime(old, (1, 1))
-
-        DirectoryStore(directory.root)
-
-        assert (old.exists(), young.exists()) == (False, True)
-
-    def test_an_unknown_object_is_404(self, directory: DirectoryStore) -> None:
-        status, body, _ = fetch(directory.signed_url(KEY, expires_seconds=60))
-
-        assert status == 404
-        assert b"object_missing" in body
-
-
-def test_a_url_of_either_base_names_its_own_origin(directory: DirectoryStore) -> None:
-    with override_settings(PUBLIC_URL="https://anneal.example", INTERNAL_URL="http://internal:8001"):
-        public = directory.signed_url(KEY, expires_seconds=60, base="public")
-        internal = directory.signed_url(KEY, expires_seconds=60)
-
-    assert urlsplit(public)[:3] == ("https", "anneal.example", f"/objects/{KEY}")
-    assert urlsplit(internal)[:2] == ("http", "internal:8001")

@@ -1,14 +1,13 @@
 """The policies are written beside live traffic and autovacuum; what they say is tried in tests/guards."""
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
 from apps.core.database.policies import write_policies
+from tests.support.waiting import wait_until
 
 TABLE = "core_outboxmessage"
 
@@ -21,14 +20,12 @@ def in_a_connection_of_its_own(work: Callable[[], None]) -> None:
 
 
 def wait_until_somebody_waits_for(table: str) -> None:
-    give_up = time.monotonic() + 30
+    def find() -> object:
+        cursor.execute("SELECT 1 FROM pg_locks WHERE relation = %s::regclass AND NOT granted", [table])
+        return cursor.fetchone()
+
     with connection.cursor() as cursor:
-        while time.monotonic() < give_up:
-            cursor.execute("SELECT 1 FROM pg_locks WHERE relation = %s::regclass AND NOT granted", [table])
-            if cursor.fetchone():
-                return
-            time.sleep(0.01)
-    pytest.fail(f"nobody waits for {table}")
+        wait_until(find, f"nobody waits for {table}", seconds=30)
 
 
 def test_policies_and_a_vacuum_of_the_same_table_do_not_block_each_other(transactional_db: None) -> None:

@@ -13,14 +13,8 @@ from apps.core.models import OutboxMessage
 from apps.core.objects.store import DirectoryStore, PrefixClosed, store
 from apps.datasets.intake import uploads
 from apps.datasets.intake.orphans import sweep_orphans
-from apps.datasets.intake.uploads import (
-    UploadClosed,
-    add_part,
-    delete_parts,
-    expire_uploads,
-    get_upload,
-    sign_parts,
-)
+from apps.datasets.intake.parts import SIGNED_SECONDS, UploadClosed, planned_key, sign_parts
+from apps.datasets.intake.uploads import add_part, delete_parts, expire_uploads, get_upload
 from apps.datasets.models import Upload
 from apps.datasets.queries import storage_used_bytes
 from tests.factories.datasets import make_ready_version, make_upload
@@ -51,7 +45,7 @@ class TestSignedUrls:
         left = sum(info.bytes for _, info in store().list_objects(f"org/{organization.pk}/uploads"))
         assert is_refused == (any_store == "directory")
         assert storage_used_bytes(organizations=[organization.pk]).total() == kept + left
-        later = db_now() + datetime.timedelta(seconds=uploads.SIGNED_SECONDS + 120)
+        later = db_now() + datetime.timedelta(seconds=SIGNED_SECONDS + 120)
         expire_uploads(now=later + uploads._SLOWEST_PUT)
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
         assert storage_used_bytes(organizations=[organization.pk]).total() == kept
@@ -63,10 +57,10 @@ class TestSignedUrls:
         upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
         sign_parts(upload=upload, numbers=[1], now=db_now())
         cancel(upload)
-        signed_until = db_now() + datetime.timedelta(seconds=uploads.SIGNED_SECONDS + 120)
+        signed_until = db_now() + datetime.timedelta(seconds=SIGNED_SECONDS + 120)
 
         for minutes in (0, 30, 61):
-            store().put_stream(uploads._planned_key(upload, 1), [CONTENT])
+            store().put_stream(planned_key(upload, 1), [CONTENT])
             expire_uploads(now=signed_until + datetime.timedelta(minutes=minutes))
             assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
 
@@ -76,7 +70,7 @@ class TestSignedUrls:
     @pytest.mark.parametrize("any_store", ["directory"], indirect=True)
     def test_used_while_the_upload_is_closed_leave_nothing(self, organization: Organization, any_store) -> None:
         upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
-        directory, key = store(), uploads._planned_key(upload, 1)
+        directory, key = store(), planned_key(upload, 1)
         assert isinstance(directory, DirectoryStore)
 
         def chunks() -> Iterator[bytes]:

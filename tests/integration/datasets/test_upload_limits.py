@@ -10,10 +10,8 @@ from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, QuotaExceeded
 from apps.datasets.intake import uploads
-from apps.datasets.intake.uploads import (
-    add_part,
-    sign_parts,
-)
+from apps.datasets.intake.parts import sign_parts
+from apps.datasets.intake.uploads import add_part
 from apps.datasets.intake.versions import FileTooLarge, StorageFull
 from apps.datasets.queries import storage_used_bytes
 from tests.factories.datasets import make_upload

@@ -15,16 +15,8 @@ from apps.core.models import OutboxMessage
 from apps.core.objects.s3 import SMALLEST_PART_BYTES, S3Store
 from apps.core.objects.store import open_store, read_object, store
 from apps.datasets.intake import uploads
-from apps.datasets.intake.uploads import (
-    UploadClosed,
-    add_part,
-    cancel_upload,
-    delete_parts,
-    get_upload,
-    list_present,
-    part_size,
-    sign_parts,
-)
+from apps.datasets.intake.parts import UploadClosed, count_parts, list_present, part_size, sign_parts
+from apps.datasets.intake.uploads import add_part, cancel_upload, delete_parts, get_upload
 from apps.datasets.intake.versions import FileTooLarge
 from apps.datasets.models import DatasetVersion, Upload
 from tests.factories.datasets import make_upload
@@ -109,7 +101,7 @@ class TestPlan:
         return make_upload(organization, bytes=len(CONTENT), is_planned=True, dataset_name="Big")
 
     def test_covers_the_file_exactly(self, upload: Upload) -> None:
-        sizes = [part_size(upload, number) for number in range(1, uploads.count_parts(upload) + 1)]
+        sizes = [part_size(upload, number) for number in range(1, count_parts(upload) + 1)]
 
         assert sizes == [len(piece) for piece in pieces()]
 
@@ -120,7 +112,7 @@ class TestPlan:
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
         open_store.cache_clear()
         with override_settings(OBJECT_STORE=s3_url):
-            count = uploads.count_parts(upload)
+            count = count_parts(upload)
             urls = sign_parts(upload=upload, numbers=range(1, count + 1), now=db_now())
             assert all("X-Amz-Signature" in url for url in urls.values())
             for number in (3, 1):
@@ -157,7 +149,7 @@ class TestPlan:
         open_store.cache_clear()
 
     def test_signs_only_its_own_parts_while_it_is_open(self, upload: Upload) -> None:
-        for numbers in ([0], [uploads.count_parts(upload) + 1], list(range(1, 5)) * 20):
+        for numbers in ([0], [count_parts(upload) + 1], list(range(1, 5)) * 20):
             with pytest.raises(InvalidValue):
                 sign_parts(upload=upload, numbers=numbers, now=db_now())
         with pytest.raises(UploadClosed):
@@ -167,5 +159,5 @@ class TestPlan:
         limit_storage(organization, settings.MAX_UPLOAD_BYTES)
         upload = make_upload(organization, bytes=settings.MAX_UPLOAD_BYTES, is_planned=True)
 
-        assert uploads.count_parts(upload) <= uploads.MAX_BROWSER_PARTS
+        assert count_parts(upload) <= uploads.MAX_BROWSER_PARTS
         assert math.prod([upload.part_bytes or 0]) <= uploads.MAX_PART_BYTES

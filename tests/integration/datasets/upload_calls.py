@@ -9,12 +9,7 @@ from django.test import Client
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.core.objects.store import DirectoryStore, store
-from apps.datasets.intake.uploads import (
-    add_part,
-    cancel_upload,
-    complete_upload,
-    expire_uploads,
-)
+from apps.datasets.intake.uploads import add_part, cancel_upload, complete_upload, expire_uploads
 from apps.datasets.models import Upload
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.datasets import jsonl

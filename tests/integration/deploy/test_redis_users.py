@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from scripts import embedded
+from tests.support.waiting import wait_until
 
 START = embedded.REPOSITORY / "deploy/redis/start.sh"
 
@@ -30,10 +30,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     }
     command = ["sh", START, "--port", "0", "--unixsocket", str(data / "s"), "--bind", "127.0.0.1"]
     server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
-    give_up_at = time.monotonic() + 60
-    while not is_listening(data / "s"):
-        assert time.monotonic() < give_up_at, "Redis did not start"
-        time.sleep(0.02)
+    wait_until(lambda: is_listening(data / "s"), "Redis did not start")
     yield str(data / "s")
     server.terminate()
     server.wait()

@@ -3,10 +3,7 @@
 import gzip
 import json
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import msgspec
@@ -19,80 +16,62 @@ from gpu_workers.trainer.tracking.mlflow import MlflowRefused, MlflowRun, public
 from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint, points_of
 from gpu_workers.trainer.tracking.process import TRACKING_FILE, Assignment, Tracking
 from tests.support.agent import add_run, make_agent
+from tests.twins.http_server import Answer, Request, serve_http
 
 SECRET = "token-0123456789"
 
 
-class MlflowServer(ThreadingHTTPServer):
+class MlflowServer:
     """The calls of MLflow's REST API that are made, with its own words for what is missing."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = ""
         self.runs: dict[str, dict[str, Any]] = {}
         self.experiments: dict[str, str] = {}
         self.tokens: set[str | None] = set()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+    def answer(self, request: Request) -> Answer:
+        self.tokens.add(request.headers["Authorization"])
+        if request.method == "POST":
+            return _json(self._change(request.path.removeprefix("/api/2.0/mlflow/"), json.loads(request.body)))
+        name = request.path.rpartition("experiment_name=")[2]
+        if name in self.experiments:
+            return _json({"experiment": {"experiment_id": self.experiments[name]}})
+        return _json({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"No experiment {name}"}, status=404)
 
-
-class _Handler(BaseHTTPRequestHandler):
-    server: MlflowServer
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.server.tokens.add(self.headers["Authorization"])
-        name = self.path.rpartition("experiment_name=")[2]
-        if name in self.server.experiments:
-            self._answer(200, {"experiment": {"experiment_id": self.server.experiments[name]}})
-        else:
-            self._answer(404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": f"No experiment {name}"})
-
-    def do_POST(self) -> None:
-        self.server.tokens.add(self.headers["Authorization"])
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        runs = self.server.runs
-        match self.path.removeprefix("/api/2.0/mlflow/"):
+    def _change(self, call: str, asked: dict[str, Any]) -> dict[str, Any]:
+        runs = self.runs
+        match call:
             case "experiments/create":
-                self.server.experiments[asked["name"]] = "7"
-                self._answer(200, {"experiment_id": "7"})
+                self.experiments[asked["name"]] = "7"
+                return {"experiment_id": "7"}
             case "runs/search":
                 job = asked["filter"].split("'")[1]
                 found = [run for run in runs.values() if run["tags"].get("anneal.job") == job]
-                self._answer(200, {"runs": [{"info": {"run_id": run["id"]}} for run in found]} if found else {})
+                return {"runs": [{"info": {"run_id": run["id"]}} for run in found]} if found else {}
             case "runs/create":
                 tags = {tag["key"]: tag["value"] for tag in asked["tags"]}
                 run = {"id": f"r{len(runs)}", "name": asked["run_name"], "tags": tags, "metrics": [], "params": {}}
                 runs[run["id"]] = run
-                self._answer(200, {"run": {"info": {"run_id": run["id"]}}})
+                return {"run": {"info": {"run_id": run["id"]}}}
             case "runs/log-batch":
                 runs[asked["run_id"]]["metrics"] += asked.get("metrics", [])
                 runs[asked["run_id"]]["params"] |= {p["key"]: p["value"] for p in asked.get("params", [])}
-                self._answer(200, {})
             case "runs/update":
                 runs[asked["run_id"]]["status"] = asked["status"]
-                self._answer(200, {})
+        return {}
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+
+def _json(body: dict[str, Any], *, status: int = 200) -> Answer:
+    return Answer(status, json.dumps(body).encode())
 
 
 @pytest.fixture
 def mlflow(monkeypatch) -> Iterator[MlflowServer]:
     monkeypatch.setattr(tracking_mlflow, "public_origin", lambda url: url)
-    with MlflowServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    server = MlflowServer()
+    with serve_http(lambda request: server.answer(request)) as server.url:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def tracker(url: str, **changes: Any) -> Tracker:
@@ -158,15 +137,7 @@ def test_a_public_server_is_called_by_the_address_that_was_checked(monkeypatch):
     ],
 )
 def test_a_servers_answer_is_read_to_a_limit(mlflow, monkeypatch, header, body, why):
-    def answer(handler: _Handler) -> None:
-        handler.send_response(200)
-        for name, value in (header | {"Content-Length": str(len(body))}).items():
-            handler.send_header(name, value)
-        handler.end_headers()
-        with suppress(ConnectionError):
-            handler.wfile.write(body)
-
-    monkeypatch.setattr(_Handler, "do_GET", answer)
+    monkeypatch.setattr(mlflow, "answer", lambda request: Answer(200, body, header))
     with pytest.raises(MlflowRefused, match=why):
         MlflowRun(tracker(mlflow.url), job_id="ftjob-1", parameters={})
 

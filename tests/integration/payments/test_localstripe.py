@@ -8,13 +8,11 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,8 @@ from apps.payments.stripe import gateway
 from apps.payments.stripe.client import translated
 from apps.payments.stripe.errors import CardDeclined, StripeRefused
 from tests.services.ports import free_port
+from tests.support.waiting import wait_until
+from tests.twins.http_server import Answer, Request, serve_http
 
 pytestmark = pytest.mark.django_db
 FOLDER = Path(__file__).resolve().parents[3] / ".anneal/localstripe"
@@ -146,9 +146,7 @@ def test_its_webhooks_pass_our_receiver(client: stripe.StripeClient, base_url: s
             pass
         customer = make_customer()
         pay(client, customer, attach(client, customer, VISA), 1300)
-        deadline = time.monotonic() + 60
-        while not any(b"payment_intent.succeeded" in body for body, _ in received) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: any(b"payment_intent.succeeded" in body for body, _ in received))
 
     notices = [gateway.read_webhook(body=body, signature=signature) for body, signature in received]
 
@@ -160,21 +158,9 @@ def inbox() -> Iterator[tuple[str, list[tuple[bytes, str]]]]:
     """Receive webhooks on loopback; yields the address and the list of bodies with their signatures."""
     received: list[tuple[bytes, str]] = []
 
-    class Door(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.append((body, self.headers["Stripe-Signature"]))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(request: Request) -> Answer:
+        received.append((request.body, request.headers["Stripe-Signature"]))
+        return Answer()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Door)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/", received
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve_http(answer) as url:
+        yield f"{url}/", received

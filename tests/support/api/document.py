@@ -9,7 +9,7 @@ import jsonschema_rs
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from apps.core.http.openapi import document
+from apps.core.http.openapi.document import document
 
 
 @cache

@@ -6,11 +6,9 @@ said in the wire types of apps.contracts.
 
 import hashlib
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -135,13 +133,3 @@ class ControlPlane:
 
 def _refuse(status: int, code: str) -> Answer:
     return Answer(status, msgspec.json.encode({"error": {"code": code, "message": ""}}))
-
-
-def wait_until(condition: Any, *, seconds: float, what: str) -> Any:
-    """Return the first true value of `condition()`; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds:g} s: {what}")

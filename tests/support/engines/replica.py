@@ -15,7 +15,8 @@ from apps.contracts.serving import DesiredAdapter, LoadState
 from gpu_workers.common.config import REPOSITORY
 from gpu_workers.common.process_tree import Process, list_descendants, list_session, read_title
 from gpu_workers.engine.state import EnginePaths, EngineState, read_engine_state, read_parts
-from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane, wait_until
+from tests.support.engines.control_plane import ENROLL_TOKEN, ControlPlane
+from tests.support.waiting import wait_until
 
 START_SECONDS = 600  # 25 s on two idle cores; the machine may be busy
 ANSWER_SECONDS = 300  # the machine may stand still meanwhile
@@ -94,12 +95,10 @@ class Replica:
             state = self.get_state()
             return state if state is not None and state.generation != old_generation else None
 
-        return wait_until(find, seconds=30, what="a new launcher")
+        return wait_until(find, "a new launcher", seconds=30)
 
     def wait_until_ready(self) -> None:
-        wait_until(
-            lambda: self.plane.observed and self.plane.observed[-1].is_ready, seconds=START_SECONDS, what="ready"
-        )
+        wait_until(lambda: self.plane.observed and self.plane.observed[-1].is_ready, "ready", seconds=START_SECONDS)
 
     def serve(self, *adapters: DesiredAdapter) -> None:
         """Want exactly these, and wait until each is loaded or rejected."""
@@ -111,7 +110,7 @@ class Replica:
             return seen.generation == generation and seen.is_ready and states <= {LoadState.LOADED, LoadState.REJECTED}
 
         self.wait_until_ready()
-        wait_until(is_settled, seconds=START_SECONDS, what="a verdict on every adapter")
+        wait_until(is_settled, "a verdict on every adapter", seconds=START_SECONDS)
 
     def wait_for_title(self, title: str) -> Process:
         """Wait for a permanent process of vLLM. It is recorded: to look for it in /proc would take a core meanwhile."""
@@ -119,7 +118,7 @@ class Replica:
         def find() -> Process | None:
             return next((p for p in read_parts(self.paths) if read_title(p).startswith(title)), None)
 
-        return wait_until(find, seconds=START_SECONDS, what=title)
+        return wait_until(find, title, seconds=START_SECONDS)
 
     def list_processes(self) -> list[Process]:
         """Return launcher, keeper and everything of vLLM."""

@@ -17,9 +17,7 @@ import pytest
 from apps.accounts.login.key_operations import IssuedKey
 from apps.billing.models import UsageEvent
 from apps.billing.usage.traffic import Refusal
-from tests.factories.serving import (
-    Tenant,
-)
+from tests.factories.serving import Tenant
 from tests.support.database import database_url, empty_database
 from tests.support.waiting import wait_until
 

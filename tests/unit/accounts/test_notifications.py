@@ -8,13 +8,7 @@ from django.db import connection, transaction
 from apps.accounts.members.invitations import accept_invitation, invitation_token, invite_member
 from apps.accounts.models import Notification, Organization
 from apps.accounts.notices.events import announce
-from apps.accounts.notices.notifications import (
-    KEPT,
-    MANAGERS,
-    list_notifications,
-    mark_read,
-    prune,
-)
+from apps.accounts.notices.notifications import KEPT, MANAGERS, list_notifications, mark_read, prune
 from apps.core.database.clock import db_now
 from tests.factories.accounts import make_user
 

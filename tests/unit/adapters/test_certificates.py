@@ -27,7 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Placement, Replica
 from apps.serving.operations import deploy, record_observed
 from gpu_workers.serving.trials.parity_check import measure
-from tests.support.attempts import claim, floor, reload  # noqa: F401 - fixtures
+from tests.support.attempts import claim, reload  # noqa: F401 - fixtures
 
 GOOD = ParityResult(
     tokens=300, tuned_difference=0.014, base_difference=0.013, largest_difference=0.1, effect=1.1, tolerance=0.05
@@ -110,7 +110,7 @@ def version(floor, claim) -> AdapterVersion:  # noqa: F811
 
 
 @pytest.fixture
-def say(version, floor):  # noqa: F811
+def say(version, floor):
     """Return a function with which a replica says what it holds; it gives the version as it is then."""
     replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x")
     Placement.objects.create(organization=version.organization, replica=replica, adapter_version=version)

@@ -32,13 +32,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from tests.factories.money import give_credit, place_hold
 from tests.support.database import at_once
-from tests.unit.billing.books import (
-    assert_books_hold,
-    assert_budgets_hold,
-    funded,
-    history,
-    usage_record,
-)
+from tests.unit.billing.books import assert_books_hold, assert_budgets_hold, funded, history, usage_record
 
 CENT = 10_000_000
 AMOUNTS = st.integers(1, 300 * CENT)

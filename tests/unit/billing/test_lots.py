@@ -13,12 +13,7 @@ from apps.billing.books.seals import seal_days, verify_seals
 from apps.billing.credits import end_set_aside, expire_lots, set_credit_aside
 from apps.billing.ledger import IdempotencyMismatch, account
 from apps.billing.models import AccountKind, CreditLot, LedgerEntry, LedgerTransaction, LotMovement
-from apps.billing.operations import (
-    grant_paid_credit,
-    refund_source,
-    reverse_paid_credit,
-    settle_hold,
-)
+from apps.billing.operations import grant_paid_credit, refund_source, reverse_paid_credit, settle_hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue

@@ -18,16 +18,11 @@ from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import DirectoryStore, ObjectMissing, store
 from apps.datasets.intake import lanes, versions
 from apps.datasets.intake.lanes import ReadingTime
-from apps.datasets.intake.versions import FileTooLarge, StorageFull, clean_name, remap_version
+from apps.datasets.intake.revisions import fit_version, remap_version
+from apps.datasets.intake.versions import FileTooLarge, StorageFull, clean_name
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.datasets.operations import delete_expired, delete_version
-from apps.datasets.queries import (
-    UnknownFile,
-    get_version,
-    list_versions,
-    read_rows,
-    storage_used_bytes,
-)
+from apps.datasets.queries import UnknownFile, get_version, list_versions, read_rows, storage_used_bytes
 from apps.datasets.stream import LINES_PER_OFFSET
 from apps.datasets.tasks import validate
 from apps.datasets.validation import leases
@@ -223,7 +218,7 @@ class TestValidation:
 
     def test_of_rows_that_fit_a_model_has_the_same_limit(self, organization: Organization, monkeypatch: Any) -> None:
         version = make_ready_version(organization)
-        fitted = versions.fit_version(version=version, base_model=make_base_model(), by="user_1", now=db_now())
+        fitted = fit_version(version=version, base_model=make_base_model(), by="user_1", now=db_now())
         ticks = iter(range(0, 10_000, 100))
         monkeypatch.setattr(leases, "ReadingTime", functools.partial(ReadingTime, clock=lambda: next(ticks)))
 

@@ -8,7 +8,8 @@ from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import Line, RowKind
 from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object
-from apps.datasets.intake.versions import NotRepairable, StorageFull, remap_version, repair_version
+from apps.datasets.intake.revisions import NotRepairable, remap_version, repair_version
+from apps.datasets.intake.versions import StorageFull
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import read_rows, storage_used_bytes
 from apps.datasets.validation.formats import Format, Mapping

@@ -7,7 +7,7 @@ import pytest
 from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object
 from apps.datasets.inspection.repair_preview import preview_repair
-from apps.datasets.intake.versions import repair_version
+from apps.datasets.intake.revisions import repair_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.leases import validate_version
 from apps.datasets.validation.repair import RepairMode

@@ -12,11 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from apps.billing.ledger import IdempotencyMismatch
 from apps.billing.models import AccountKind, LedgerEntry
-from apps.billing.operations import (
-    SpendingStopped,
-    grant_paid_credit,
-    reverse_paid_credit,
-)
+from apps.billing.operations import SpendingStopped, grant_paid_credit, reverse_paid_credit
 from apps.billing.queries import get_balance
 from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now

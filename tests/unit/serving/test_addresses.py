@@ -22,11 +22,6 @@ from tests.factories.serving import make_adapter
 
 
 @pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
-
-
-@pytest.fixture
 def token(floor: TrainingSetup) -> str:
     return operations.issue_worker_token(pool=floor.pool, kind="replica", base_model=floor.base_model, by="user_olga")
 

@@ -18,7 +18,7 @@ from apps.core.objects.store import ObjectMissing
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.api.openai.eval_objects import ItemRenderer
 from apps.interfaces.api.requests.pagination import PageQuery, take
-from apps.serving.evals import operations, progress, results
+from apps.serving.evals import operations, plans, progress, results
 from apps.serving.evals.costs import asked_by
 from apps.serving.evals.criteria import (
     MAX_MESSAGES_CHARACTERS,
@@ -104,7 +104,7 @@ def test_the_requests_of_a_run_are_limited_together_and_written_as_they_are_made
 
 
 def test_a_question_longer_than_the_context_of_its_model_is_an_error_of_its_item(tenant, monkeypatch) -> None:
-    monkeypatch.setattr(progress, "largest_body", lambda model: 10)
+    monkeypatch.setattr(plans, "largest_body", lambda model: 10)
     run = make_run(tenant, ASKING)
     progress.prepare(run.pk)
     run.refresh_from_db()
@@ -167,7 +167,7 @@ def test_criteria_and_sources_count_as_storage_and_are_limited(tenant) -> None:
 )
 def test_an_answer_leaves_half_of_a_short_context_to_its_prompt(tenant, context_length, tokens) -> None:
     BaseModel.objects.filter(name=BASE_MODEL).update(context_length=context_length)
-    plan = progress._RunPlan(make_run(tenant, ASKING, EXACT))
+    plan = plans.RunPlan(make_run(tenant, ASKING, EXACT))
 
     (body,) = plan.sampling(progress.SourceItem({"question": "a", "answer": "b"})).values()
 
@@ -180,7 +180,7 @@ def test_images_cost_the_whole_context_and_every_message_of_a_template_counts(te
     assert asked_by(body).input_tokens < CONTEXT_LENGTH
     assert asked_by(body | {"messages": [{"role": "user", "content": picture}]}).input_tokens >= CONTEXT_LENGTH
     unknown = labels(*["{{sample.output_json.a}}"] * 3)
-    plan = progress._RunPlan(make_run(tenant, ASKING, unknown))
+    plan = plans.RunPlan(make_run(tenant, ASKING, unknown))
     (asked,) = progress._gradings(plan, progress.SourceItem({"question": "one"}))
     assert asked.input_tokens == 4 * 3 * MAX_CHARACTERS
 

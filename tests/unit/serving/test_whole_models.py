@@ -27,11 +27,6 @@ from tests.factories.serving import make_adapter, make_replica, make_whole_model
 
 
 @pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
-
-
-@pytest.fixture
 def version(floor: TrainingSetup, organization) -> AdapterVersion:
     return make_whole_model(organization, floor.base_model)
 

@@ -6,15 +6,10 @@ import pytest
 from django.urls import reverse
 
 from apps.datasets.inspection.inspections import inspect_version
-from tests.factories.finetuning import TrainingSetup, make_training_file
+from tests.factories.finetuning import make_training_file
 
 pytestmark = pytest.mark.django_db
 PRICE = {"HX-Request": "true", "HX-Target": "span#least-price"}
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
 
 
 def test_the_button_has_the_cheapest_price_of_what_it_leads_to(floor, organization, alice, client_for) -> None:

@@ -10,7 +10,7 @@ from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import store
 from apps.datasets import operations
-from apps.datasets.intake.versions import NotRepairable, repair_version
+from apps.datasets.intake.revisions import NotRepairable, repair_version
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.leases import validate_version
 from apps.datasets.validation.repair import RepairMode

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 
 import msgspec
 import pytest
-from django.test import Client
 
 from apps.accounts.models import Organization
 from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
@@ -35,22 +34,6 @@ def chosen(floor, organization) -> dict[str, str]:
     }
 
 
-@pytest.fixture
-def worker_call(settings):
-    """Call /internal/v1 as the worker."""
-
-    def call(path: str, body: object = None, credential: str = CREDENTIAL):
-        web, settings.ROOT_URLCONF = settings.ROOT_URLCONF, "apps.config.urls_internal"
-        try:
-            headers = {"Authorization": f"Bearer {credential}"}
-            sent = msgspec.json.encode(body)
-            return Client().post(f"/internal/v1{path}", sent, content_type="application/json", headers=headers)
-        finally:
-            settings.ROOT_URLCONF = web
-
-    return call
-
-
 def review(client, chosen: dict[str, str], **more: str):
     return html.unescape(client.get(f"/jobs/new?{urlencode(chosen | more)}").content.decode())
 
@@ -72,11 +55,11 @@ def report_of(taken: RehearsalRequest, *, times: float = 1.0) -> RehearsalReport
     return RehearsalReport(digest=taken.digest, memory=memory)
 
 
-def take(worker_call, credential: str = CREDENTIAL) -> RehearsalRequest:
-    return msgspec.json.decode(worker_call("/rehearsals/next", credential=credential).content, type=RehearsalRequest)
+def take(call, credential: str = CREDENTIAL) -> RehearsalRequest:
+    return msgspec.json.decode(call("/rehearsals/next", credential=credential).content, type=RehearsalRequest)
 
 
-def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, bob, worker_call) -> None:
+def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, bob, call) -> None:
     client = client_for(bob)
     page = review(client, chosen)
     assert not MemoryRehearsal.objects.exists()
@@ -88,14 +71,14 @@ def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, 
     assert "hx-post" not in rehearse(client, page).content.decode(), "all workers are busy: the page stops asking"
 
     make_worker(floor.pool, credential="annw_second")
-    taken = take(worker_call)
-    assert worker_call("/rehearsals/next", credential="annw_second").status_code == 204
+    taken = take(call)
+    assert call("/rehearsals/next", credential="annw_second").status_code == 204
     assert taken.memory.is_on_cpu and floor.organization.pk not in str(MemoryRehearsal.objects.values())
-    assert worker_call("/rehearsals", report_of(taken, times=4)).status_code == 400
-    assert worker_call("/rehearsals", RehearsalReport(digest="0" * 64)).status_code == 404
-    assert worker_call("/rehearsals", report_of(taken), credential="annw_unknown").status_code == 401
-    assert worker_call("/rehearsals", report_of(taken)).status_code == 204
-    assert worker_call("/rehearsals", report_of(taken, times=2)).status_code == 404, "a figure is reported once"
+    assert call("/rehearsals", report_of(taken, times=4)).status_code == 400
+    assert call("/rehearsals", RehearsalReport(digest="0" * 64)).status_code == 404
+    assert call("/rehearsals", report_of(taken), credential="annw_unknown").status_code == 401
+    assert call("/rehearsals", report_of(taken)).status_code == 204
+    assert call("/rehearsals", report_of(taken, times=2)).status_code == 404, "a figure is reported once"
 
     assert "Rehearsed:" in rehearse(client, page).content.decode()
     shown = review(client, chosen)
@@ -115,20 +98,20 @@ def test_a_job_asks_when_it_is_admitted_to_gpus(floor) -> None:
 
 
 def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched_once_two_workers_agree(
-    chosen, floor, client_for, bob, worker_call
+    chosen, floor, client_for, bob, call
 ) -> None:
     client = client_for(bob)
     make_worker(floor.pool, credential="annw_second")
     GpuPool.objects.filter(pk=floor.pool.pk).update(memory_bytes=1_000_000_000)
     page = review(client, chosen)
     rehearse(client, page)
-    asked = take(worker_call)
-    assert worker_call("/rehearsals", report_of(asked, times=1.6)).status_code == 204
-    assert worker_call("/rehearsals/next").status_code == 204, "its own answer cannot agree with it"
+    asked = take(call)
+    assert call("/rehearsals", report_of(asked, times=1.6)).status_code == 204
+    assert call("/rehearsals/next").status_code == 204, "its own answer cannot agree with it"
     assert "Rehearsed" not in review(client, chosen) and floor.job(method="lora", hyperparameters={"epochs": 5})
 
-    again = take(worker_call, "annw_second")
-    assert worker_call("/rehearsals", report_of(again, times=1.6), credential="annw_second").status_code == 204
+    again = take(call, "annw_second")
+    assert call("/rehearsals", report_of(again, times=1.6), credential="annw_second").status_code == 204
 
     assert rehearse(client, page).headers["HX-Refresh"] == "true"
     shown = review(client, chosen)
@@ -142,26 +125,26 @@ def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched_once_two_workers
 
 
 def test_workers_that_disagree_leave_the_formula_and_an_interruption_is_no_answer(
-    chosen, floor, client_for, bob, worker_call
+    chosen, floor, client_for, bob, call
 ) -> None:
     client, others = client_for(bob), [f"annw_{number}" for number in range(2, 5)]
     page = review(client, chosen)
     rehearse(client, page)
     for _ in range(2):  # a worker that is restarted asks again; one that has to train gives the request back
-        digest = take(worker_call).digest
-        assert take(worker_call).digest == digest
-        assert worker_call("/rehearsals", RehearsalReport(digest=digest)).status_code == 204
-    asked = take(worker_call)
-    worker_call("/rehearsals", report_of(asked, times=1.2))
+        digest = take(call).digest
+        assert take(call).digest == digest
+        assert call("/rehearsals", RehearsalReport(digest=digest)).status_code == 204
+    asked = take(call)
+    call("/rehearsals", report_of(asked, times=1.2))
     assert "hx-post" not in rehearse(client, page).content.decode(), "no other worker is there to agree"
 
     for credential, times in zip(others, (1.4, 1.6), strict=False):
         make_worker(floor.pool, credential=credential)
-        answered = worker_call("/rehearsals", report_of(take(worker_call, credential), times=times), credential)
+        answered = call("/rehearsals", report_of(take(call, credential), times=times), credential)
         assert answered.status_code == 204
 
     make_worker(floor.pool, credential=others[-1])
-    assert worker_call("/rehearsals/next", credential=others[-1]).status_code == 204, "three answers are enough"
+    assert call("/rehearsals/next", credential=others[-1]).status_code == 204, "three answers are enough"
     assert "hx-post" not in rehearse(client, page).content.decode() and "Rehearsed" not in review(client, chosen)
 
 

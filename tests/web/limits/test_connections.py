@@ -15,7 +15,8 @@ from apps.core.http import connections
 from apps.core.http.fair_shares import Buckets
 from apps.interfaces.web.edge.callers import address_of
 from tests.support.asgi import origin, serving  # noqa: F401 - a fixture
-from tests.support.waiting import connections_in_use, wait_until
+from tests.support.database import connections_in_use
+from tests.support.waiting import wait_until
 
 
 async def whoami(scope, receive, send) -> None:

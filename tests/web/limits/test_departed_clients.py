@@ -12,7 +12,8 @@ from django.conf import settings
 
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.asgi import origin  # noqa: F401 - a fixture
-from tests.support.waiting import SECONDS, connections_in_use, wait_until
+from tests.support.database import connections_in_use
+from tests.support.waiting import SECONDS, wait_until
 
 
 def open_files() -> int:

@@ -21,14 +21,7 @@ from apps.config.settings import base
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry, OutboxMessage
-from tests.factories.accounts import (
-    PASSWORD,
-    make_key,
-    make_organization,
-    make_service_account,
-    make_user,
-    sign_up,
-)
+from tests.factories.accounts import PASSWORD, make_key, make_organization, make_service_account, make_user, sign_up
 
 ClientFor = Callable[[User | None], Client]
 

@@ -6,11 +6,6 @@ from apps.finetuning.models import GpuPool
 from tests.support.pages import text
 
 
-@pytest.fixture
-def console(olga, client_for):
-    return client_for(olga)
-
-
 def overrun(floor, claim):
     """Return a job that paused at the limit of its firm price."""
     job, attempt = floor.job(), claim().start()

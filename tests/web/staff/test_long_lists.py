@@ -16,11 +16,6 @@ from tests.factories.many_rows import copy_rows, numbered
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def console(client_for, olga):
-    return client_for(olga)
-
-
 def text(console, path: str) -> str:
     response = console.get(path)
     assert response.status_code == 200

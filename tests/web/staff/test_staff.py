@@ -24,21 +24,11 @@ from apps.finetuning.models import GpuPool, Worker, WorkerToken
 from apps.finetuning.usage.quotas import get_quota
 from apps.payments.models import CardRefund, TopUp
 from tests.factories.accounts import make_organization, make_user
-from tests.factories.finetuning import TrainingSetup, give_credit, make_job, make_pool
+from tests.factories.finetuning import give_credit, make_job, make_pool
 from tests.factories.serving import make_whole_model
 from tests.twins.control_plane import serve_control_plane
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
-
-
-@pytest.fixture
-def floor(organization) -> TrainingSetup:
-    return TrainingSetup(organization)
-
-
-@pytest.fixture
-def console(client_for, olga):
-    return client_for(olga)
 
 
 @pytest.mark.parametrize("page", PAGES)

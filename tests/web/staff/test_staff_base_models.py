@@ -15,11 +15,6 @@ LOOK_UP = f"{LIST}/lookups"
 FOLDER = {"name": "tiny", "display_name": "Tiny 6M", "licence": "Apache-2.0", "path": str(DEMO_FOLDER)}
 
 
-@pytest.fixture
-def console(client_for, olga):
-    return client_for(olga)
-
-
 def test_a_folder_is_installed_at_once(console):
     added = console.post(LIST, FOLDER, follow=True)
 

@@ -11,7 +11,7 @@ from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.audit_log import PAGE, AuditObject, as_object, export, list_entries, read_filter
 from apps.core.database.read_times import counted_read
-from apps.core.http.openapi import FileAnswer
+from apps.core.http.openapi.document import FileAnswer
 from apps.core.objects.store import attachment
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView

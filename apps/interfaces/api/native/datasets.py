@@ -10,7 +10,7 @@ from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import MissingParameter
 from apps.datasets import queries
-from apps.datasets.intake import versions
+from apps.datasets.intake import revisions
 from apps.datasets.validation.formats import read_mapping
 from apps.datasets.validation.preview import formats, preview
 from apps.datasets.validation.repair import RepairMode
@@ -29,7 +29,7 @@ class FileRepair(ApiView):
     examples = {"POST": {"mode": "drop"}}
 
     def post(self, request: Request, file_id: str, body: RepairRequest) -> FileObject:
-        repaired = versions.repair_version(
+        repaired = revisions.repair_version(
             version=queries.get_version(organization=self.organization, id=file_id),
             mode=body.mode,
             by=self.actor,
@@ -77,7 +77,7 @@ class FileColumns(ApiView):
         mapping = read_mapping(body.mapping)
         if mapping is None:
             raise MissingParameter("Missing required parameter: 'mapping.format'.", param="mapping.format")
-        mapped = versions.remap_version(
+        mapped = revisions.remap_version(
             version=version,
             mapping=mapping,
             by=self.actor,

@@ -1,7 +1,6 @@
 """Limits and their use, budgets, and usage by hour, key and model."""
 
 import datetime
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -16,8 +15,9 @@ from apps.billing.models import Budget, TrafficHour
 from apps.billing.usage.traffic import list_traffic_hours
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.core.money import usd_decimal, usd_to_nano
+from apps.core.money import usd_decimal
 from apps.finetuning.usage.quota_use import list_quota_use
+from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
 from apps.interfaces.api.views import ApiView
 
@@ -98,7 +98,7 @@ class BudgetList(ApiView):
             organization=self.organization,
             scope=body.scope,
             target=body.target,
-            limit_nano=_nano(body.limit_usd),
+            limit_nano=read_nano("limit_usd", body.limit_usd, example="250.00"),
             mode=body.mode,
             thresholds=body.thresholds,
             by=self.actor,
@@ -138,14 +138,6 @@ def _budget_objects(organization: Organization, budgets: list[Budget]) -> list[B
         }
         for budget in budgets
     ]
-
-
-def _nano(amount: str | float) -> int:
-    try:
-        return usd_to_nano(Decimal(str(amount)))
-    except (InvalidOperation, ValueError) as error:
-        text = "'limit_usd' is an amount in dollars, such as 250.00: at most nine decimals. Send another amount."
-        raise InvalidValue(text, param="limit_usd") from error
 
 
 class UsageQuery(PageQuery):

@@ -21,6 +21,7 @@ from apps.interfaces.api.openai.eval_objects import (
     eval_object,
     run_object,
 )
+from apps.interfaces.api.openai.graders import EXAMPLE
 from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals import operations, queries
@@ -32,13 +33,6 @@ from apps.serving.evals.sources import DataSource
 _MAX_SCHEMA_BYTES = 16 * 1024
 _Name = Annotated[str, Meta(max_length=200)]
 _Order = Literal["asc", "desc"]
-_CRITERION = {
-    "type": "string_check",
-    "name": "exact",
-    "input": "{{sample.output_text}}",
-    "reference": "{{item.answer}}",
-    "operation": "eq",
-}
 _SOURCE = {
     "type": "completions",
     "model": "anneal-demo",
@@ -113,7 +107,7 @@ class EvalList(_EvalView):
         "POST": {
             "name": "sums",
             "data_source_config": {"type": "custom", "item_schema": {"type": "object"}, "include_sample_schema": True},
-            "testing_criteria": [_CRITERION],
+            "testing_criteria": [EXAMPLE],
         }
     }
 

@@ -15,7 +15,7 @@ from apps.accounts.roles import Permission
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, PermissionDenied
-from apps.core.http.openapi import FileAnswer
+from apps.core.http.openapi.document import FileAnswer
 from apps.core.objects.store import attachment
 from apps.finetuning import queries
 from apps.finetuning.jobs import control, creation
@@ -45,17 +45,15 @@ from apps.interfaces.api.openai.fine_tuning_bodies import (
     quoted_max_nano,
     shown_max_nano,
 )
-from apps.interfaces.api.openai.fine_tuning_objects import (
+from apps.interfaces.api.openai.fine_tuning_objects import JobObject, job_object, job_objects
+from apps.interfaces.api.openai.fine_tuning_parts import (
     CheckpointObject,
     DryRunObject,
     EventObject,
-    JobObject,
     MoveObject,
     checkpoint_object,
     dry_run_object,
     event_object,
-    job_object,
-    job_objects,
     move_object,
 )
 from apps.interfaces.api.requests.idempotency import read_idempotency_key

@@ -6,7 +6,6 @@ use_rslora}`, `quantization "nf4"` (QLoRA), `recipe {method, learning_rate, epoc
 """
 
 import hashlib
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,9 +13,9 @@ import msgspec
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
 from apps.contracts.runs import Objective
 from apps.core.errors import InvalidValue
-from apps.core.money import LARGEST_USD, usd_to_nano
 from apps.estimates.machines import MAX_NODES
 from apps.finetuning.jobs.creation import JobRequest
+from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.recipes import LoraChoice, Recipe, adapter_fields, parse_method, parse_objective
 
 Auto = Literal["auto"] | float | int | None
@@ -230,10 +229,4 @@ def shown_max_nano(body: MoveJob) -> int:
 
 
 def _nano(param: str, amount: _Dollars) -> int | None:
-    if amount is None:
-        return None
-    try:
-        return usd_to_nano(Decimal(str(amount)))
-    except (InvalidOperation, ValueError) as error:
-        text = f"'{param}' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
-        raise InvalidValue(text, param=param) from error
+    return None if amount is None else read_nano(param, amount)

@@ -1,4 +1,4 @@
-"""API objects of jobs, their events, checkpoints and dry runs: OpenAI's members, and ours beside them."""
+"""API objects of jobs: OpenAI's members, and ours beside them."""
 
 import datetime
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,16 @@ import msgspec
 from apps.contracts.failures import Blame, FailureCode
 from apps.contracts.runs import Objective
 from apps.core.database.clock import db_now
-from apps.core.errors import ErrorDetails
-from apps.finetuning.jobs.dry_runs import Rehearsal
 from apps.finetuning.jobs.explanations import Explanation
-from apps.finetuning.jobs.moves import Move
 from apps.finetuning.jobs.progress import JobProgress, finish_of, list_progress
-from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.waits import Wait, explain_waits
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
-from apps.finetuning.models import Checkpoint, FineTuningJob, JobEvent
-from apps.finetuning.recipes.checkpoint_names import may_answer, name_of
+from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.stored_requests import StoredRequest, recipe_of, stored_request
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts
-from apps.interfaces.api.native.estimates import DeliveryObject, OptionsObject, usd
+from apps.interfaces.api.native.estimates import usd
 
 
 class MissingPartObject(TypedDict):
@@ -46,26 +41,6 @@ class WaitMembers(TypedDict):
     waiting_for: Literal["capacity", "share", "quota", "budget"] | None
     waiting_reason: str | None
     estimated_start: StartObject | None
-
-
-class MoveObject(TypedDict):
-    """A pool where a queued job would start sooner; `option` is the value that moves it there.
-
-    `sooner_seconds` is null if no machine can take the job where it waits. `extra_usd` is the expected cost less that
-    of the job as it is.
-    """
-
-    id: str
-    object: Literal["fine_tuning.job.move"]
-    option: str
-    pool: str
-    gpu_type: str
-    gpu_count: int
-    starts_after_seconds: int
-    sooner_seconds: int | None
-    cost_usd: str | None
-    extra_usd: str | None
-    maximum_usd: str | None
 
 
 class OurMembers(TypedDict):
@@ -143,48 +118,6 @@ class JobObject(OurMembers, WaitMembers):
     metadata: dict[str, str]
 
 
-class RehearsalObject(TypedDict):
-    object: Literal["fine_tuning.job.dry_run"]
-    model: str
-    training_file: str
-    validation_file: str | None
-    recipe: dict[str, Any]
-    left_out_rows: int
-    left_out_near_rows: int
-    would_start: bool
-    refusal: ErrorDetails | None
-    pool: str | None
-    gpu_count: int | None
-    node_count: int | None
-    hold_usd: str | None
-
-
-class DryRunObject(RehearsalObject, OptionsObject):
-    """What creating the job would have done, and its options."""
-
-    delivery: DeliveryObject
-
-
-class EventObject(TypedDict):
-    id: str
-    object: Literal["fine_tuning.job.event"]
-    created_at: int
-    level: str
-    message: str
-    type: Literal["message", "metrics"]
-    data: dict[str, Any] | None
-
-
-class CheckpointObject(TypedDict):
-    id: str
-    object: Literal["fine_tuning.job.checkpoint"]
-    created_at: int
-    fine_tuned_model_checkpoint: str | None
-    fine_tuning_job_id: str
-    step_number: int
-    metrics: dict[str, float]
-
-
 def job_object(job: FineTuningJob, *, why: Explanation | None = None) -> JobObject:
     """Return the job as OpenAI's object, with our additional members. `why` explains the failure of a failed job."""
     (found,) = job_objects([job])
@@ -247,26 +180,6 @@ def _method_object(
     return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
-def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
-    """Return the result that creating the job would have had. `refusal` is the error it would have returned."""
-    refusal = rehearsal.refusal
-    return {
-        "object": "fine_tuning.job.dry_run",
-        "model": asked.base_model,
-        "training_file": asked.training_file,
-        "validation_file": asked.validation_file,
-        "recipe": msgspec.to_builtins(rehearsal.recipe),
-        "left_out_rows": rehearsal.left_out_rows,
-        "left_out_near_rows": rehearsal.near_rows,
-        "would_start": refusal is None,
-        "refusal": refusal.as_openai()["error"] if refusal else None,
-        "pool": rehearsal.pool,
-        "gpu_count": rehearsal.gpu_count,
-        "node_count": rehearsal.node_count,
-        "hold_usd": usd(rehearsal.hold_nano),
-    }
-
-
 def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, held_nano: int | None) -> OurMembers:
     return {
         "user_provided_suffix": requested.suffix or job.suffix or None,
@@ -291,23 +204,6 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, h
             {"kind": part.kind, "cause": part.cause, "fix": part.fix} for part in list_missing(job.adapter_version)
         ],
         "adapter_status": job.adapter_version.status if job.adapter_version else None,
-    }
-
-
-def move_object(move: Move) -> MoveObject:
-    quoted = move.quoted
-    return {
-        "id": quoted.key,
-        "object": "fine_tuning.job.move",
-        "option": quoted.key,
-        "pool": quoted.pool.name,
-        "gpu_type": quoted.pool.gpu_type.name,
-        "gpu_count": quoted.gpu_count,
-        "starts_after_seconds": round(move.starts_after_seconds),
-        "sooner_seconds": None if move.sooner_seconds is None else round(move.sooner_seconds),
-        "cost_usd": usd(quoted.estimate.cost_nano_p50),
-        "extra_usd": usd(move.extra_nano),
-        "maximum_usd": usd(move.maximum_nano),
     }
 
 
@@ -361,32 +257,6 @@ def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
 def _blame(code: str) -> str:
     """Return the party at fault. A code that is not a run's failure was refused before anything ran."""
     return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
-
-
-def event_object(event: JobEvent) -> EventObject:
-    return {
-        "id": event.pk,
-        "object": "fine_tuning.job.event",
-        "created_at": int(event.created_at.timestamp()),
-        "level": event.level,
-        "message": event.message,
-        "type": "metrics" if event.type == "metrics" else "message",
-        "data": event.data or None,
-    }
-
-
-def checkpoint_object(row: Checkpoint) -> CheckpointObject:
-    """Return OpenAI's object. Its model is loaded on demand; its name is None if no engine loads such an adapter."""
-    metrics = {name: value for name, value in row.metrics.items() if value is not None}
-    return {
-        "id": row.pk,
-        "object": "fine_tuning.job.checkpoint",
-        "created_at": int(row.created_at.timestamp()),
-        "fine_tuned_model_checkpoint": name_of(row) if may_answer(row.job) else None,
-        "fine_tuning_job_id": row.job_id,
-        "step_number": row.step,
-        "metrics": metrics,
-    }
 
 
 def _unix(moment: datetime.datetime | None) -> int | None:

@@ -41,7 +41,7 @@ _ERRORS = (
 _DETAILS = (
     "python_grader_server_error_type", "python_grader_runtime_error_details", "model_grader_server_error_details",
 )  # fmt: skip
-_EXAMPLE = {
+EXAMPLE = {
     "type": "string_check",
     "name": "exact",
     "input": "{{sample.output_text}}",
@@ -89,7 +89,7 @@ class RewardObject(TypedDict):
 
 class GraderValidation(ApiView):
     required_scope = {"POST": Permission.VIEW}
-    examples = {"POST": {"grader": _EXAMPLE}}
+    examples = {"POST": {"grader": EXAMPLE}}
 
     def post(self, request: Request, body: CheckGrader) -> CheckedGrader:
         """Check a grader's fields and its formula; return it as it was sent."""
@@ -99,7 +99,7 @@ class GraderValidation(ApiView):
 
 class GraderRun(ApiView):
     required_scope = {"POST": Permission.VIEW}
-    examples = {"POST": {"grader": _EXAMPLE, "model_sample": "red", "item": {"answer": "red"}}}
+    examples = {"POST": {"grader": EXAMPLE, "model_sample": "red", "item": {"answer": "red"}}}
 
     def post(self, request: Request, body: RunGrader) -> RewardObject:
         """Score one answer with a grader."""

@@ -14,7 +14,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from apps.core.http.json_bodies import explain
-from apps.core.http.openapi import FileAnswer
+from apps.core.http.openapi.document import FileAnswer
 from apps.interfaces.api.requests.parsers import read_body
 
 Download = Annotated[HttpResponseBase, FileAnswer("application/octet-stream", is_resumable=True)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from apps.accounts.roles import Permission
-from apps.core.http.openapi import FileAnswer, Operation
+from apps.core.http.openapi.document import FileAnswer, Operation
 from apps.interfaces.gateway.requests.schema import ChatBody, CompletionBody
 from apps.interfaces.gateway.surfaces.answers import ChatAnswer, CompletionAnswer
 from apps.interfaces.gateway.surfaces.embeddings import EmbeddingBody

@@ -12,7 +12,7 @@ from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import translated
 from apps.datasets import operations, queries
 from apps.datasets.inspection.repair_preview import preview_repair
-from apps.datasets.intake import versions
+from apps.datasets.intake import revisions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
 from apps.datasets.validation.preview import preview, suggest
@@ -32,7 +32,7 @@ def columns(request: OrganizationRequest, file_id: str) -> HttpResponse:
     problem = ""
     if request.method == "POST" and data.get("action") != "preview":
         try:
-            mapped = versions.remap_version(
+            mapped = revisions.remap_version(
                 version=version,
                 mapping=check_mapping(mapping),
                 by=request.membership.user_id,
@@ -55,7 +55,7 @@ def repair(request: OrganizationRequest, file_id: str) -> HttpResponse:
     if request.method != "POST":
         return render(request, "datasets/repair.html", _repair_context(version, mode, request.GET.get("skip", "")))
     with domain_errors_shown(request):
-        repaired = versions.repair_version(
+        repaired = revisions.repair_version(
             version=version,
             mode=mode,
             by=request.membership.user_id,

@@ -14,7 +14,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.asgi import error_response
 from apps.core.http.json_bodies import decode_body
-from apps.datasets.intake import uploads
+from apps.datasets.intake import parts, uploads
 from apps.datasets.lifecycle import UploadStatus
 from apps.datasets.models import Upload
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -68,7 +68,7 @@ def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return a signed address for each requested part, valid for minutes."""
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
-        urls = uploads.sign_parts(upload=upload, numbers=decode_body(request.body, _wanted).numbers, now=db_now())
+        urls = parts.sign_parts(upload=upload, numbers=decode_body(request.body, _wanted).numbers, now=db_now())
     except DomainError as error:
         return error_response(error)
     return JsonResponse({"urls": urls})
@@ -109,7 +109,7 @@ def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, object]:
         "status": upload.status,
         "bytes": upload.bytes,
         "part_bytes": upload.part_bytes,
-        "parts": uploads.count_parts(upload) if is_planned else 0,
-        "present": uploads.list_present(upload=upload) if is_listed else [],
+        "parts": parts.count_parts(upload) if is_planned else 0,
+        "present": parts.list_present(upload=upload) if is_listed else [],
         "url": reverse("web:dataset_detail", args=[upload.version_id]) if upload.version_id else None,
     }

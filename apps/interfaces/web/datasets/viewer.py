@@ -8,16 +8,7 @@ from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
-from apps.contracts.chat import (
-    ChatMessage,
-    ChatRow,
-    PreferenceRow,
-    RenderedRow,
-    Row,
-    RowError,
-    TextRow,
-    TrainOn,
-)
+from apps.contracts.chat import ChatMessage, ChatRow, PreferenceRow, RenderedRow, Row, RowError, TextRow, TrainOn
 from apps.contracts.held_rows import Repeats
 from apps.core.messages.translation import later
 from apps.datasets import queries

@@ -9,7 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.module_loading import import_string
 
-from apps.core.http.openapi import document
+from apps.core.http.openapi.document import document
 from apps.interfaces.web.help.markdown import Passage
 
 Schema = Mapping[str, Any]

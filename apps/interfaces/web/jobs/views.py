@@ -37,8 +37,8 @@ from apps.interfaces.web.jobs.overview import attempts_of, overview_of
 from apps.interfaces.web.jobs.recipe import method_words, recipe_samples
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
+from apps.interfaces.web.wizard.compute_forms import CapForm
 from apps.interfaces.web.wizard.draft import Draft, start_of
-from apps.interfaces.web.wizard.forms import CapForm
 from apps.serving.queries import serving_states
 
 

@@ -25,8 +25,9 @@ from apps.finetuning.runs.trackers import list_tracker_keys
 from apps.interfaces.web.account.tracker_forms import TrackingForm
 from apps.interfaces.web.datasets.preparation import is_ready, is_uncompared, is_uncounted
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm
+from apps.interfaces.web.wizard.compute_forms import ComputeForm
 from apps.interfaces.web.wizard.draft import Draft
-from apps.interfaces.web.wizard.forms import ComputeForm, RecipeForm
+from apps.interfaces.web.wizard.forms import RecipeForm
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,6 @@ CHAT = "/v1/chat/completions"
 HOLD = [{"role": "user", "content": "hold"}]
 
 
-@pytest.fixture(autouse=True)
-def _gateway_of_the_worker(gateway, settings):
-    settings.GATEWAY_URL = f"unix://{gateway.socket}"
-
-
 def line(custom_id: str, text: str = "Hi", **changes: object) -> dict[str, object]:
     body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 16}
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body} | changes

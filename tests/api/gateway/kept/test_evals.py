@@ -40,11 +40,6 @@ ITEMS = [
 OFFLINE = {"type": "jsonl", "source": {"type": "file_content", "content": [{"item": {"a": "x"}}]}}
 
 
-@pytest.fixture(autouse=True)
-def _gateway_of_the_worker(gateway, settings):
-    settings.GATEWAY_URL = f"unix://{gateway.socket}"
-
-
 def inline(items: list[dict], **fields: object) -> dict:
     source = {"type": "file_content", "content": items}
     return {"type": "completions", "model": BASE_MODEL, "input_messages": ASKED, "source": source} | fields

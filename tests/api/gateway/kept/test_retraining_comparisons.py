@@ -23,11 +23,6 @@ pytestmark = pytest.mark.django_db
 HALF = 6
 
 
-@pytest.fixture(autouse=True)
-def _gateway_of_the_worker(gateway, settings):
-    settings.GATEWAY_URL = f"unix://{gateway.socket}"
-
-
 def make_comparable(tenant: Tenant) -> Retraining:
     """A retraining whose job has just succeeded, and rows of which both models pass one half."""
     production = AdapterVersion.objects.select_related("adapter__base_model").get(model_name=tenant.model_name)

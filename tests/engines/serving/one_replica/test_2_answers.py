@@ -14,10 +14,10 @@ import pytest
 from apps.contracts.serving import EngineCount, LoadState
 from gpu_workers.engine.health import count_requests
 from tests.support.engines.adapters import make_arrays, make_files
-from tests.support.engines.control_plane import wait_until
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
 from tests.support.engines.replica import CACHED_ADAPTERS, Replica
 from tests.support.engines.world import BOMB, ENDLESS, GOOD, NAN, NOOP, OTHER, PREFIX, THIRD, count
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: 
     def reported() -> EngineCount:
         replica.engine_http.post("/v1/completions", json={"model": "nobody", "prompt": "x"})  # refused: counts nothing
         seen = len(replica.plane.observed)
-        wait_until(lambda: len(replica.plane.observed) > seen + 2, seconds=60, what="reports with a fresh reading")
+        wait_until(lambda: len(replica.plane.observed) > seen + 2, "reports with a fresh reading")
         found = replica.plane.observed[-1].counted
         assert found is not None
         return found
@@ -123,9 +123,9 @@ def test_a_streams_first_piece_comes_while_the_rest_is_made_and_leaving_ends_it(
     with replica.http.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_raw())
         # The engine hands out tokens before it counts the step that made them.
-        wait_until(lambda: count(replica, "num_requests_running") >= 1, seconds=60, what="the request to be counted")
+        wait_until(lambda: count(replica, "num_requests_running") >= 1, "the request to be counted")
 
-    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
+    wait_until(lambda: count(replica, "num_requests_running") == 0, "the abandoned request to stop")
     assert count(replica, "generation_tokens_total") - before < ENDLESS["max_tokens"] - 80
 
 
@@ -181,10 +181,10 @@ def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replic
                     said = json.loads(line[6:])["usage"]["completion_tokens"]
                 if said >= 12:
                     os.kill(engine_core, signal.SIGSTOP)  # or it would write on until it hears that the client left
-        wait_until(lambda: count_requests(replica.paths.socket) == 0, seconds=60, what="the leaving to be heard")
+        wait_until(lambda: count_requests(replica.paths.socket) == 0, "the leaving to be heard")
     finally:
         os.kill(engine_core, signal.SIGCONT)
-    wait_until(lambda: count(replica, "num_requests_running") == 0, seconds=60, what="the abandoned request to stop")
+    wait_until(lambda: count(replica, "num_requests_running") == 0, "the abandoned request to stop")
 
     assert 0 <= count_generated() - before - said <= 2  # what was under way when the client left
 
@@ -205,7 +205,7 @@ def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica, 
 
     thread = threading.Thread(target=churn)
     thread.start()
-    wait_until(lambda: len(loads) > CACHED_ADAPTERS, seconds=60, what="more strangers than the cache holds")
+    wait_until(lambda: len(loads) > CACHED_ADAPTERS, "more strangers than the cache holds")
     answers = [(model, replica.complete(model, **greedy)) for model in (GOOD, OTHER) * 2]
     stop.set()
     thread.join()
@@ -214,4 +214,4 @@ def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica, 
     assert [answer.status_code for _, answer in answers] == [200] * 4
     assert [answer.json()["choices"][0]["text"] for _, answer in answers] == [wanted[model] for model, _ in answers]
     known = {SERVED_NAME, GOOD, OTHER, THIRD}
-    wait_until(lambda: set(replica.list_loaded()) == known, seconds=60, what="the agent to clear the strangers")
+    wait_until(lambda: set(replica.list_loaded()) == known, "the agent to clear the strangers")

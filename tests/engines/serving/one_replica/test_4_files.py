@@ -7,10 +7,10 @@ import pytest
 
 from apps.contracts.serving import DesiredAdapter, LoadState
 from tests.support.engines.adapters import make_arrays, make_files
-from tests.support.engines.control_plane import wait_until
 from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.replica import Replica
 from tests.support.engines.world import GOOD, NAN, OTHER, THIRD
+from tests.support.waiting import wait_until
 
 
 def test_unwanted_adapter_is_unloaded_but_its_files_stay_while_the_engine_lives(
@@ -19,7 +19,7 @@ def test_unwanted_adapter_is_unloaded_but_its_files_stay_while_the_engine_lives(
     folder = Path(replica.list_loaded()[THIRD])
 
     replica.plane.want(*(a for name, a in adapters.items() if name != THIRD))
-    wait_until(lambda: THIRD not in replica.list_loaded(), seconds=60, what="the adapter to be unloaded")
+    wait_until(lambda: THIRD not in replica.list_loaded(), "the adapter to be unloaded")
 
     assert replica.complete(THIRD).status_code == 404
     assert (folder / "adapter_model.safetensors").exists()
@@ -34,7 +34,7 @@ def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swap
     changed = replica.plane.describe(OTHER, make_files(make_arrays(BASE_MODEL, seed=9)))
 
     replica.plane.want(adapters[GOOD], changed)
-    wait_until(lambda: replica.list_loaded().get(OTHER, before) != before, seconds=60, what="the new folder")
+    wait_until(lambda: replica.list_loaded().get(OTHER, before) != before, "the new folder")
 
     assert Path(before, "adapter_model.safetensors").exists()
     folder = replica.list_loaded()[OTHER]
@@ -45,7 +45,7 @@ def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swap
 
 def test_rejected_adapter_is_never_tried_again(replica: Replica, adapters: dict[str, DesiredAdapter]) -> None:
     replica.plane.want(adapters[GOOD], adapters[NAN])
-    wait_until(lambda: replica.plane.get_adapter(NAN), seconds=60, what="the verdict to be repeated")
+    wait_until(lambda: replica.plane.get_adapter(NAN), "the verdict to be repeated")
 
     row = replica.plane.get_adapter(NAN)
 

@@ -14,10 +14,10 @@ from apps.contracts.serving import DesiredAdapter
 from gpu_workers.common.process_tree import Process, is_alive
 from gpu_workers.engine.health import count_requests
 from tests.support.engines.adapters import make_arrays, make_files
-from tests.support.engines.control_plane import wait_until
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
 from tests.support.engines.replica import Replica, pausing
 from tests.support.engines.world import ENDLESS, GOOD, OTHER
+from tests.support.waiting import wait_until
 
 GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.interfaces.gateway.engines.routes
 
@@ -27,7 +27,7 @@ def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(
 ) -> None:
     """An intruder loads a NaN adapter past the agent: the guard that is left is the engine's own count."""
     replica.plane.want(adapters[GOOD], adapters[OTHER])
-    wait_until(lambda: replica.complete(OTHER).status_code == 200, seconds=60, what="both adapters to be loaded")
+    wait_until(lambda: replica.complete(OTHER).status_code == 200, "both adapters to be loaded")
     old = replica.get_state()
     processes = replica.list_processes()
     poison = make_arrays(BASE_MODEL)
@@ -42,13 +42,13 @@ def test_invalid_numbers_in_the_engine_close_the_door_and_restart_it(
     assert (loaded.status_code, poisoned.status_code) == (200, 200)
 
     replica.complete(GOOD)
-    wait_until(lambda: replica.plane.observed[-1].nan_requests_total > 0, seconds=60, what="the report")
+    wait_until(lambda: replica.plane.observed[-1].nan_requests_total > 0, "the report")
 
     assert not replica.plane.observed[-1].is_ready
     assert "quarantine" in replica.plane.get_adapter(GOOD).reason  # used meanwhile; tried again in the next engine
     answer = replica.complete(SERVED_NAME)
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
-    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="the poisoned engine to be gone")
+    wait_until(lambda: not any(map(is_alive, processes)), "the poisoned engine to be gone", seconds=10)
     replica.wait_for_new_engine(old.generation)
 
 
@@ -65,7 +65,7 @@ def test_kill_9_during_the_start_leaves_no_orphan_for_10_seconds(replica: Replic
 
     kill(engine_core if victim == "engine_core" else state.launcher)
 
-    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
+    wait_until(lambda: not any(map(is_alive, processes)), "every process to be gone", seconds=10)
     replica.wait_for_new_engine(state.generation)
 
 
@@ -93,13 +93,13 @@ def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica
         try:
             with replica.plane.keeping_not_ready_waiting():
                 replica.agent.send_signal(signal.SIGTERM)
-                wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=60, what="the report")
+                wait_until(lambda: not replica.plane.observed[-1].is_ready, "the report")
                 late = threads.submit(replica.complete, GOOD)  # by a gateway that has not read it yet
-                wait_until(lambda: count_requests(replica.paths.socket) == 2, seconds=60, what="the late request")
+                wait_until(lambda: count_requests(replica.paths.socket) == 2, "the late request")
                 wait_for_passes(replica, 4)
                 assert not is_closed(replica)  # until it has been heard
                 told_at = time.monotonic()
-            wait_until(lambda: is_closed(replica), seconds=60, what="the door to close")
+            wait_until(lambda: is_closed(replica), "the door to close")
             assert time.monotonic() - told_at > 2 * GATEWAYS_READ_ROUTES_SECONDS
             wait_for_passes(replica, 2)
             assert is_closed(replica)  # and stays so
@@ -135,15 +135,15 @@ def test_kill_9_of_the_api_process_breaks_streams_closes_the_door_and_leaves_no_
             if number == 1:
                 kill(api)
 
-    wait_until(lambda: not any(map(is_alive, processes)), seconds=10, what="every process to be gone")
+    wait_until(lambda: not any(map(is_alive, processes)), "every process to be gone", seconds=10)
     assert replica.complete(GOOD).status_code == 503
-    wait_until(lambda: not replica.plane.observed[-1].is_ready, seconds=10, what="the report")
+    wait_until(lambda: not replica.plane.observed[-1].is_ready, "the report", seconds=10)
 
 
 def wait_for_passes(replica: Replica, passes: int) -> None:
     """Let the agent look at its engine some more times, a second apart."""
     before = replica.plane.desired_reads
-    wait_until(lambda: replica.plane.desired_reads > before + passes, seconds=60, what=f"{passes} more passes")
+    wait_until(lambda: replica.plane.desired_reads > before + passes, f"{passes} more passes")
 
 
 def is_closed(replica: Replica) -> bool:

@@ -18,12 +18,7 @@ from gpu_workers.train.loop.launch import interface_of, place_in
 from gpu_workers.trainer.children.executor import MODULE
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer
 from tests.support.engines.attempts import ELSEWHERE, Tried, make_run_spec, prepare
-from tests.support.engines.processes import (
-    PLAIN,
-    ROWS,
-    assert_trained_alike,
-    wait_for,
-)
+from tests.support.engines.processes import PLAIN, ROWS, assert_trained_alike, wait_for
 
 ADDRESS = "127.0.0.1"
 _PATIENCE_SECONDS = 300.0  # on a busy machine

@@ -3,10 +3,8 @@
 import json
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, Grader, GraderKind
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, Method, Objective, RunSpec
+from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, Method, Objective, RunSpec
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.artifacts import seal_folder, verify_folder
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter
@@ -28,6 +26,7 @@ from gpu_workers.train.after.publish import make
 from gpu_workers.train.model.adapter_export import adapter_config
 from gpu_workers.trainer.publication import EVALUATION, GGUF_EXPORT, MERGED_EXPORT, Made, PublishSecrets
 from tests.support.engines.rows import RECIPE, make_rows, unlike
+from tests.twins.http_server import Answer, Request, serve_http
 
 
 def publish(work_dir: Path, spec: RunSpec, **secrets: Any) -> dict[str, Made]:
@@ -36,31 +35,8 @@ def publish(work_dir: Path, spec: RunSpec, **secrets: Any) -> dict[str, Made]:
     return {part: make(work_dir, spec, PublishSecrets(part=part, **secrets)) for part in parts}
 
 
-@pytest.fixture(scope="module")
-def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Made]]:
-    """An adapter of random weights, published with a merged model and JSON rows held out."""
-    work_dir = tmp_path_factory.mktemp("work")
-    (work_dir / "train.jsonl").write_bytes(make_rows(20))
-    (work_dir / "validation.jsonl").write_bytes(unlike(make_rows(12, seed=1)))
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=file,
-        validation=file,
-        hyperparameters=RECIPE,
-        exports=(MERGED_EXPORT,),
-    )
-    _write_adapter(work_dir, tiny_model, spec)
-    return work_dir, publish(work_dir, spec)
-
-
-@pytest.fixture
-def judged_spec(tiny_model: Path) -> RunSpec:
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=12, url="")
+def make_spec(tiny_model: Path, *, rows: int = 12, recipe: Hyperparameters = RECIPE, **fields: Any) -> RunSpec:
+    file = DatasetRef(id="ds", sha256="", bytes=1, rows=rows, url="")
     return RunSpec(
         run_id="run_1",
         job_id="ftjob-1",
@@ -69,9 +45,25 @@ def judged_spec(tiny_model: Path) -> RunSpec:
         base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
         training=file,
         validation=file,
-        hyperparameters=RECIPE,
-        evaluation=EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo")),
+        hyperparameters=recipe,
+        **fields,
     )
+
+
+@pytest.fixture(scope="module")
+def published(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Made]]:
+    """An adapter of random weights, published with a merged model and JSON rows held out."""
+    work_dir = tmp_path_factory.mktemp("work")
+    (work_dir / "train.jsonl").write_bytes(make_rows(20))
+    (work_dir / "validation.jsonl").write_bytes(unlike(make_rows(12, seed=1)))
+    spec = make_spec(tiny_model, exports=(MERGED_EXPORT,))
+    _write_adapter(work_dir, tiny_model, spec)
+    return work_dir, publish(work_dir, spec)
+
+
+@pytest.fixture
+def judged_spec(tiny_model: Path) -> RunSpec:
+    return make_spec(tiny_model, evaluation=EvaluationPlan(grader=Grader(kind=GraderKind.JUDGE, model="demo")))
 
 
 def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
@@ -118,26 +110,15 @@ def judging_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """A gateway whose judge likes answers of the tuned model, asked second, better than those of the base."""
     bodies: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            bodies.append(json.loads(body["messages"][1]["content"]))
-            content = "4" if len(bodies) % 5 else "1"
-            usage = {"prompt_tokens": 10, "completion_tokens": 1}
-            answer = json.dumps({"choices": [{"message": {"content": content}}], "usage": usage}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+    def answer(request: Request) -> Answer:
+        body = json.loads(request.body)
+        bodies.append(json.loads(body["messages"][1]["content"]))
+        message = {"content": "4" if len(bodies) % 5 else "1"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 1}
+        return Answer(content=json.dumps({"choices": [{"message": message}], "usage": usage}).encode())
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1", bodies
-        finally:
-            server.shutdown()
+    with serve_http(answer) as url:
+        yield f"{url}/v1", bodies
 
 
 def test_a_judge_grades_both_models_answers(published, judged_spec):
@@ -227,15 +208,7 @@ def test_the_merged_model_answers_as_base_and_adapter_do(published, tiny_model):
 
 @pytest.mark.parametrize("flags", [{"use_dora": True}, {"use_rslora": True}])
 def test_dora_and_rslora_merge_as_peft_applies_them(flags, published, tiny_model, tmp_path):
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=DatasetRef(id="ds", sha256="", bytes=1, rows=1, url=""),
-        hyperparameters=msgspec.structs.replace(RECIPE, **flags),
-    )
+    spec = make_spec(tiny_model, recipe=msgspec.structs.replace(RECIPE, **flags))
     _write_adapter(tmp_path, tiny_model, spec)
     prompt = torch.tensor([[3, 100, 200, 1, 4]])
 
@@ -280,17 +253,7 @@ def make_texts(count: int) -> bytes:
 def test_preferences_and_running_text_are_compared_too(objective, rows, measures, tiny_model, tmp_path):
     (tmp_path / "train.jsonl").write_bytes(rows)
     (tmp_path / "validation.jsonl").write_bytes(unlike(rows))
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=file,
-        validation=file,
-        hyperparameters=msgspec.structs.replace(RECIPE, objective=objective),
-    )
+    spec = make_spec(tiny_model, rows=8, recipe=msgspec.structs.replace(RECIPE, objective=objective))
     _write_adapter(tmp_path, tiny_model, spec)
 
     result = publish(tmp_path, spec)
@@ -305,17 +268,7 @@ def test_preferences_and_running_text_are_compared_too(objective, rows, measures
 def test_a_whole_model_is_compared_and_delivered_without_a_probe(tiny_model, tmp_path):
     (tmp_path / "train.jsonl").write_bytes(make_rows(8))
     (tmp_path / "validation.jsonl").write_bytes(unlike(make_rows(8, seed=1)))
-    file = DatasetRef(id="ds", sha256="", bytes=1, rows=8, url="")
-    spec = RunSpec(
-        run_id="run_1",
-        job_id="ftjob-1",
-        organization_id="org_1",
-        attempt=1,
-        base_model=BaseModelRef(id="bm", name="tiny", path=str(tiny_model)),
-        training=file,
-        validation=file,
-        hyperparameters=msgspec.structs.replace(RECIPE, method=Method.FULL),
-    )
+    spec = make_spec(tiny_model, rows=8, recipe=msgspec.structs.replace(RECIPE, method=Method.FULL))
     torch.manual_seed(9)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
     model.model.layers[0].self_attn.q_proj.weight.data.normal_()

@@ -2,16 +2,7 @@
 
 from typing import Any
 
-from tests.support.api.bad_requests import (
-    ESTIMATES,
-    FILE,
-    JOBS,
-    MISSING,
-    NO_FILE,
-    NO_MODEL,
-    UNKNOWN,
-    Case,
-)
+from tests.support.api.bad_requests import ESTIMATES, FILE, JOBS, MISSING, NO_FILE, NO_MODEL, UNKNOWN, Case
 
 EVALS, BATCHES, COMPLETIONS, ACCOUNTS = "/v1/evals", "/v1/batches", "/v1/chat/completions", "/api/v1/service-accounts"
 GRADERS = "/v1/fine_tuning/alpha/graders"

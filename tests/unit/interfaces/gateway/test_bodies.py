@@ -9,13 +9,7 @@ import pytest
 from apps.core.errors import RateLimited, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
 from apps.interfaces.gateway.http import client as reading
-from apps.interfaces.gateway.http.bodies import (
-    MAX_OF_ONE,
-    Bodies,
-    BodyTooSlow,
-    largest_body,
-    tokens_unread,
-)
+from apps.interfaces.gateway.http.bodies import MAX_OF_ONE, Bodies, BodyTooSlow, largest_body, tokens_unread
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.http.connections import EXCHANGE
 

@@ -1,7 +1,6 @@
 """/api/v1/models/{model}/conversions: the forms that a finished model can be converted to, their prices and orders."""
 
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -12,9 +11,10 @@ from apps.accounts.roles import Permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version_by_name
 from apps.core.database.clock import db_now
-from apps.core.errors import ErrorDetails, InvalidValue
-from apps.core.money import LARGEST_USD, usd_decimal, usd_to_nano
+from apps.core.errors import ErrorDetails
+from apps.core.money import usd_decimal
 from apps.finetuning.conversions.orders import ConversionOffer, cancel, get_conversion, list_offers, order
+from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
 
@@ -63,7 +63,7 @@ class ModelConversions(ApiView):
         order.
         """
         version = get_version_by_name(organization=self.organization, model_name=model)
-        shown = _nano(body.quoted_max_usd)
+        shown = read_nano("quoted_max_usd", body.quoted_max_usd, example="0.25")
         order(version=version, kind=body.kind, shown_nano=shown, by=self.actor, now=db_now())
         return next(_object(version, each) for each in list_offers(version=version) if each.kind == body.kind)
 
@@ -77,14 +77,6 @@ class ModelConversionCancel(ApiView):
         found = cancel(conversion=get_conversion(version=version, id=conversion_id), by=self.actor)
         offer = next(each for each in list_offers(version=version) if each.kind == found.kind)
         return _object(version, replace(offer, conversion=found))
-
-
-def _nano(amount: str | float) -> int:
-    try:
-        return usd_to_nano(Decimal(str(amount)))
-    except (InvalidOperation, ValueError) as error:
-        text = f"'quoted_max_usd' is an amount in dollars, such as 0.25: at most {LARGEST_USD:,}, nine decimals."
-        raise InvalidValue(text, param="quoted_max_usd") from error
 
 
 def _object(version: AdapterVersion, offer: ConversionOffer) -> ConversionObject:

@@ -1,7 +1,6 @@
 """/api/v1/fine_tuning/retraining_plans: when jobs are repeated, what came of it, and a retraining on request."""
 
 import dataclasses
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -11,14 +10,15 @@ from rest_framework.request import Request
 from apps.accounts.queries import KeyIdentity
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, PermissionDenied
-from apps.core.money import LARGEST_USD, usd_decimal, usd_to_nano
+from apps.core.errors import PermissionDenied
+from apps.core.money import usd_decimal
 from apps.finetuning.jobs.retraining import plans
 from apps.finetuning.jobs.retraining.launches import RIGHTS
 from apps.finetuning.jobs.retraining.plans import EXACT, PlanRequest
 from apps.finetuning.jobs.retraining.schedules import Schedule, schedule_of
 from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import Retraining, RetrainingPlan
+from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals.criteria import SentCriteria
@@ -188,7 +188,7 @@ class RetrainingPlanList(ApiView):
             source_job=body.source_job,
             dataset=body.dataset,
             alias=body.alias,
-            max_nano=_nano(body.max_usd),
+            max_nano=read_nano("max_usd", body.max_usd, example="20.00"),
             held_out=body.held_out,
             regression=body.regression,
             max_loss_points=body.max_loss_points,
@@ -260,7 +260,7 @@ def _changes(body: ChangePlan) -> dict[str, Any]:
     if "schedule" in changes:
         changes["schedule"] = _schedule(changes["schedule"])
     if "max_usd" in changes:
-        changes["max_nano"] = _nano(changes.pop("max_usd"))
+        changes["max_nano"] = read_nano("max_usd", changes.pop("max_usd"), example="20.00")
     if "enabled" in changes:
         changes["is_enabled"] = changes.pop("enabled")
     return changes
@@ -268,14 +268,6 @@ def _changes(body: ChangePlan) -> dict[str, Any]:
 
 def _schedule(sent: ScheduleBody | None) -> Schedule | None:
     return Schedule(sent.every, sent.value, sent.hour_utc) if sent else None
-
-
-def _nano(amount: str | float) -> int:
-    try:
-        return usd_to_nano(Decimal(str(amount)))
-    except (InvalidOperation, ValueError) as error:
-        text = f"'max_usd' is an amount in dollars, such as 20.00: at most {LARGEST_USD:,}, nine decimals."
-        raise InvalidValue(text, param="max_usd") from error
 
 
 def _plan_object(plan: RetrainingPlan) -> RetrainingPlanObject:

@@ -11,7 +11,7 @@ import msgspec
 from django.core.files.uploadedfile import UploadedFile
 
 from apps.core.errors import ErrorBody
-from apps.core.http.openapi_schemas import named, published, tidied
+from apps.core.http.openapi.schemas import named, published, tidied
 
 _REF = "#/components/schemas/{name}"
 # OpenAPI 3.1 says bytes by the media type; generators look for the format of 3.0.

@@ -1,0 +1,1 @@
+"""The OpenAPI document: one description of every call, made from the types that serve it."""
