@@ -16,7 +16,7 @@ from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
-from scripts.supervision import LAUNCH_MARK, find_leftovers, render_config
+from scripts.supervision import LAUNCH_MARK, LaunchFailed, find_leftovers, render_config
 
 # The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
 PLAIN_SHELL = {
@@ -139,7 +139,7 @@ NAMES = sorted({name for program in PROGRAMS for name in re.findall(r"\$\{(\w+)\
 def test_a_value_that_supervisor_would_cut_is_refused(value: str, tmp_path: Path) -> None:
     place = Place(dict.fromkeys(NAMES, "x"), pythons={".venv": "/py", ".venv-engines": "/py"})
 
-    with pytest.raises(ValueError, match="plainer"):
+    with pytest.raises(LaunchFailed, match="plainer"):
         render_config(PROGRAMS[:1], place, home=tmp_path, runtime_dir=tmp_path, variables={"postgres": {"A": value}})
 
 
