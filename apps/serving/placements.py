@@ -119,7 +119,8 @@ def _is_there(replica: Replica, now: datetime.datetime) -> bool:
 def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], places: int) -> list[AdapterDemand]:
     """Return what may have a place: adapters that have one, are kept warm, are named or were used within a day.
 
-    That is at most as many of each organization and rank as there are places, however many adapters it has deployed.
+    Of each organization and rank that is at most twice as many as there are places: those that may have all places, and
+    as many that may replace them.
     """
     named = _named_versions(base_model_id)
     idle_since = now - datetime.timedelta(seconds=IDLE_SECONDS)
@@ -143,7 +144,7 @@ def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], place
     )
     rows = (
         asked.annotate(turn=turn)
-        .filter(turn__lte=places)
+        .filter(turn__lte=2 * places)
         .values_list(
             "adapter_version_id",
             "organization_id",

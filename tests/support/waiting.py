@@ -1,6 +1,7 @@
 """Waiting for what another thread or process does, such as a server that gives its database connection back."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -22,6 +23,14 @@ def wait_until(
         time.sleep(pause)
         pause = min(1.5 * pause, 0.25)
     return found
+
+
+def join_readings() -> None:
+    """Wait for the threads in which the control plane reads delivered files."""
+    for thread in threading.enumerate():
+        if thread.name == "reading":
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "a file is still being read"
 
 
 async def settle() -> None:

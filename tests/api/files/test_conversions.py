@@ -2,7 +2,6 @@
 
 import datetime
 import hashlib
-import threading
 
 import msgspec
 import pytest
@@ -38,7 +37,7 @@ from apps.finetuning.runs import uploads
 from apps.finetuning.usage import storage
 from tests.factories.accounts import make_key, make_member, make_organization
 from tests.factories.finetuning import make_worker, manifest_of, model_files
-from tests.support.waiting import wait_until
+from tests.support.waiting import join_readings
 
 PER_GB_NANO = 2 * 10**10
 
@@ -107,7 +106,7 @@ def test_a_form_is_quoted_ordered_made_and_paid_once(shop, call, version, organi
     digest = stored(call, taken, model_files())
     monkeypatch.setattr(uploads, "READ_AT_ONCE_FILES", 0)
     assert finish(call, taken, manifest_sha256=digest) == 503, "large files are read while the worker repeats the call"
-    wait_until(lambda: not any(thread.name == "reading" for thread in threading.enumerate()))
+    join_readings()
     assert [finish(call, taken, manifest_sha256=digest) for _ in range(2)] == [204, 204], "a repeat changes nothing"
 
     made = sum(map(len, model_files().values()))

@@ -5,11 +5,7 @@ import threading
 import pytest
 
 from apps.core.objects.readings import FilesUnread, Readings
-from tests.support.waiting import wait_until
-
-
-def are_done() -> bool:
-    return not any(thread.name == "reading" for thread in threading.enumerate())
+from tests.support.waiting import join_readings
 
 
 def test_an_owner_reads_one_thing_at_a_time_and_a_result_is_told_to_whoever_asks() -> None:
@@ -28,17 +24,17 @@ def test_an_owner_reads_one_thing_at_a_time_and_a_result_is_told_to_whoever_asks
         with pytest.raises(FilesUnread):
             ask(owner, name)
     go_on.set()
-    wait_until(are_done)
+    join_readings()
     assert read == ["a", "d"], "the loud one has the rest read later"
     ask("loud", "a"), ask("quiet", "d"), ask("loud", "a")
 
     with pytest.raises(FilesUnread):
         ask("loud", "b", fails=True)
-    wait_until(are_done)
+    join_readings()
     with pytest.raises(ValueError, match="b"):
         ask("loud", "b")
     with pytest.raises(FilesUnread):
         ask("loud", "b")  # read again, for the file may have come
-    wait_until(are_done)
+    join_readings()
     ask("loud", "b")
     assert read == ["a", "d", "b", "b"]

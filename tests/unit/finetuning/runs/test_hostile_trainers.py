@@ -17,7 +17,7 @@ from apps.finetuning.models import FineTuningJob, RunUpload
 from apps.finetuning.runs import uploads
 from tests.factories.finetuning import TrainingSetup, adapter_files, manifest_of, model_files
 from tests.support.attempts import Attempt, charged
-from tests.support.waiting import wait_until
+from tests.support.waiting import join_readings
 
 WHOLE = model_files()
 PICKLE = b"\x80\x04\x95\x00\x00\x00\x00{.."
@@ -136,7 +136,7 @@ def test_large_files_are_read_outside_of_requests_so_that_no_call_waits(whole, r
             whole.finish(succeeded(upload))
     whole.beat()
     go_on.set()
-    wait_until(lambda: not any(thread.name == "reading" for thread in threading.enumerate()))
+    join_readings()
     whole.finish(succeeded(upload))
 
     assert reload(FineTuningJob.objects.get()).status == "succeeded"
@@ -149,7 +149,7 @@ def test_a_large_file_of_another_content_is_refused_once_it_was_read(whole, monk
 
     with pytest.raises(FilesUnread):
         whole.finish(succeeded(upload))
-    wait_until(lambda: not any(thread.name == "reading" for thread in threading.enumerate()))
+    join_readings()
     with pytest.raises(uploads.UploadIncomplete, match="another content"):
         whole.finish(succeeded(upload))
 
