@@ -77,7 +77,7 @@ API: dict[str, Url] = {
     "api_retraining_list": api(GET=P.VIEW, POST=P.JOB_WRITE, ids=PLAN),
     "api_job_events": api(GET=P.VIEW, ids=JOB),
     "api_job_checkpoints": api(GET=P.VIEW, ids=JOB),
-    "signed_object": signed("the signature in the address; tests/integration/core/test_directory_store.py", "GET", "PUT"),
+    "signed_object": signed("the signature of the address; integration/core/test_directory_store.py", "GET", "PUT"),
     "api_file_list": api(GET=P.VIEW, POST=P.DATASET_WRITE),
     "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids=FILE),
     "api_file_columns": api(GET=P.VIEW, POST=P.DATASET_WRITE, ids=FILE, data={"mapping": {"format": "chat"}}),
