@@ -1,5 +1,6 @@
 """Trained adapters and their versions."""
 
+import pgtrigger
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
@@ -19,6 +20,14 @@ class Adapter(OrganizationModel):
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
     created_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)
+
+
+_SUM_EXPORTS = """
+    NEW.export_bytes := coalesce((
+        SELECT sum((export ->> 'bytes')::bigint) FROM jsonb_array_elements(NEW.exports) AS export
+    ), 0);
+    RETURN NEW;
+"""
 
 
 class AdapterVersion(OrganizationModel):
@@ -47,6 +56,7 @@ class AdapterVersion(OrganizationModel):
     parity = models.JSONField(default=dict, help_text="apps.contracts.parity.ParityResult, {} before any engine spoke")
     report = models.JSONField(default=dict, help_text="apps.contracts.evaluation.EvaluationReport, {} without one")
     exports = models.JSONField(default=list, help_text="Other forms: kind, object_prefix, manifest, bytes")
+    export_bytes = models.BigIntegerField(default=0, help_text="Of all exports, kept by a trigger.")
     missing = models.JSONField(default=list, help_text="What was promised and could not be made: kind, cause")
     created_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)
@@ -55,17 +65,23 @@ class AdapterVersion(OrganizationModel):
         constraints = [models.UniqueConstraint(fields=["adapter", "number"], name="adapter_version_once")]
         indexes = [
             models.Index(fields=["organization", "-created_at", "-id"], name="adapter_version_newest"),
-            # An organization's bytes are summed often; exports are few.
-            models.Index(
-                fields=["organization"], include=["bytes"], condition=Q(deleted_at=None), name="adapter_version_kept"
-            ),
+            # An organization's bytes are summed often, from this index alone.
             models.Index(
                 fields=["organization"],
-                condition=Q(deleted_at=None) & ~Q(exports=[]),
-                name="adapter_version_exported",
+                include=["bytes", "export_bytes"],
+                condition=Q(deleted_at=None),
+                name="adapter_version_kept",
             ),
         ]
-        triggers = [status_trigger("adapter_version_status", VERSION_TRANSITIONS)]
+        triggers = [
+            status_trigger("adapter_version_status", VERSION_TRANSITIONS),
+            pgtrigger.Trigger(
+                name="adapter_version_export_bytes",
+                when=pgtrigger.Before,
+                operation=pgtrigger.Insert | pgtrigger.UpdateOf("exports"),
+                func=_SUM_EXPORTS,
+            ),
+        ]
 
     @property
     def label(self) -> str:

@@ -23,6 +23,7 @@ from apps.billing.models import (
     UsageEvent,
     UsageSeries,
 )
+from apps.core.database.clock import begin_of_day
 
 _KEPT = F("captured_nano") - F("refunded_nano")
 _INPUT_SKUS = "inference:input:"  # every request has one input line, so counting these counts each request once
@@ -96,7 +97,7 @@ def get_ledger_sum_nano() -> int:
 
 @dataclass(frozen=True)
 class Spending:
-    """An organization's charges so far. `tokens_billed` and `inference_nano` exclude usage that is not rated yet."""
+    """An organization's charges. `tokens_billed` and `inference_nano` exclude usage that is not rated yet."""
 
     tokens_billed: int
     unrated_requests: int
@@ -104,15 +105,23 @@ class Spending:
     training_nano: int
 
 
-def get_spending(*, organization: Organization | str) -> Spending:
+def get_spending(*, organization: Organization | str, since: datetime.date | None = None) -> Spending:
+    """Return the charges for requests from this UTC day on and for jobs settled since then; None: all charges so far.
+
+    All charges take as long as the organization is old, so pages ask for those of a month.
+    """
     organization_id = key_of(organization)
     series = UsageSeries.objects.filter(organization_id=organization_id, sku__startswith="inference:")
+    holds = Hold.objects.filter(organization_id=organization_id, purpose=HoldPurpose.JOB)
+    if since is not None:
+        series = series.filter(day__gte=since)
+        holds = holds.filter(status=HoldStatus.CLOSED, closed_at__gte=begin_of_day(since))
     sums = series.aggregate(
         tokens=Sum("rated_quantity"),
         posted=Sum("posted_nano"),
         unrated=Sum(F("request_count") - F("rated_request_count"), filter=Q(sku__startswith=_INPUT_SKUS)),
     )
-    training = Hold.objects.filter(organization_id=organization_id, purpose=HoldPurpose.JOB).aggregate(nano=Sum(_KEPT))
+    training = holds.aggregate(nano=Sum(_KEPT))
     return Spending(
         tokens_billed=sums["tokens"] or 0,
         unrated_requests=sums["unrated"] or 0,

@@ -29,7 +29,7 @@ STAFF = (
     "/staff/workers/{worker}", "/staff/pools", "/staff/pools/{pool}", "/staff/books", "/staff/margin",
     "/staff/payments", "/staff/organizations", "/staff/organizations/{organization}", "/staff/quotas",
 )  # fmt: skip
-LISTS = ("/", "/jobs", "/jobs?after={job}", "/jobs?status=paused", "/usage", "/invoices")
+LISTS = ("/", "/jobs", "/jobs?after={job}", "/jobs?status=paused", "/usage", "/usage?by=label", "/invoices")
 TASKS = (admit_waiting, reclaim, close_expired_holds, rate_usage)
 AT = f"now() - ({ROWS} - number) * interval '365 days' / {ROWS}"
 

@@ -12,7 +12,8 @@ from apps.billing.books.low_balance import DAYS
 from apps.billing.budgets import describe
 from apps.billing.models import BillingProfile, BudgetAlert, Invoice, LineKind
 from apps.billing.queries import get_balance
-from apps.billing.usage.spending import Spend, forecast_month, list_spending, sum_by
+from apps.billing.usage.spending import Spend, list_spending, sum_by
+from apps.billing.usage.sums import forecast_month
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.core.messages.mail import render_mail

@@ -263,8 +263,17 @@ class Hold(OrganizationModel):
             ),
             # Slices are many; these find the holds of jobs among them.
             models.Index(fields=["source"], condition=Q(purpose=HoldPurpose.JOB), name="hold_of_job"),
+            # What jobs cost in a month is added up from these two indexes alone, of one organization and of all.
             models.Index(
-                fields=["organization", "closed_at"], condition=Q(purpose=HoldPurpose.JOB), name="hold_of_jobs_closed"
+                fields=["organization", "closed_at"],
+                include=["source", "price_rule", "captured_nano", "refunded_nano"],
+                condition=Q(purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED),
+                name="hold_of_jobs_closed",
             ),
-            models.Index(fields=["closed_at"], condition=Q(purpose=HoldPurpose.JOB), name="hold_closed_of_all"),
+            models.Index(
+                fields=["closed_at"],
+                include=["price_rule", "captured_nano", "refunded_nano"],
+                condition=Q(purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED),
+                name="hold_closed_of_all",
+            ),
         ]

@@ -1,21 +1,16 @@
-"""Spending line by line, with sums and a forecast.
-
-Requests and storage count on the day of use, jobs on the day they were settled.
-"""
+"""Spending line by line. Requests and storage count on the day of use, jobs on the day they were settled."""
 
 import datetime
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from apps.accounts.models import ApiKey, Organization, key_of
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, KeyLabel, LineKind, UsageSeries, VolumeRebate
 from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
-
-_FORECAST_DAYS = 7
 
 
 @dataclass(frozen=True)
@@ -39,11 +34,36 @@ class Spend:
     member_id: str
     labels: dict[str, str] = field(hash=False)
     cost_nano: int = 0
-    at: datetime.datetime | None = None  # when a job was settled; other lines have no time
+
+
+def used_series(organization_id: str, first: datetime.date, last: datetime.date) -> QuerySet[UsageSeries]:
+    """Return the requests, stored bytes and time kept warm of these UTC days, both included."""
+    return UsageSeries.objects.filter(organization_id=organization_id, day__gte=first, day__lte=last)
+
+
+def charged_holds(organization_id: str, first: datetime.date, last: datetime.date) -> QuerySet[Hold]:
+    """Return the holds of jobs and conversions that were settled on these UTC days, less those given back."""
+    return Hold.objects.filter(
+        organization_id=organization_id,
+        purpose=HoldPurpose.JOB,
+        status=HoldStatus.CLOSED,
+        closed_at__gte=begin_of_day(first),
+        closed_at__lt=begin_of_day(last + datetime.timedelta(days=1)),
+        captured_nano__gt=F("refunded_nano"),
+    )
+
+
+def posted_rebates(organization_id: str, first: datetime.date, last: datetime.date) -> QuerySet[VolumeRebate]:
+    """Return the rebates of the months from that of `first` to that of `last`."""
+    rows = VolumeRebate.objects.filter(organization_id=organization_id, posted_nano__gt=0)
+    return rows.filter(month__gte=first.replace(day=1), month__lte=last)
 
 
 def list_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[Spend]:
-    """Return every line between these UTC days, both included, ordered by day."""
+    """Return every line between these UTC days, both included, ordered by day.
+
+    `apps.billing.usage.sums` adds them up in the database.
+    """
     organization_id = key_of(organization)
     lines = [
         *_metered(organization_id, first, last),
@@ -59,8 +79,7 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
     labels: dict[str, dict[str, str]] = defaultdict(dict)
     for row in KeyLabel.objects.filter(organization_id=organization_id):
         labels[row.key_id][row.name] = row.value
-    series = UsageSeries.objects.filter(organization_id=organization_id, day__gte=first, day__lte=last)
-    for line in series.select_related("price_rule"):
+    for line in used_series(organization_id, first, last).select_related("price_rule"):
         price = line.price_rule
         yield Spend(
             day=line.day,
@@ -81,15 +100,7 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
 
 
 def _trained(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
-    holds = Hold.objects.filter(
-        organization_id=organization_id,
-        purpose=HoldPurpose.JOB,
-        status=HoldStatus.CLOSED,
-        closed_at__gte=begin_of_day(first),
-        closed_at__lt=begin_of_day(last + datetime.timedelta(days=1)),
-        captured_nano__gt=F("refunded_nano"),
-    )
-    for hold in holds.select_related("price_rule"):
+    for hold in charged_holds(organization_id, first, last).select_related("price_rule"):
         cost = hold.captured_nano - hold.refunded_nano
         price = hold.price_rule
         assert hold.closed_at is not None
@@ -108,13 +119,11 @@ def _trained(organization_id: str, first: datetime.date, last: datetime.date) ->
             member_id=hold.member_id,
             labels=dict(hold.labels),
             cost_nano=cost,
-            at=hold.closed_at.astimezone(datetime.UTC),
         )
 
 
 def _rebates(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
-    rows = VolumeRebate.objects.filter(organization_id=organization_id, posted_nano__gt=0)
-    for row in rows.filter(month__gte=first.replace(day=1), month__lte=last).select_related("price_rule"):
+    for row in posted_rebates(organization_id, first, last).select_related("price_rule"):
         yield Spend(
             day=row.month, kind=LineKind.REBATE, subject=f"Volume of {row.month:%B %Y}", reference=f"rebate-{row.pk}",
             sku=row.price_rule.sku, unit=row.price_rule.unit, quantity=row.quantity, requests=0,
@@ -123,34 +132,9 @@ def _rebates(organization_id: str, first: datetime.date, last: datetime.date) ->
         )  # fmt: skip
 
 
-# --- Sums -------------------------------------------------------------------------------------------------------------
-
-
 def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int]:
     """Return the nano spent under each key, largest first."""
     sums: dict[str, int] = defaultdict(int)
     for line in lines:
         sums[key(line)] += line.cost_nano
     return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """A calendar month: spent so far, and the expected total if the days to come cost the mean of the last seven."""
-
-    month: datetime.date
-    spent_nano: int
-    expected_nano: int
-
-
-def forecast_month(*, organization: Organization | str, now: datetime.datetime) -> Forecast:
-    """Return the month's expected cost at the mean of the last seven days, today so far included."""
-    today = now.astimezone(datetime.UTC).date()
-    month = today.replace(day=1)
-    week = today - datetime.timedelta(days=_FORECAST_DAYS - 1)
-    lines = list_spending(organization=organization, first=min(month, week), last=today)
-    spent = sum(line.cost_nano for line in lines if line.day >= month)
-    recent = sum(line.cost_nano for line in lines if line.day >= week and line.kind != LineKind.REBATE)
-    next_month = (month + datetime.timedelta(days=32)).replace(day=1)
-    to_come = (next_month - today).days - 1
-    return Forecast(month, spent, spent + recent * to_come // _FORECAST_DAYS)

@@ -153,7 +153,7 @@ class TrafficSum:
 
 def list_traffic(
     *,
-    organization: Organization | str | None,
+    organization: Organization | str,
     since: datetime.datetime,
     until: datetime.datetime,
     step: Step,
@@ -161,7 +161,7 @@ def list_traffic(
 ) -> list[TrafficSum]:
     """Return the traffic of each UTC hour or day from `since` until before `until`, those without requests included.
 
-    `since` begins an hour or day. Without `organization` it is that of all organizations, for roles that see them.
+    `since` begins an hour or day.
     """
     rows = _rows(organization, since, until)
     if model_name:
@@ -171,6 +171,16 @@ def list_traffic(
     length = datetime.timedelta(hours=1) if step == "hour" else datetime.timedelta(days=1)
     begins = [since + length * number for number in range(-(-(until - since) // length))]
     return [_traffic(found.get(at, {"at": at})) for at in begins]
+
+
+def sum_traffic(*, since: datetime.datetime, until: datetime.datetime, with_first_tokens: bool = False) -> TrafficSum:
+    """Return the traffic of all organizations together, for roles that see them, without latencies.
+
+    Each hour has a row of every key, so the times to the first token are added up only where they are asked for.
+    """
+    rows = TrafficHour.objects.filter(hour_at__gte=since, hour_at__lt=until)
+    sums = {name: Sum(name) for name in _SUMS} | (_buckets(_HISTOGRAMS[:1]) if with_first_tokens else {})
+    return _traffic({name: value or 0 for name, value in rows.aggregate(**sums).items()})
 
 
 def list_traffic_hours(
@@ -235,15 +245,17 @@ def percentile_ms(counts: Sequence[int], share: float) -> int | None:
 
 
 def _rows(
-    organization: Organization | str | None, since: datetime.datetime, until: datetime.datetime
+    organization: Organization | str, since: datetime.datetime, until: datetime.datetime
 ) -> QuerySet[TrafficHour]:
-    rows = TrafficHour.objects.filter(hour_at__gte=since, hour_at__lt=until)
-    return rows if organization is None else rows.for_organization(organization)
+    return TrafficHour.objects.filter(hour_at__gte=since, hour_at__lt=until).for_organization(organization)
 
 
 def _summed(groups: QuerySet[TrafficHour, Any]) -> QuerySet[TrafficHour, Any]:
-    buckets = {f"{name}_{number}": Sum(F(f"{name}__{number}")) for name in _HISTOGRAMS for number in _BUCKETS}
-    return groups.annotate(**{name: Sum(name) for name in _SUMS}, **buckets).order_by()
+    return groups.annotate(**{name: Sum(name) for name in _SUMS}, **_buckets(_HISTOGRAMS)).order_by()
+
+
+def _buckets(histograms: Iterable[str]) -> dict[str, Sum]:
+    return {f"{name}_{number}": Sum(F(f"{name}__{number}")) for name in histograms for number in _BUCKETS}
 
 
 def _traffic(row: dict[str, Any]) -> TrafficSum:

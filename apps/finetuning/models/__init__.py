@@ -16,7 +16,7 @@ from apps.finetuning.models.pools import (
     WorkerToken,
 )
 from apps.finetuning.models.retraining import Retraining, RetrainingPlan
-from apps.finetuning.models.runs import Checkpoint, QueueShare, Run, RunMember, RunUpload
+from apps.finetuning.models.runs import Checkpoint, GpuDay, QueueShare, Run, RunMember, RunUpload
 
 __all__ = [
     "CalibrationPoint",
@@ -28,6 +28,7 @@ __all__ = [
     "Conversion",
     "Examination",
     "FineTuningJob",
+    "GpuDay",
     "GpuPool",
     "HubPush",
     "HubPushToken",

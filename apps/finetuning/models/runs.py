@@ -54,6 +54,40 @@ _SHARE_CHANGES = [
 ]  # fmt: skip
 
 
+def add_gpu_days(ended: str) -> str:
+    """Return the statement that adds the time of ended attempts to their days (`GpuDay`).
+
+    `ended` is SQL of rows (sign, organization_id, pool_id, job_id, leased_at, finished_at, billed_gpu_ms). Those that
+    did not end count nothing. Times lose their zone in UTC, so that each day has 24 hours in every session.
+    """
+    return f"""
+    INSERT INTO finetuning_gpuday AS before (organization_id, pool_id, day, held_gpu_us, billed_gpu_ms)
+    SELECT ended.organization_id, ended.pool_id, midnight::date,
+        sum(ended.sign * 1000000::numeric * coalesce(job.gpu_count, 1) * extract(epoch FROM
+            least(span.until, midnight + interval '1 day') - greatest(span.since, midnight))),
+        sum(CASE WHEN midnight = date_trunc('day', span.until) THEN ended.sign * ended.billed_gpu_ms ELSE 0 END)
+    FROM ({ended}) AS ended(sign, organization_id, pool_id, job_id, leased_at, finished_at, billed_gpu_ms)
+    LEFT JOIN finetuning_finetuningjob job ON job.id = ended.job_id
+    CROSS JOIN LATERAL (SELECT least(ended.leased_at, ended.finished_at) AT TIME ZONE 'UTC',
+        ended.finished_at AT TIME ZONE 'UTC') AS span(since, until)
+    CROSS JOIN LATERAL generate_series(date_trunc('day', span.since), span.until, interval '1 day') AS midnight
+    WHERE ended.finished_at IS NOT NULL
+    GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+    ON CONFLICT (organization_id, day, pool_id) DO UPDATE SET
+        held_gpu_us = before.held_gpu_us + excluded.held_gpu_us,
+        billed_gpu_ms = before.billed_gpu_ms + excluded.billed_gpu_ms
+    """  # noqa: S608 - constants
+
+
+_ENDED = "{0}.organization_id, {0}.pool_id, {0}.job_id, {0}.leased_at, {0}.finished_at, {0}.billed_gpu_ms"
+_KEEP_DAYS = f"""
+    IF OLD.finished_at IS NOT NULL OR NEW.finished_at IS NOT NULL THEN
+        {add_gpu_days(f"VALUES (-1, {_ENDED.format('OLD')}), (1, {_ENDED.format('NEW')})").strip()};
+    END IF;
+    RETURN NULL;
+"""
+
+
 class Run(OrganizationModel):
     """One attempt at a job. While leased, `attempt` is the fencing token that every worker write must carry."""
 
@@ -135,6 +169,14 @@ class Run(OrganizationModel):
                 declare=_SHARE_CHANGES,
                 func=_KEEP_SHARE,
             ),
+            pgtrigger.Trigger(
+                name="run_time",
+                when=pgtrigger.After,
+                operation=pgtrigger.Insert
+                | pgtrigger.UpdateOf("leased_at", "finished_at", "billed_gpu_ms")
+                | pgtrigger.Delete,
+                func=_KEEP_DAYS,
+            ),
         ]
 
 
@@ -158,6 +200,23 @@ class QueueShare(OrganizationModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["pool", "organization"], name="queue_share_once")]
         indexes = [models.Index(fields=["pool"], condition=Q(queued__gt=0), name="queue_share_waiting")]
+
+
+class GpuDay(OrganizationModel):
+    """The time of an organization's ended attempts in one pool on one UTC day, kept by the trigger of runs.
+
+    Sums over months read it instead of the runs. Attempts that go on are not in it.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="+", db_index=False)
+    day = models.DateField()
+    held_gpu_us = models.BigIntegerField(help_text="Microseconds of that day, of all GPUs.")
+    billed_gpu_ms = models.BigIntegerField(help_text="Of the attempts that ended on that day.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["organization", "day", "pool"], name="gpu_day_once")]
+        indexes = [models.Index(fields=["day"], name="gpu_day_of_all")]
 
 
 class RunMember(OrganizationModel):

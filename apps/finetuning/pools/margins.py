@@ -12,7 +12,7 @@ from apps.core import audit
 from apps.core.database.clock import begin_of_day
 from apps.core.errors import InvalidValue
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker, WorkerKind
-from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between
+from apps.finetuning.usage.occupancy import held_gpu_seconds, seconds_between, whole_days
 
 _HOUR_SECONDS = 3600
 _LOSSES_SHOWN = 50
@@ -22,13 +22,11 @@ _LOSSES_SHOWN = 50
 class Margin:
     """A pool's month. `cost_nano` is None until an operator sets the GPU cost. Idle hours cost as much as busy ones.
 
-    `estimate_loss_nano` is the list price of the time above firm prices. The GPU cost includes that time, so the margin
-    does not subtract it again.
+    The time above firm prices is part of the GPU cost, so the margin does not subtract estimate losses again.
     """
 
     pool: GpuPool
     revenue_nano: int
-    estimate_loss_nano: int
     online_gpu_seconds: float
     busy_gpu_seconds: float
     billed_gpu_seconds: float
@@ -72,23 +70,27 @@ def list_margins(*, month: datetime.date, now: datetime.datetime) -> list[Margin
     costs = PoolCost.objects.filter(from_day__lt=after).order_by("from_day")
     cost_of_hour = dict(costs.values_list("pool_name", "nano_per_gpu_hour"))
     online, billed = _online(begin, end), _billed(begin, end)
-    busy = held_gpu_seconds(Run.objects.all(), by="pool_id", begin=begin, end=end)
-    revenue, lost = _revenue(begin, end), _losses(begin, end, by="pool")
+    busy = held_gpu_seconds(by="pool_id", begin=begin, end=end)
+    revenue = _revenue(begin, end)
     return [
-        Margin(
-            pool, revenue[pool.pk], lost.get(pool.pk, 0), online[pool.pk], busy[pool.pk], billed[pool.pk],
-            cost_of_hour.get(pool.name),
-        )
+        Margin(pool, revenue[pool.pk], online[pool.pk], busy[pool.pk], billed[pool.pk], cost_of_hour.get(pool.name))
         for pool in GpuPool.objects.order_by("name")
-    ]  # fmt: skip
+    ]
+
+
+def sum_estimate_losses(*, month: datetime.date, now: datetime.datetime) -> dict[str, int]:
+    """Return each pool's estimate loss of the month in nano; a pool without any may have no entry."""
+    of_job = FineTuningJob.objects.filter(pk=OuterRef("transaction__source")).values("pool")
+    rows = _losses(month, now).annotate(of=Subquery(of_job)).values_list("of")
+    return {pool_id: int(nano) for pool_id, nano in rows.annotate(nano=-Sum("amount_nano")).order_by()}
 
 
 def list_estimate_losses(*, month: datetime.date, now: datetime.datetime) -> list[EstimateLoss]:
     """Return the month's largest estimate losses, at most `_LOSSES_SHOWN`, with their jobs."""
-    lost = _losses(*_span(month, now), by="pk")
-    largest = sorted((pk for pk, nano in lost.items() if nano), key=lambda pk: -lost[pk])[:_LOSSES_SHOWN]
-    jobs = FineTuningJob.objects.select_related("organization", "pool").in_bulk(largest)
-    return [EstimateLoss(jobs[pk], lost[pk]) for pk in largest if pk in jobs]
+    sums = _losses(month, now).values_list("transaction__source").annotate(nano=-Sum("amount_nano"))
+    lost = dict(sums.exclude(nano=0).order_by("-nano", "transaction__source")[:_LOSSES_SHOWN])
+    jobs = FineTuningJob.objects.select_related("organization", "pool").in_bulk(list(lost))
+    return [EstimateLoss(jobs[pk], int(nano)) for pk, nano in lost.items() if pk in jobs]
 
 
 def set_pool_cost(*, pool: GpuPool, nano_per_gpu_hour: int, from_day: datetime.date, by: str) -> PoolCost:
@@ -109,17 +111,15 @@ def _span(month: datetime.date, now: datetime.datetime) -> tuple[datetime.dateti
     return begin, min(end, now)
 
 
-def _losses(begin: datetime.datetime, end: datetime.datetime, *, by: str) -> dict[str, int]:
-    """Return the estimate losses posted in this time by a field of their job."""
-    entries: QuerySet[LedgerEntry] = LedgerEntry.objects.filter(
+def _losses(month: datetime.date, now: datetime.datetime) -> QuerySet[LedgerEntry]:
+    """Return the entries of the month's estimate losses."""
+    begin, end = _span(month, now)
+    return LedgerEntry.objects.filter(
         account__kind=AccountKind.ESTIMATE_LOSS,
         transaction__kind=PostingKind.ESTIMATE_LOSS,
         transaction__created_at__gte=begin,
         transaction__created_at__lt=end,
     )
-    of_job = FineTuningJob.objects.filter(pk=OuterRef("transaction__source")).values(by)
-    sums = entries.annotate(of=Subquery(of_job)).values("of").annotate(nano=-Sum("amount_nano"))
-    return dict(sums.order_by().values_list("of", "nano"))
 
 
 def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
@@ -132,10 +132,11 @@ def _online(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float
 
 
 def _billed(begin: datetime.datetime, end: datetime.datetime) -> dict[str, float]:
-    rows = Run.objects.filter(finished_at__gte=begin, finished_at__lt=end).values("pool_id")
+    days, last = whole_days(begin, end)
     sums: dict[str, float] = defaultdict(float)
-    for row in rows.annotate(ms=Sum("billed_gpu_ms")).order_by():
-        sums[row["pool_id"]] = row["ms"] / 1000
+    for rows in (days, Run.objects.filter(finished_at__gte=last, finished_at__lt=end)):
+        for pool_id, ms in rows.values_list("pool_id").annotate(ms=Sum("billed_gpu_ms")).order_by():
+            sums[pool_id] += int(ms) / 1000
     return sums
 
 

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db import models
-from django.db.models import ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models import Case, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Greatest, Least
 
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
+from apps.finetuning.models import FineTuningJob, GpuDay, Run, RunMember, Worker
 
 # Of a run: its GPUs, its machines, and what it needs of each machine's own memory, which runs on other GPUs share.
 _TAKEN = ("job__gpu_count", "job__node_count", "job__estimate__host_bytes")
@@ -80,21 +80,39 @@ def last_work(*, worker: Worker) -> datetime.datetime:
     return max([worker.created_at, *(end for end in ends if end is not None)])
 
 
-def held_gpu_seconds(
-    runs: QuerySet[Run], *, by: str, begin: datetime.datetime | None, end: datetime.datetime
-) -> dict[str, float]:
-    """Return the GPU-seconds that the attempts held between two moments, by the field `by`; 0 without attempts.
+def whole_days(begin: datetime.datetime, end: datetime.datetime) -> tuple[QuerySet[GpuDay], datetime.datetime]:
+    """Return the days that ended by `end`, and the begin of the day that had not, whose runs are counted one by one.
 
-    `begin` None counts from the first attempt. A running attempt counts up to `end`.
+    `begin` is the begin of a UTC day. The days have no time of attempts that go on.
     """
-    held = runs.filter(leased_at__lt=end)
-    held = held.filter(Q(finished_at=None) | Q(finished_at__gt=begin)) if begin else held
-    since = Greatest("leased_at", begin) if begin else F("leased_at")
+    last = end.astimezone(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return GpuDay.objects.filter(day__gte=begin.date(), day__lt=last.date()), last
+
+
+def held_gpu_seconds(
+    *, by: str, begin: datetime.datetime, end: datetime.datetime, organizations: Collection[str] | None = None
+) -> dict[str, float]:
+    """Return the GPU-seconds that attempts held between two moments, by the field `by`; 0 without attempts.
+
+    `begin` is the begin of a UTC day. A running attempt counts up to `end`. `organizations` None means all of them.
+    """
+    days, last = whole_days(begin, end)
+    going_on = Q(finished_at=None)
+    runs = Run.objects.filter(going_on | Q(finished_at__gt=last) if end > last else going_on, leased_at__lt=end)
+    if organizations is not None:
+        days, runs = days.filter(organization__in=organizations), runs.filter(organization__in=organizations)
+    # The days have what an ended attempt held before the last one.
+    since = Case(When(finished_at=None, then=Value(begin)), default=Value(last), output_field=models.DateTimeField())
     # By its key: a join would read all jobs ever made as soon as the attempts are a few percent of them.
     gpus = Subquery(FineTuningJob.objects.filter(pk=OuterRef("job")).values("gpu_count"))
-    span = ExpressionWrapper((Least("finished_at", end) - since) * gpus, models.DurationField())
-    sums = held.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta())))
-    return defaultdict(float, {key: total.total_seconds() for key, total in sums})
+    span = ExpressionWrapper((Least("finished_at", end) - Greatest("leased_at", since)) * gpus, models.DurationField())
+    sums = defaultdict(
+        float,
+        {key: int(total) / 1_000_000 for key, total in days.order_by().values_list(by).annotate(Sum("held_gpu_us"))},
+    )
+    for key, total in runs.order_by().values_list(by).annotate(total=Sum(Greatest(span, datetime.timedelta()))):
+        sums[key] += total.total_seconds()
+    return sums
 
 
 def seconds_between(

@@ -19,7 +19,7 @@ from apps.core.database.prepared import fetch_prepared
 from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_OPEN, RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, Quota, Run
+from apps.finetuning.models import FineTuningJob, Quota
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
 LIMITS = (
@@ -71,8 +71,7 @@ def set_quota(*, organization: Organization | str, by: str, now: datetime.dateti
 
 def used_gpu_seconds(*, organizations: Collection[str], now: datetime.datetime) -> dict[str, float]:
     """Return the GPU-seconds that each one's attempts held since the start of the month (UTC), from claim to end."""
-    runs = Run.objects.filter(organization_id__in=organizations)
-    return held_gpu_seconds(runs, by="organization_id", begin=_month_of(now), end=now)
+    return held_gpu_seconds(by="organization_id", begin=_month_of(now), end=now, organizations=organizations)
 
 
 def require_place_for_job(*, organization: Organization | str, but: FineTuningJob | None = None) -> None:
@@ -198,12 +197,19 @@ _USE = f"""
         WHERE job.id IN (SELECT job_id FROM running UNION SELECT unnest(%(jobs)s::text[]))
     )
     SELECT coalesce(sum(gpu_count) FILTER (WHERE is_running), 0),
+        -- As occupancy.held_gpu_seconds adds it up: days that are over, and the runs of today.
         coalesce((
+            SELECT sum(before.held_gpu_us)::float8 / 1000000
+            FROM sharing JOIN finetuning_gpuday before ON before.organization_id = sharing.id
+            WHERE before.day >= (%(month)s::timestamptz AT TIME ZONE 'UTC')::date
+                AND before.day < (%(now)s::timestamptz AT TIME ZONE 'UTC')::date
+        ), 0) + coalesce((
             SELECT sum(job.gpu_count * greatest(extract(epoch FROM least(run.finished_at, %(now)s::timestamptz)
-                - greatest(run.leased_at, %(month)s::timestamptz))::float8, 0))
+                - greatest(run.leased_at, CASE WHEN run.finished_at IS NULL THEN %(month)s::timestamptz
+                    ELSE date_trunc('day', %(now)s::timestamptz, 'UTC') END))::float8, 0))
             FROM sharing JOIN finetuning_run run ON run.organization_id = sharing.id
             JOIN finetuning_finetuningjob job ON job.id = run.job_id
-            WHERE (run.finished_at IS NULL OR run.finished_at > %(month)s::timestamptz)
+            WHERE (run.finished_at IS NULL OR run.finished_at > date_trunc('day', %(now)s::timestamptz, 'UTC'))
                 AND run.leased_at < %(now)s::timestamptz
         ), 0),
         coalesce(sum(seconds) FILTER (WHERE is_running), 0),

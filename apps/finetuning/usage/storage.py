@@ -19,12 +19,8 @@ _MODEL_BYTES = """
         SELECT organization_id, bytes AS amount FROM finetuning_checkpoint
         WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
         UNION ALL
-        SELECT organization_id, bytes AS amount FROM adapters_adapterversion
+        SELECT organization_id, bytes + export_bytes AS amount FROM adapters_adapterversion
         WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
-        UNION ALL
-        SELECT organization_id, (SELECT sum((export ->> 'bytes')::bigint) FROM jsonb_array_elements(exports) AS export)
-        FROM adapters_adapterversion
-        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL AND NOT exports = '[]'::jsonb
         UNION ALL
         SELECT organization_id, bytes AS amount FROM batches_batchfile
         WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL

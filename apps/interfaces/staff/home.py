@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from apps.billing.books.reconciliation import list_newest_checks
 from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, CreditRequest, CreditRequestStatus
-from apps.billing.usage.traffic import list_traffic, total_of
+from apps.billing.usage.traffic import sum_traffic
 from apps.catalog.models import PriceRequest
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import list_failing
@@ -30,6 +30,7 @@ from apps.serving.ready_replicas import ready_replicas
 
 _SHOWN = 8
 _RECENT = datetime.timedelta(hours=24)
+_HOUR = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,15 @@ def show(request: HttpRequest) -> HttpResponse:
         succeeded=Count("pk", filter=Q(status=JobStatus.SUCCEEDED)),
         failed=Count("pk", filter=Q(status=JobStatus.FAILED)),
     )
-    since = now.replace(minute=0, second=0, microsecond=0) - _RECENT + datetime.timedelta(hours=1)
-    traffic = total_of(list_traffic(organization=None, since=since, until=now, step="hour"))
+    hour = now.replace(minute=0, second=0, microsecond=0)
     context = {
         "alerts": _alerts(),
         "pools": pools,
         "waiting": _waiting(now),
         "failed": list(failed.select_related("organization", "base_model").order_by("-finished_at")[:_SHOWN]),
         "counts": counts,
-        "traffic": traffic,
+        "traffic": sum_traffic(since=hour - _RECENT + _HOUR, until=now),
+        "newest": sum_traffic(since=hour - _HOUR, until=now, with_first_tokens=True),
         "running": sum(each.running for each in pools),
         "queued": sum(each.queued for each in pools),
         "revenue_nano": sum(each.revenue_nano for each in margins),

@@ -17,6 +17,7 @@ from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.suspension import reinstate_organization, suspend_organization
 from apps.billing.books.credit_requests import list_requests
+from apps.billing.budgets import month_of
 from apps.billing.queries import get_balance, get_balances, get_spending
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
@@ -187,11 +188,12 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
 def organization(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Show one organization: balance, spending, use against its limits, members, and its newest jobs."""
     tenant = get_object_or_404(Organization, pk=organization_id)
-    used = used_gpu_seconds(organizations=[tenant.pk], now=db_now())
+    now = db_now()
+    used = used_gpu_seconds(organizations=[tenant.pk], now=now)
     context = {
         "tenant": tenant,
         "balance": get_balance(organization=tenant),
-        "spending": get_spending(organization=tenant),
+        "spending": get_spending(organization=tenant, since=month_of(now)),
         "quota": (limits := get_quota(organization=tenant)),
         "gpu_time": _gpu_time_of(limits, used.get(tenant.pk, 0.0)),
         "storage_bytes": stored_bytes(organizations=[tenant.pk])[tenant.pk],

@@ -18,6 +18,11 @@ WORKERS = 100
 _LARGE_SHARE = 20
 _JOBS_OF_FILE = 10
 _EVENTS_OF_SHOWN_JOB = 5_000
+# What the trigger of runs would have added to their days.
+_ENDED_RUNS = (
+    "SELECT 1, organization_id, pool_id, job_id, leased_at, finished_at, billed_gpu_ms FROM finetuning_run"
+    " WHERE finished_at IS NOT NULL"
+)
 
 
 class Size(NamedTuple):
@@ -30,6 +35,7 @@ def fill(size: Size) -> dict[str, str]:
     """Migrate an empty database and fill it; return ids of things to look at, and the session keys of two people."""
     from django.core.management import call_command
 
+    from apps.finetuning.models.runs import add_gpu_days
     from apps.finetuning.runs.shares import repair_shares
 
     call_command("migrate", verbosity=0)
@@ -40,6 +46,7 @@ def fill(size: Size) -> dict[str, str]:
         _copy_money(made, size)
         _copy_models(made, size)
     with connection.cursor() as cursor:
+        cursor.execute(add_gpu_days(_ENDED_RUNS))
         cursor.execute("VACUUM ANALYZE")
     repair_shares()
     return _places(made)
@@ -230,7 +237,7 @@ def _copy_models(made: dict[str, Any], size: Size) -> None:
         model_name="'ft:tiny:acme:bot:' || number", lora_name="'a-' || number", created_at=at,
         source=numbered("run_"), bytes="20000000",
         exports="CASE WHEN mod(number, 10) = 0 THEN '[{\"kind\": \"gguf\", \"bytes\": 5, \"manifest\": {}}]'::jsonb"
-        " ELSE '[]'::jsonb END",
+        " ELSE '[]'::jsonb END", export_bytes="CASE WHEN mod(number, 10) = 0 THEN 5 ELSE 0 END",
     )  # fmt: skip
     served = min(20_000, count)
     copy_rows(

@@ -24,7 +24,7 @@ STAFF = (
 )  # fmt: skip
 MEMBER = (
     "/", "/jobs", "/jobs?after={deep}", "/jobs?status=paused", "/jobs?status=failed", "/jobs?sort=cost",
-    "/jobs/{live}", "/adapters", "/datasets", "/datasets/{file}", "/usage", "/usage/traffic",
+    "/jobs/{live}", "/adapters", "/datasets", "/datasets/{file}", "/usage", "/usage?days=90", "/usage/traffic",
     "/invoices", "/budgets", "/keys", "/members", "/batches", "/notifications", "/organization",
     "/organization/audit",
 )  # fmt: skip

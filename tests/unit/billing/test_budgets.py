@@ -16,7 +16,8 @@ from apps.billing.invoices.mail import publish_reports, send_alert, send_report
 from apps.billing.models import BillingProfile, Budget, BudgetAlert, Hold, KeyLabel
 from apps.billing.operations import refund_source
 from apps.billing.usage.slices import lease_slice
-from apps.billing.usage.spending import forecast_month, list_spending, sum_by
+from apps.billing.usage.spending import list_spending, sum_by
+from apps.billing.usage.sums import forecast_month
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.models import OutboxMessage

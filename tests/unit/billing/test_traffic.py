@@ -17,6 +17,7 @@ from apps.billing.usage.traffic import (
     list_traffic_of_models,
     percentile_ms,
     prune_traffic,
+    sum_traffic,
     total_of,
 )
 from apps.catalog.operations import set_price
@@ -52,7 +53,7 @@ def record(organization):
     return make
 
 
-def traffic_of(organization: Organization | None, *, hours: int = 24, step="hour", **fields) -> list[TrafficSum]:
+def traffic_of(organization: Organization, *, hours: int = 24, step="hour", **fields) -> list[TrafficSum]:
     return list_traffic(organization=organization, since=MIDNIGHT, until=MIDNIGHT + hours * HOUR, step=step, **fields)
 
 
@@ -111,7 +112,13 @@ def test_hours_and_days_without_requests_are_there_and_others_traffic_is_not(org
     assert len(hours) == 48
     assert [each.requests for each in days] == [2, 1, 0]
     assert total_of(of_model).requests == 1
-    assert total_of(traffic_of(None)).requests == 3
+    both = sum_traffic(since=MIDNIGHT, until=MIDNIGHT + 24 * HOUR)
+    assert (both.requests, both.first_token_ms) == (3, (None, None))
+    timed = sum_traffic(since=MIDNIGHT, until=MIDNIGHT + 24 * HOUR, with_first_tokens=True)
+    assert sum(timed.first_token_counts) == sum(
+        sum(hour.first_token_counts) for owner in Organization.objects.all() for hour in traffic_of(owner)
+    )
+    assert sum_traffic(since=MIDNIGHT - HOUR, until=MIDNIGHT).requests == 0
     models = list_traffic_of_models(organization=organization, since=MIDNIGHT, until=MIDNIGHT + 48 * HOUR)
     assert [(each.model_name, each.requests) for each in models] == [(MODEL, 2), ("anneal-demo", 1)]
 

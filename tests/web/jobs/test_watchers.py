@@ -137,6 +137,65 @@ def test_a_person_follows_so_many_pages_at_once_and_an_organization_so_many(
     assert asyncio.run(watch()) == [200, 200, 429, 200]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_an_event_is_read_once_for_all_who_watch_the_job(floor, organization, alice, bob, claim, monkeypatch):
+    monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(live, "LOOK_ANYWAY_SECONDS", 1000.0)
+    job, attempt, read, reads = floor.job(), claim().start(), live._read, []
+    monkeypatch.setattr(live, "_read", lambda *of: reads.append(of) or read(*of))
+    watchers = [Watcher(person, "a-session", organization.pk) for person in (alice, bob) for _ in range(8)]
+
+    async def until(stream, end: str) -> str:
+        async for frame in stream:
+            if end in frame.decode():
+                return frame.decode()
+        raise AssertionError("the stream ended")
+
+    async def watch() -> list[str]:
+        streams = [follow_job(watcher=watcher, job_id=job.pk, after=0) for watcher in watchers]
+        await asyncio.gather(*(until(stream, "event: metric") for stream in streams))
+        waiting = [asyncio.create_task(until(stream, "train_loss")) for stream in streams]
+        await sync_to_async(attempt.report)(wire.StepCompleted, **step(1, 3.0))
+        frames = await asyncio.gather(*waiting)
+        for stream in streams:
+            await stream.aclose()
+        return frames
+
+    frames = asyncio.run(asyncio.wait_for(watch(), 30))
+
+    assert len({_id(frame) for frame in frames}) == 1
+    assert len(reads) < len(watchers)  # a few: at the begin, once Redis listens, at the event, and after it
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_event_that_comes_while_a_watcher_reads_is_not_missed(floor, organization, alice, claim, monkeypatch):
+    monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", 1000.0)
+    monkeypatch.setattr(live, "LOOK_ANYWAY_SECONDS", 1000.0)
+    job, attempt, read, added = floor.job(), claim().start(), live._read, []
+
+    def read_too_early(*of):
+        found = read(*of)
+        if not found[0] and not added:
+            channel = live.hub._channels[f"job:{job.pk}"]
+            added.append(channel.rings)
+            attempt.report(wire.StepCompleted, **step(1, 3.0))
+            connection.close()  # of the thread that it runs in
+            while channel.rings == added[0]:
+                time.sleep(0.01)
+        return found
+
+    monkeypatch.setattr(live, "_read", read_too_early)
+
+    async def watch() -> bool:
+        stream = follow_job(watcher=Watcher(alice, "a-session", organization.pk), job_id=job.pk, after=0)
+        async for frame in stream:
+            if "train_loss" in frame.decode():
+                return True
+        return False
+
+    assert asyncio.run(asyncio.wait_for(watch(), 30))
+
+
 @pytest.mark.parametrize(
     ("last_seen", "first"),
     [("5", 6), ("\u00b2", 1), ("9" * 5000, 1), ("-3", 1)],

@@ -9,6 +9,7 @@ import pytest
 from django.db import transaction
 
 from apps.billing.budget_settings import set_budget
+from apps.billing.models import UsageSeries
 from apps.billing.queries import get_spending
 from apps.billing.usage.metering import UsageRecord, rate_usage, record_quantity, record_usage
 from apps.billing.usage.slices import close_slice, lease_slice
@@ -105,6 +106,25 @@ def test_what_is_held_for_requests_says_what_it_is_for(organization, floor, clie
     )
 
 
+def test_the_page_lists_the_most_expensive_models_and_the_csv_all(organization, prices, floor, client_for, vera):
+    UsageSeries.objects.bulk_create(
+        UsageSeries(
+            organization=organization, sku=prices[0].sku, price_rule=prices[0], subject=f"model-{number}",
+            day=db_now().date(), quantity=number * 1_000_000, request_count=1, key_id=f"key_{number}",
+        )
+        for number in range(1, 52)
+    )  # fmt: skip
+
+    page = client_for(vera).get("/usage")
+    exported = csv_rows(client_for(vera).get("/usage/export?table=models"))
+
+    assert [label for label, _ in page.context["models"]] == [f"model-{number}" for number in range(51, 1, -1)]
+    assert len(page.context["grouped"]) == 50
+    assert text(page).count("The 50 most expensive are shown.") == 2
+    assert page.context["inference_nano"] == sum(range(1, 52)) * 100_000_000
+    assert [line["model"] for line in exported] == [f"model-{number}" for number in range(51, 0, -1)]
+
+
 def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     for sku, unit, quantity in (("storage:bytes", "byte_hours", 777_000_000), ("warm:anneal-demo", "warm_ms", 888_000)):
@@ -117,7 +137,7 @@ def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for,
 
     page = client_for(vera).get("/usage")
 
-    assert [(model.label, model.output_tokens) for model in page.context["models"]] == [("triage", 500_000)]
+    assert [(label, model.output_tokens) for label, model in page.context["models"]] == [("triage", 500_000)]
     assert page.context["storage_nano"] == 777_000_000
     assert "Storage" in text(page)
 
@@ -157,7 +177,7 @@ def test_what_a_pause_charged_is_in_the_sum_while_the_job_goes_on(floor, organiz
         if resumed:
             control.resume(job=FineTuningJob.objects.get(pk=job.pk), by="key_test", now=db_now())
         context = client_for(vera).get("/usage").context
-        assert context["training_nano"] == get_spending(organization=organization).training_nano == 120_000_000
+        assert context["charged"].training_nano == get_spending(organization=organization).training_nano == 120_000_000
         assert [(use.job.pk, use.cost_nano, use.billed_seconds) for use in context["jobs"]] == [
             (job.pk, 120_000_000, 120.0)
         ]

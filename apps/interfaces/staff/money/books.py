@@ -19,7 +19,7 @@ from apps.billing.queries import get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import nano_to_usd, usd_to_nano
-from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost
+from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost, sum_estimate_losses
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
 from apps.interfaces.staff.tenants import read_organizations
@@ -148,9 +148,10 @@ def margin(request: HttpRequest) -> HttpResponse:
     before = (month - datetime.timedelta(days=1)).replace(day=1)
     after = (month + datetime.timedelta(days=32)).replace(day=1)
     address = reverse("staff:margin")
+    lost = sum_estimate_losses(month=month, now=now)
     context = {
         "month": month,
-        "margins": list_margins(month=month, now=now),
+        "margins": [(each, lost.get(each.pool.pk, 0)) for each in list_margins(month=month, now=now)],
         "losses": list_estimate_losses(month=month, now=now),
         "form": form,
         "previous": f"{address}?month={before:%Y-%m}",

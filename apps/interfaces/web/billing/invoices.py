@@ -14,7 +14,7 @@ from apps.billing.invoices.profiles import get_profile, set_profile
 from apps.billing.invoices.statements import sum_by_label
 from apps.billing.models import Invoice
 from apps.billing.queries import get_balance, list_invoices, list_lots, list_open_holds
-from apps.billing.usage.spending import forecast_month
+from apps.billing.usage.sums import forecast_month
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.objects.store import attachment

@@ -17,16 +17,27 @@ from apps.accounts.roles import Permission
 from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
-from apps.billing.models import AccountKind, BudgetScope, LedgerTransaction, LineKind, PostingKind, UsageSeries
-from apps.billing.queries import get_balance, list_transactions, list_usage, sources_of_holds
-from apps.billing.usage.spending import Spend, forecast_month, list_spending, sum_by
+from apps.billing.models import AccountKind, BudgetScope, LedgerTransaction, PostingKind
+from apps.billing.queries import get_balance, list_transactions, sources_of_holds
+from apps.billing.usage.spending import Spend, list_spending
 from apps.billing.usage.storage import STORED
+from apps.billing.usage.sums import (
+    Group,
+    JobCharges,
+    SubjectUse,
+    forecast_month,
+    list_job_charges,
+    list_uses,
+    sum_by_group,
+    sum_jobs,
+    sum_training,
+    sum_uses_by_day,
+)
 from apps.billing.usage.traffic import list_hourly_costs
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
 from apps.core.database.read_times import counted_read
 from apps.core.messages.translation import later
-from apps.core.money import rated
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.charts import day_charts
@@ -43,8 +54,9 @@ _SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models 
 _OTHER = later("Other models")
 _PAGE = 20
 _JOBS_SHOWN = 10
-_GROUPS = {"key": later("Key"), "member": later("Member"), "label": later("Label")}
-_GROUP_WORDS = {"key": later("key"), "member": later("member"), "label": later("label")}
+_SHOWN = 50  # of models, and of keys, members or labels
+_GROUPS = {Group.KEY: later("Key"), Group.MEMBER: later("Member"), Group.LABEL: later("Label")}
+_GROUP_WORDS = {Group.KEY: later("key"), Group.MEMBER: later("member"), Group.LABEL: later("label")}
 # The columns of each table as CSV.
 _HEADERS: dict[str, tuple[str, ...]] = {
     "lines": (
@@ -57,6 +69,7 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     **{group: (group, "cost_usd") for group in _GROUPS},
 }  # fmt: skip
 _WITHOUT = "without"
+_HOUR = datetime.timedelta(hours=1)
 # Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
 _REASONS_OF_SLICES: dict[tuple[str, str], str] = {
     (PostingKind.HOLD, ""): later("requests in progress"),
@@ -65,21 +78,9 @@ _REASONS_OF_SLICES: dict[tuple[str, str], str] = {
 }
 
 
-@dataclass
-class ModelUse:
-    """How one model was used in the period. `cost_nano` includes usage that is not charged yet."""
-
-    name: str
-    label: str
-    requests: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cost_nano: int = 0
-
-
 @dataclass(frozen=True)
 class JobUse:
-    """The ledger's charges for one job in the period, made at pauses and at its end. `day` is that of the last one."""
+    """The ledger's charges for one job in the period."""
 
     job: FineTuningJob
     title: str
@@ -106,22 +107,19 @@ def show(request: OrganizationRequest) -> HttpResponse:
     now = db_now()
     group = _group(request)
     period = _period(request, now)
-    series = _series(request.organization, period)
-    spending = list_spending(organization=request.organization, first=period.first, last=period.last)
-    training = [line for line in spending if line.kind == LineKind.TRAINING]
-    jobs = _by_job(request.organization, training)
-    models = _by_model(line for line in series if line.subject != STORED)
+    organization, days = request.organization, {"first": period.first, "last": period.last}
+    uses = list_uses(organization=organization, **days)
+    models = [use for use in uses if use.subject != STORED]
+    charged = sum_jobs(organization=organization, **days)
+    jobs = _by_job(organization, list_job_charges(organization=organization, **days, most=_JOBS_SHOWN))
+    grouped = _grouped(organization, group, period)
     with counted_read():
-        transactions = list_transactions(organization=request.organization)
+        transactions = list_transactions(organization=organization)
         page = read_page(transactions, request.GET, order=("-created_at", "-id"), size=_PAGE)
-    forecast = forecast_month(organization=request.organization, now=now)
-    budget = list_budgets(organization=request.organization).filter(scope=BudgetScope.ORGANIZATION).first()
+    forecast = forecast_month(organization=organization, now=now)
+    budget = list_budgets(organization=organization).filter(scope=BudgetScope.ORGANIZATION).first()
     by = group if "by" in request.GET else ""
     exports = {table: f"{reverse('web:usage_export')}?{period.query(table=table)}" for table in _HEADERS}
-    training_nano = sum(line.cost_nano for line in training)
-    inference_nano = sum(model.cost_nano for model in models)
-    storage_nano = sum(_cost_nano(line) for line in series if line.subject == STORED)
-    conversions = [line for line in spending if line.kind == LineKind.CONVERSION]
     context = {
         "tabs": usage_tabs("usage", period),
         "period": period,
@@ -130,23 +128,22 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "forecast": forecast,
         "budget": budget,
         "forecast_share": min(100, forecast.expected_nano * 100 // budget.limit_nano) if budget else 0,
-        "balance": get_balance(organization=request.organization),
-        "training_nano": training_nano,
-        "inference_nano": inference_nano,
-        "storage_nano": storage_nano,
-        "conversion_nano": sum(line.cost_nano for line in conversions),
-        "conversions": len(conversions),
+        "balance": get_balance(organization=organization),
+        "charged": charged,
+        "inference_nano": sum(model.cost_nano for model in models),
+        "storage_nano": sum(use.cost_nano for use in uses if use.subject == STORED),
         "requests": sum(model.requests for model in models),
-        "models": models,
-        "jobs": jobs[:_JOBS_SHOWN],
-        "job_count": len(jobs),
-        "plot": _plot(request.organization, period, series, training, models),
+        "models": [(model_label(model.subject), model) for model in models[:_SHOWN]],
+        "has_more_models": len(models) > _SHOWN,
+        "jobs": jobs,
+        "plot": _plot(organization, period, uses),
         "groups": [(f"?{period.query(by=name)}#by", title, name == group) for name, title in _GROUPS.items()],
         "group": _GROUPS[group],
         "group_word": _GROUP_WORDS[group],
         "group_export_url": exports[group],
-        "grouped": _grouped(request.organization, group, spending),
-        "movements": _movements(request.organization, page.rows),
+        "grouped": grouped[:_SHOWN],
+        "has_more_groups": len(grouped) > _SHOWN,
+        "movements": _movements(organization, page.rows),
         "previous": f"?{period.query(by=by, **page.previous)}#ledger" if page.has_previous else "",
         "next": f"?{period.query(by=by, **page.next)}#ledger" if page.has_next else "",
     }
@@ -189,92 +186,52 @@ def _period(request: OrganizationRequest, now: datetime.datetime) -> Period:
     return period_of(request.GET, now=now, presets=PRESETS, most_days=_MOST_DAYS, by=by)
 
 
-def _series(organization: Organization, period: Period) -> list[UsageSeries]:
-    return list(list_usage(organization=organization, since=period.first).filter(day__lte=period.last))
-
-
-def _group(request: HttpRequest) -> str:
+def _group(request: HttpRequest) -> Group:
     asked = request.GET.get("by", "")
-    return asked if asked in _GROUPS else "key"
+    return Group(asked) if asked in tuple(Group) else Group.KEY
 
 
-def _grouped(organization: Organization, group: str, lines: Sequence[Spend]) -> list[tuple[str, int]]:
+def _grouped(organization: Organization, group: Group, period: Period) -> list[tuple[str, int]]:
     """Return the cost of each key, member or label in the period, highest first."""
-    if group == "label":
-        name = get_profile(organization=organization).chargeback_label
-        return [
-            (f"{name}={value}" if value else f"{_WITHOUT} {name}", nano)
-            for value, nano in sum_by(lines, lambda line: line.labels.get(name, "")).items()
-        ]
-    sums = sum_by(lines, lambda line: line.key_id if group == "key" else line.member_id)
+    label = get_profile(organization=organization).chargeback_label if group is Group.LABEL else ""
+    sums = sum_by_group(organization=organization, first=period.first, last=period.last, group=group, label=label)
+    if group is Group.LABEL:
+        return [(f"{label}={value}" if value else f"{_WITHOUT} {label}", nano) for value, nano in sums.items()]
     names = names_of_keys(organization=organization, ids=list(sums))
     names |= names_of_makers(organization=organization)
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
 
 
-def _by_job(organization: Organization, training: Sequence[Spend]) -> list[JobUse]:
-    """Return the charges of each job, the last charged first."""
-    charges: dict[str, list[Spend]] = defaultdict(list)
-    for line in training:
-        charges[line.subject].append(line)
-    uses = [
-        JobUse(
-            job=job,
-            title=title_of(job),
-            day=max(line.day for line in charges[job.pk]),
-            billed_seconds=sum(line.quantity for line in charges[job.pk]) / 1000,
-            cost_nano=sum(line.cost_nano for line in charges[job.pk]),
-        )
-        for job in list_jobs(organization=organization).filter(pk__in=list(charges))
+def _by_job(organization: Organization, charges: Sequence[JobCharges]) -> list[JobUse]:
+    """Return the charges with their jobs."""
+    jobs = list_jobs(organization=organization).in_bulk([charge.job_id for charge in charges])
+    return [
+        JobUse(jobs[each.job_id], title_of(jobs[each.job_id]), each.day, each.gpu_ms / 1000, each.cost_nano)
+        for each in charges
+        if each.job_id in jobs
     ]
-    return sorted(uses, key=lambda use: use.day, reverse=True)
 
 
-def _cost_nano(line: UsageSeries) -> int:
-    price = line.price_rule
-    return rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per)
-
-
-def _by_model(series: Iterable[UsageSeries]) -> list[ModelUse]:
-    uses: dict[str, ModelUse] = {}
-    for line in series:
-        use = uses.setdefault(line.subject, ModelUse(line.subject, model_label(line.subject)))
-        if line.sku.startswith("inference:input:"):
-            use.requests += line.request_count
-            use.input_tokens += line.quantity
-        elif line.sku.startswith("inference:output:"):  # other SKUs, such as time kept warm, count no tokens
-            use.output_tokens += line.quantity
-        use.cost_nano += _cost_nano(line)
-    return sorted(uses.values(), key=lambda use: -use.cost_nano)
-
-
-def _plot(
-    organization: Organization,
-    period: Period,
-    series: Sequence[UsageSeries],
-    training: Iterable[Spend],
-    models: list[ModelUse],
-) -> day_charts.Days:
+def _plot(organization: Organization, period: Period, uses: Sequence[SubjectUse]) -> day_charts.Days:
     """Return the chart of the spending by day, or by hour that of jobs and requests, which alone are counted so."""
-    shown = {model.name: model.label for model in models[:_SERIES_SHOWN]}
+    models = [use.subject for use in uses if use.subject != STORED]
+    shown = {name: model_label(name) for name in models[:_SERIES_SHOWN]}
+    days = {"first": period.first, "last": period.last}
     amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    form, length = ("%-d %b %H:00", _HOUR) if period.step == "hour" else ("%-d %b", 24 * _HOUR)
+    for at, nano in sum_training(organization=organization, **days, step=period.step).items():
+        amounts[f"{at:{form}}"][TRAINING] += nano
+    used: Iterable[tuple[datetime.date, str, int]]
     if period.step == "hour":
-        form, length = "%-d %b %H:00", datetime.timedelta(hours=1)
-        for charge in training:
-            amounts[f"{charge.at:{form}}"][TRAINING] += charge.cost_nano
-        hours = list_hourly_costs(
+        used = list_hourly_costs(
             organization=organization, since=period.since, until=period.until, model_names=list(shown)
         )
-        for at, model_name, nano in hours:
-            amounts[f"{at:{form}}"][shown.get(model_name, _OTHER)] += nano
     else:
-        form, length = "%-d %b", datetime.timedelta(days=1)
-        if any(line.subject == STORED for line in series):
+        if len(models) < len(uses):
             shown[STORED] = STORED
-        for charge in training:
-            amounts[f"{charge.day:{form}}"][TRAINING] += charge.cost_nano
-        for line in series:
-            amounts[f"{line.day:{form}}"][shown.get(line.subject, _OTHER)] += _cost_nano(line)
+        used = sum_uses_by_day(organization=organization, **days, subjects=list(shown))
+    for begin, subject, nano in used:
+        amounts[f"{begin:{form}}"][shown.get(subject, _OTHER)] += nano
     begins = [period.since + length * number for number in range((period.until - period.since) // length)]
     names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
     return day_charts.stacked_days(
@@ -326,9 +283,13 @@ def _reason(posted: LedgerTransaction) -> str:
 
 
 def _csv_rows(organization: Organization, table: str, period: Period) -> Iterable[tuple[object, ...]]:
+    days = {"first": period.first, "last": period.last}
     if table == "models":
-        models = _by_model(line for line in _series(organization, period) if line.subject != STORED)
-        return [(use.name, use.requests, use.input_tokens, use.output_tokens, csv_usd(use.cost_nano)) for use in models]
+        return [
+            (use.subject, use.requests, use.input_tokens, use.output_tokens, csv_usd(use.cost_nano))
+            for use in list_uses(organization=organization, **days)
+            if use.subject != STORED
+        ]
     if table == "ledger":
         posted = list_transactions(organization=organization).filter(
             created_at__gte=period.since, created_at__lt=period.until
@@ -337,15 +298,15 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
             (each.at.isoformat(), each.words, each.reason, csv_usd(each.wallet_nano), csv_usd(each.held_nano))
             for each in _movements(organization, posted[:_MOST_EXPORTED])
         ]
-    lines = list_spending(organization=organization, first=period.first, last=period.last)
     if table == "jobs":
-        jobs = _by_job(organization, [line for line in lines if line.kind == LineKind.TRAINING])
+        charges = list_job_charges(organization=organization, first=period.first, last=period.last)
         return [
-            (use.job.pk, use.title, use.job.status, use.day, use.billed_seconds, csv_usd(use.cost_nano)) for use in jobs
+            (use.job.pk, use.title, use.job.status, use.day, use.billed_seconds, csv_usd(use.cost_nano))
+            for use in _by_job(organization, charges)
         ]
     if table in _GROUPS:
-        return [(name, csv_usd(nano)) for name, nano in _grouped(organization, table, lines)]
-    return [_csv_line(line) for line in lines]
+        return [(name, csv_usd(nano)) for name, nano in _grouped(organization, Group(table), period)]
+    return [_csv_line(line) for line in list_spending(organization=organization, **days)]
 
 
 def _csv_line(line: Spend) -> tuple[object, ...]:

@@ -76,7 +76,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "is_live": any(version.status in UNVALIDATED for version in page.rows),
         "command": upload_command(),
-        "storage": _storage(request.organization),
+        "storage": None if request.htmx else _storage(request.organization),  # not in the part that htmx asks for
     }
     return render_list(request, "datasets/index.html", page, context)
 

@@ -1,18 +1,20 @@
 """Server-sent events of one job: the events a watcher missed, then new ones, each with its sequence as id.
 
-Each process has one Redis subscriber. A watcher whose message is lost still sees the row within seconds. The number of
-watchers per person and organization is limited, and so are their database queries. Every few seconds, each watcher's
-access is checked again.
+Each process has one Redis subscriber. A watcher whose message is lost still sees the row later. The number of watchers
+per person and organization is limited, and so are their database queries: those who watch one job share them. Every few
+seconds, each watcher's access is checked again.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import redis.asyncio
 from asgiref.sync import sync_to_async
@@ -45,33 +47,62 @@ ASK_AGAIN_SECONDS = 5.0
 MAX_OF_PERSON, MAX_OF_ORGANIZATION = 8, 40
 _PREFIX = "anneal:live:"
 _RETRY_SECONDS = 1.0
+Answer = TypeVar("Answer")
+
+
+class Channel:
+    """What the watchers of one job share: when to look, and the calls that are made for all of them."""
+
+    def __init__(self) -> None:
+        self.bells: set[asyncio.Event] = set()
+        self.rings = 0
+        self._calls: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+
+    def ring(self) -> None:
+        self.rings += 1
+        for bell in self.bells:
+            bell.set()
+
+    async def ask(self, function: Callable[..., Answer], *of: Hashable) -> Answer:
+        """Return what the function returns in a thread, from one call for all who ask the same meanwhile.
+
+        A call that began before the bells rang does not answer those who ask after that: it may not have seen why.
+        """
+        key = (function, of, self.rings)
+        call = self._calls.get(key)
+        if call is None:
+            call = self._calls[key] = asyncio.create_task(sync_to_async(function)(*of))
+            call.add_done_callback(lambda _: self._calls.pop(key))
+        return cast(Answer, await asyncio.shield(call))
 
 
 class Hub:
-    """Wakes the watchers of a channel when Redis announces a change."""
+    """Rings the bells of a channel when Redis announces a change."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
+        self._channels: dict[str, Channel] = defaultdict(Channel)
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, channel: str, seconds: float) -> None:
-        """Return when the channel changes, or after `seconds`."""
+    @contextmanager
+    def listening(self, name: str) -> Iterator[tuple[Channel, asyncio.Event]]:
+        """Give the channel, and a bell of its own for one watcher. Clear the bell before you look: it rings meanwhile.
+
+        A bell that is hung up only afterwards would miss what changed while its watcher looked.
+        """
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._listen())
-        bell = asyncio.Event()
-        self._waiting[channel].add(bell)
+        channel, bell = self._channels[name], asyncio.Event()
+        channel.bells.add(bell)
         try:
-            await asyncio.wait_for(bell.wait(), seconds)
-        except TimeoutError:
-            pass
+            yield channel, bell
         finally:
-            self._waiting[channel].discard(bell)
-            if not self._waiting[channel]:
-                del self._waiting[channel]
+            channel.bells.discard(bell)
+            if not channel.bells:
+                del self._channels[name]
 
     @property
     def watcher_count(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(len(channel.bells) for channel in self._channels.values())
 
     async def _listen(self) -> None:
         while True:
@@ -86,9 +117,13 @@ class Hub:
         async with client, client.pubsub() as pubsub:
             await pubsub.psubscribe(f"{_PREFIX}*")
             async for message in pubsub.listen():
-                if message["type"] == "pmessage":
-                    for bell in self._waiting.get(message["channel"].decode().removeprefix(_PREFIX), ()):
-                        bell.set()
+                if message["type"] == "psubscribe":  # what was announced before it is lost
+                    for channel in self._channels.values():
+                        channel.ring()
+                elif message["type"] == "pmessage":
+                    name = message["channel"].decode().removeprefix(_PREFIX)
+                    if name in self._channels:
+                        self._channels[name].ring()
 
 
 hub = Hub()
@@ -158,23 +193,27 @@ async def follow_job(*, watcher: Watcher, job_id: str, after: int) -> AsyncItera
 
 async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[bytes]:
     asked_at, looked_at = time.monotonic(), 0.0
-    while True:
-        await asyncio.sleep(max(0.0, looked_at + MIN_SECONDS - time.monotonic()))
-        if time.monotonic() - asked_at > ASK_AGAIN_SECONDS:
-            if not await sync_to_async(watcher.may_watch)():
+    with hub.listening(f"job:{job_id}") as (channel, bell):
+        while True:
+            await asyncio.sleep(max(0.0, looked_at + MIN_SECONDS - time.monotonic()))
+            if time.monotonic() - asked_at > ASK_AGAIN_SECONDS:
+                if not await channel.ask(Watcher.may_watch, watcher):
+                    return
+                asked_at = time.monotonic()
+            looked_at = time.monotonic()
+            bell.clear()
+            events, status, figures = await channel.ask(_read, watcher.organization_id, job_id, after)
+            for event in events:
+                after = event.sequence
+                yield _frame(event, figures)
+            if status in JOB_TERMINAL and not events:
+                yield b"event: done\ndata: " + json.dumps({"status": status}).encode() + b"\n\n"
                 return
-            asked_at = time.monotonic()
-        looked_at = time.monotonic()
-        events, status, figures = await sync_to_async(_read)(watcher.organization_id, job_id, after)
-        for event in events:
-            after = event.sequence
-            yield _frame(event, figures)
-        if status in JOB_TERMINAL and not events:
-            yield b"event: done\ndata: " + json.dumps({"status": status}).encode() + b"\n\n"
-            return
-        if not events:  # time passes and money is spent between two steps as well
-            yield f"event: metric\ndata: {json.dumps(figures)}\n\n".encode()
-            await hub.wait(f"job:{job_id}", max(LOOK_ANYWAY_SECONDS, hub.watcher_count / MAX_LOOKS_PER_SECOND))
+            if not events:  # time passes and money is spent between two steps as well
+                yield f"event: metric\ndata: {json.dumps(figures)}\n\n".encode()
+                with contextlib.suppress(TimeoutError):
+                    seconds = max(LOOK_ANYWAY_SECONDS, hub.watcher_count / MAX_LOOKS_PER_SECOND)
+                    await asyncio.wait_for(bell.wait(), seconds)
 
 
 def _read(organization_id: str, job_id: str, after: int) -> tuple[list[JobEvent], str, dict[str, object]]:

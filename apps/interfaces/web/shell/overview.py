@@ -14,10 +14,11 @@ from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.queries import list_versions as list_adapters
 from apps.billing.books.credit_requests import list_requests
+from apps.billing.budgets import month_of
 from apps.billing.queries import get_balance, get_spending, has_used_an_adapter
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
-from apps.core.database.clock import db_now
+from apps.core.database.clock import begin_of_day, db_now
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_unusable, list_versions
@@ -45,13 +46,14 @@ def index(request: OrganizationRequest) -> HttpResponse:
     if request.htmx and request.headers.get("HX-Target", "").endswith("#train-step"):
         step = {"may_train": may_train} | _start(request.organization, may_train)
         return _answer(request, "#train-step", step)
-    jobs = list_jobs(organization=request.organization)
+    jobs, now = list_jobs(organization=request.organization), db_now()
     shown = list(jobs.filter(status__in=JOB_OPEN)[:_SHOWN])
-    waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=db_now())
+    waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=now)
     running = [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
     context: dict[str, object] = {"running": running, "may_train": may_train}
     if not request.htmx:
-        context |= _figures(request.organization) | _attention(request.organization) | _adapters(request.organization)
+        context |= _figures(request.organization, now) | _attention(request.organization, now)
+        context |= _adapters(request.organization)
         context["may_write_files"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
         context |= _start(request.organization, may_train)
     return _answer(request, "#running" if request.htmx else "", context)
@@ -67,19 +69,21 @@ def _progress(job: FineTuningJob) -> dict[str, object]:
     return {"job": job, "title": title_of(job), "percent": percent_of(job)}
 
 
-def _figures(organization: Organization) -> dict[str, object]:
-    jobs = list_jobs(organization=organization)
+def _figures(organization: Organization, now: datetime.datetime) -> dict[str, object]:
+    """Return the balance, and what was spent and finished this month."""
+    jobs, month = list_jobs(organization=organization), month_of(now)
+    finished = jobs.filter(status=JobStatus.SUCCEEDED, finished_at__gte=begin_of_day(month))
     return {
         "balance": get_balance(organization=organization),
-        "spending": get_spending(organization=organization),
-        "finished_count": jobs.filter(status=JobStatus.SUCCEEDED).count(),
+        "spending": get_spending(organization=organization, since=month),
+        "finished_count": finished.count(),
         "running_count": jobs.filter(status__in=JOB_OPEN).count(),
     }
 
 
-def _attention(organization: Organization) -> dict[str, object]:
+def _attention(organization: Organization, now: datetime.datetime) -> dict[str, object]:
     """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
-    since = db_now() - _RECENT
+    since = now - _RECENT
     jobs = list_jobs(organization=organization)
     failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since, dismissed_at=None)[:_SHOWN]
     return {

@@ -1,0 +1,207 @@
+"""Sums of spending, made in the database: by model, by job, by day, by key, member or label, and of a month.
+
+Each is what the lines of `list_spending` add up to: a price is rounded for each line, before the sum.
+"""
+
+import datetime
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from django.db.models import Case, CharField, Count, DecimalField, F, Func, Max, Q, Sum, Value, When
+from django.db.models.functions import Cast, NullIf, TruncDay, TruncHour
+
+from apps.accounts.models import ApiKey, Organization, key_of
+from apps.billing.models import KeyLabel, LineKind
+from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
+from apps.billing.usage.traffic import Step
+from apps.core.database.clock import begin_of_day
+
+_FORECAST_DAYS = 7
+_WHOLE = DecimalField(max_digits=60, decimal_places=0)  # of a quantity times a price, beyond a bigint
+# The cost of a series, as `apps.core.money.rated` rounds it.
+_RATED = Func(
+    Cast("quantity", _WHOLE) * 2 * F("price_rule__price_nano") + F("price_rule__per"),
+    Cast("price_rule__per", _WHOLE) * 2,
+    function="div",
+    output_field=_WHOLE,
+)
+_KEPT = F("captured_nano") - F("refunded_nano")
+# The quantity that a hold's cost is the price of.
+_BOUGHT = Func(
+    Cast(_KEPT, _WHOLE) * F("price_rule__per"),
+    NullIf(Cast("price_rule__price_nano", _WHOLE), Value(0), output_field=_WHOLE),
+    function="div",
+    output_field=_WHOLE,
+)
+_OF_TRAINING = Q(price_rule=None) | Q(price_rule__sku__startswith=f"{LineKind.TRAINING}:")
+_OF_CONVERSIONS = Q(price_rule__sku__startswith=f"{LineKind.CONVERSION}:")
+_INPUT, _OUTPUT = Q(sku__startswith="inference:input:"), Q(sku__startswith="inference:output:")
+
+
+class Group(StrEnum):
+    """What spending is grouped by: the key, who made the key or the job, or the value of one label."""
+
+    KEY = "key"
+    MEMBER = "member"
+    LABEL = "label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubjectUse:
+    """The use of one model, or of storage. `cost_nano` includes usage that is not charged yet."""
+
+    subject: str
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    cost_nano: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSums:
+    """How many jobs and conversions were charged, and what they cost."""
+
+    jobs: int
+    training_nano: int
+    conversions: int
+    conversion_nano: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCharges:
+    """The charges for one job, made at pauses and at its end. `day` is that of the last one."""
+
+    job_id: str
+    day: datetime.date
+    gpu_ms: int
+    cost_nano: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A calendar month: spent so far, and the expected total if the days to come cost the mean of the last seven."""
+
+    month: datetime.date
+    spent_nano: int
+    expected_nano: int
+
+
+def list_uses(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[SubjectUse]:
+    """Return the use of each model and of storage between these UTC days, both included, the most expensive first."""
+    rows = used_series(key_of(organization), first, last).values_list("subject")
+    sums = rows.annotate(
+        requests=Sum("request_count", filter=_INPUT, default=0),
+        input_tokens=Sum("quantity", filter=_INPUT, default=0),
+        output_tokens=Sum("quantity", filter=_OUTPUT, default=0),
+        cost_nano=Sum(_RATED),
+    )
+    return [
+        SubjectUse(
+            subject=subject,
+            requests=int(requests),
+            input_tokens=int(input_tokens),
+            output_tokens=int(output_tokens),
+            cost_nano=int(cost_nano),
+        )
+        for subject, requests, input_tokens, output_tokens, cost_nano in sums.order_by("-cost_nano", "subject")
+    ]
+
+
+def sum_jobs(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> JobSums:
+    """Return the sums of the jobs and conversions that were charged between these UTC days, both included."""
+    sums = charged_holds(key_of(organization), first, last).aggregate(
+        jobs=Count("source", filter=_OF_TRAINING, distinct=True),
+        training_nano=Sum(_KEPT, filter=_OF_TRAINING, default=0),
+        conversions=Count("pk", filter=_OF_CONVERSIONS),
+        conversion_nano=Sum(_KEPT, filter=_OF_CONVERSIONS, default=0),
+    )
+    return JobSums(**{name: int(value) for name, value in sums.items()})
+
+
+def list_job_charges(
+    *, organization: Organization | str, first: datetime.date, last: datetime.date, most: int | None = None
+) -> list[JobCharges]:
+    """Return the charges for each job between these UTC days, both included, the last charged first, at most `most`."""
+    rows = charged_holds(key_of(organization), first, last).filter(_OF_TRAINING).values_list("source")
+    sums = rows.annotate(at=Max("closed_at"), gpu_ms=Sum(_BOUGHT, default=0), nano=Sum(_KEPT))
+    return [
+        JobCharges(job_id=job_id, day=at.astimezone(datetime.UTC).date(), gpu_ms=int(gpu_ms), cost_nano=int(nano))
+        for job_id, at, gpu_ms, nano in sums.order_by("-at", "source")[:most]
+    ]
+
+
+def sum_training(
+    *, organization: Organization | str, first: datetime.date, last: datetime.date, step: Step
+) -> dict[datetime.datetime, int]:
+    """Return the nano charged for jobs by the begin of each UTC hour or day, without those that have none."""
+    begin_of = TruncHour if step == "hour" else TruncDay
+    rows = charged_holds(key_of(organization), first, last).filter(_OF_TRAINING)
+    sums = rows.values_list(begin_of("closed_at", tzinfo=datetime.UTC)).annotate(nano=Sum(_KEPT)).order_by()
+    return {at: int(nano) for at, nano in sums}
+
+
+def sum_uses_by_day(
+    *, organization: Organization | str, first: datetime.date, last: datetime.date, subjects: Sequence[str]
+) -> list[tuple[datetime.date, str, int]]:
+    """Return the nano of each day for each of these subjects, and for all others under ""."""
+    shown = Case(When(subject__in=subjects, then=F("subject")), default=Value(""))
+    rows = used_series(key_of(organization), first, last).values_list("day", shown)
+    return [(day, subject, int(nano)) for day, subject, nano in rows.annotate(nano=Sum(_RATED)).order_by()]
+
+
+def sum_by_group(
+    *, organization: Organization | str, first: datetime.date, last: datetime.date, group: Group, label: str = ""
+) -> dict[str, int]:
+    """Return the nano spent with each key, by each member, or under each value of the label named `label`.
+
+    The largest is first. What has no key, member or label is under "", as rebates are.
+    """
+    organization_id = key_of(organization)
+    used = used_series(organization_id, first, last).values_list("key_id").annotate(nano=Sum(_RATED)).order_by()
+    nano_of_keys = {key_id: int(nano) for key_id, nano in used}
+    of_hold: Any = F(f"{group}_id")
+    match group:
+        case Group.KEY:
+            groups = {key_id: key_id for key_id in nano_of_keys}
+        case Group.MEMBER:
+            keys = ApiKey.objects.filter(organization_id=organization_id, pk__in=nano_of_keys)
+            groups = dict(keys.values_list("pk", "created_by_id"))
+        case Group.LABEL:
+            labels = KeyLabel.objects.filter(organization_id=organization_id, name=label, key_id__in=nano_of_keys)
+            groups = dict(labels.values_list("key_id", "value"))
+            of_hold = Func(F("labels"), Value(label), function="jsonb_extract_path_text", output_field=CharField())
+    sums: Counter[str] = Counter()
+    for key_id, nano in nano_of_keys.items():
+        sums[groups.get(key_id, "")] += nano
+    holds = charged_holds(organization_id, first, last).annotate(of=of_hold).values_list("of")
+    for name, nano in holds.annotate(nano=Sum(_KEPT)).order_by():
+        sums[name or ""] += int(nano)
+    if rebates := posted_rebates(organization_id, first, last).aggregate(nano=Sum("posted_nano"))["nano"]:
+        sums[""] -= int(rebates)
+    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+
+
+def forecast_month(*, organization: Organization | str, now: datetime.datetime) -> Forecast:
+    """Return the month's expected cost at the mean of the last seven days, today so far included."""
+    organization_id = key_of(organization)
+    today = now.astimezone(datetime.UTC).date()
+    month = today.replace(day=1)
+    week = today - datetime.timedelta(days=_FORECAST_DAYS - 1)
+    first = min(month, week)
+    series = used_series(organization_id, first, today).aggregate(
+        spent=Sum(_RATED, filter=Q(day__gte=month), default=0),
+        recent=Sum(_RATED, filter=Q(day__gte=week), default=0),
+    )
+    holds = charged_holds(organization_id, first, today).aggregate(
+        spent=Sum(_KEPT, filter=Q(closed_at__gte=begin_of_day(month)), default=0),
+        recent=Sum(_KEPT, filter=Q(closed_at__gte=begin_of_day(week)), default=0),
+    )
+    rebates = posted_rebates(organization_id, month, today).aggregate(nano=Sum("posted_nano", default=0))
+    spent = int(series["spent"]) + int(holds["spent"]) - int(rebates["nano"])
+    recent = int(series["recent"]) + int(holds["recent"])
+    next_month = (month + datetime.timedelta(days=32)).replace(day=1)
+    to_come = (next_month - today).days - 1
+    return Forecast(month, spent, spent + recent * to_come // _FORECAST_DAYS)
