@@ -65,14 +65,15 @@ def last_questions(*, completions: Sequence[StoredCompletion]) -> dict[str, str]
     return {each.pk: _last_question(read_request(each)) for each in found}
 
 
-def _last_question(request: Mapping[str, Any]) -> str:
-    asked = [message for message in request.get("messages") or [] if message.get("role") == "user"]
+def _last_question(request: Mapping[str, object]) -> str:
+    messages = request.get("messages")
+    asked = [each for each in messages if each.get("role") == "user"] if isinstance(messages, list) else []
     return text_of(asked[-1])[:_MOST_SHOWN] if asked else ""
 
 
-def text_of(message: Mapping[str, Any]) -> str:
+def text_of(message: Mapping[str, object]) -> str:
     """Return the content of a message as text; parts that are none are named by their type."""
     content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
+    if not isinstance(content, list):
+        return str(content)
     return "\n".join(part.get("text") or f"[{part.get('type')}]" for part in content)

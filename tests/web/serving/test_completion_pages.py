@@ -73,7 +73,10 @@ def test_what_is_listed_becomes_a_dataset(stored, client_for, bob, vera):
     assert client_for(vera).post(url, {"name": "kept"}).status_code == 403
     browser = client_for(bob)
     assert f'action="{url}"' in text(browser.get("/stored-completions?model=tiny"))
-    unnamed, none = browser.post(url, {"name": ""}), browser.post("/stored-completions/dataset?model=gone", {"name": "kept"})
+    unnamed, none = (
+        browser.post(url, {"name": ""}),
+        browser.post("/stored-completions/dataset?model=gone", {"name": "kept"}),
+    )
     assert unnamed.status_code == 422 and 'id="id_name_error"' in text(unnamed)
     assert none.status_code == 422 and "No stored completion has this model" in text(none)
     assert not DatasetVersion.objects.exists()

@@ -48,8 +48,7 @@ class CompletionFilterForm(forms.Form):
         required=False,
         max_length=2000,
         label=later("Metadata"),
-        help_text=later("name=value, with commas between: team=search"),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "placeholder": "team=search"}),
     )
 
     def __init__(self, data: QueryDict, *, models: Iterable[str]) -> None:
@@ -161,7 +160,7 @@ def detail(request: OrganizationRequest, completion_id: str) -> HttpResponse:
     return render(request, "batches/completion.html", context)
 
 
-def _shown(message: Mapping[str, Any]) -> ShownMessage:
+def _shown(message: Mapping[str, object]) -> ShownMessage:
     text = queries.text_of(message)
     if calls := message.get("tool_calls"):
         text = "\n".join(filter(None, (text, msgspec.json.encode(calls).decode())))

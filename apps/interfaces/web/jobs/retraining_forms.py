@@ -99,7 +99,8 @@ class PlanForm(forms.Form):
         known = list_aliases(organization=organization)
         initial = _values_of(plan) if plan else _first_values(job, known)
         super().__init__(data, initial=initial)
-        given = {name: str((data or {}).get(name) or initial.get(name) or "") for name in self.fields}
+        sent = data or QueryDict()
+        given = {name: str(sent.get(name) or initial.get(name) or "") for name in self.fields}
         self._offer(["source_job"], given, list_repeatable(organization=organization), _name_of_job)
         self._offer(["dataset", "held_out", "regression"], given, list_datasets(organization=organization), str)
         self._offer(["alias"], given, known, _name_of_alias)
@@ -205,7 +206,7 @@ def _values_of(plan: RetrainingPlan) -> dict[str, object]:
         "hour_utc": schedule.hour_utc if schedule else _FIRST_HOUR,
         "min_new_rows": asked.min_new_rows,
         "held_out": asked.held_out,
-        "min_gain_points": asked.min_gain_points,
+        "min_gain_points": f"{asked.min_gain_points:g}",
         "regression": asked.regression,
         "max_loss_points": asked.max_loss_points,
         "alias": asked.alias,
