@@ -68,7 +68,7 @@
     const row = e.target.type === "radio" && e.target.closest("tr[data-pick]");
     if (row) $$("[data-out]").forEach((n) => { if (row.dataset[n.dataset.out] !== undefined) n.textContent = row.dataset[n.dataset.out]; });
     if (e.target.matches("[data-submit]")) e.target.form.requestSubmit();
-    if (e.target.matches("[data-pick-all]")) $$("input.pick", e.target.closest("table")).forEach((n) => { n.checked = e.target.checked; });
+    if (e.target.matches("[data-pick-all]")) $$("input.pick", e.target.closest("table, fieldset")).forEach((n) => { n.checked = e.target.checked; });
     if (e.target.matches("[data-single-keys]")) localStorage.setItem("single-keys", e.target.checked ? "on" : "off");
   });
   document.addEventListener("input", (e) => {

@@ -26,6 +26,7 @@ def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: 
         if summary.is_visible() and not summary.evaluate("(node) => node.parentElement.open"):
             summary.click()
 
+    assert page.locator(".gpu-head").bounding_box()["height"] < 60, "its controls are on one line"
     check_page(page, WIDTHS)
 
 

@@ -3,15 +3,20 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from apps.accounts.models import Organization, User
+from apps.accounts.notices.events import EVENT_TYPES
+from apps.batches.completions.models import StoredCompletion
+from apps.batches.completions.records import CompletionRecord, record_completions
 from apps.batches.models import Batch
 from apps.batches.validation import validate
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan
+from apps.serving.evals.models import Eval, EvalRun
 from apps.serving.operations import register_replica
 from scripts.assets.docs_site import build
 from tests.factories.accounts import make_key
@@ -19,6 +24,7 @@ from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_hub_lookup, make_listed_model
 from tests.factories.finetuning import TrainingSetup
 from tests.factories.money import USD
+from tests.factories.usage import make_completion
 from tests.support.browser import WIDTHS, check_page
 
 Open = Callable[..., Page]
@@ -36,8 +42,11 @@ CUSTOMERS = (
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
     "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
-    "/help", "/help/training", "/help/quickstart", REFERENCE, "/jobs/retraining", "/batches",
-    "/batches/{batch}", "/batches/cancel?batch={batch}",
+    "/help", "/help/training", "/help/quickstart", REFERENCE, "/batches",
+    "/jobs/retraining", "/jobs/retraining/new", "/jobs/retraining/{plan}", "/jobs/retraining/delete?plan={plan}",
+    "/batches/{batch}", "/batches/cancel?batch={batch}", "/stored-completions", "/stored-completions/{completion}",
+    "/stored-completions/delete?completion={completion}",
+    "/evals", "/evals/{eval}",
 )  # fmt: skip
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
@@ -54,6 +63,8 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
     floor = TrainingSetup(organization)
     retrained(floor.job(suffix="triage"), alice)
     make_key(organization, alice)
+    record_completions(records=[kept_completion(organization)])
+    graded_run(organization)
     make_listed_model()
     validate(batch=make_batch(organization, alice, [make_line("a", method="GET")]), now=db_now())
     set_budget(
@@ -63,6 +74,27 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
     PoolCapacity.objects.create(pool=floor.pool, kind="kubernetes", problem="The API server refused with 403: no")
     register_replica(worker_id=floor.worker.pk, base_model=floor.base_model, url="unix:///nowhere")
     return floor
+
+
+def graded_run(organization: Organization) -> None:
+    evaluated = Eval.objects.create(
+        organization=organization, name="sums", data_source_config={"type": "logs"}, created_by="system",
+        testing_criteria=[{"type": "string_check", "name": "exact"}],
+    )  # fmt: skip
+    EvalRun.objects.create(
+        organization=organization, evaluated=evaluated, name="first", data_source={}, testing_criteria=[],
+        model_name="tiny", passed=1, failed=3, total=4, created_by="system", status="in_progress",
+        criteria_results=[{"testing_criteria": "exact", "passed": 1, "failed": 3}],
+    )  # fmt: skip
+
+
+def kept_completion(organization: Organization) -> CompletionRecord:
+    request = {"messages": [{"role": "user", "content": "How large is it?"}], "tools": [{"type": "function"}]}
+    answer = {"choices": [{"message": {"role": "assistant", "content": "As large as a house."}}], "usage": {}}
+    return make_completion(
+        organization_id=organization.pk, metadata={"topic": "size"}, request=msgspec.Raw(msgspec.json.encode(request)),
+        answer=msgspec.Raw(msgspec.json.encode(answer)),
+    )  # fmt: skip
 
 
 def retrained(job: FineTuningJob, by: User) -> None:
@@ -92,6 +124,8 @@ def test_pages_around_the_work_are_accessible_and_reflow(
     names = {
         "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
         "pool": floor.pool.pk, "lookup": make_hub_lookup(floor.base_model).pk, "batch": Batch.objects.get().pk,
+        "plan": RetrainingPlan.objects.get().pk, "completion": StoredCompletion.objects.get().pk,
+        "eval": Eval.objects.get().pk,
     }  # fmt: skip
     page = open_page(paths[0], user=user)
 
@@ -100,6 +134,18 @@ def test_pages_around_the_work_are_accessible_and_reflow(
         if path == REFERENCE:
             assert page.evaluate(TAKE_FOLDED_AWAY) == []
         check_page(page, WIDTHS, read_at=WIDTHS[-1:])
+
+
+def test_all_events_of_a_subject_are_chosen_at_once(open_page: Open, organization: Organization, alice: User) -> None:
+    page = open_page("/organization/webhooks", user=alice)
+    adapters = page.get_by_role("group", name="Adapters", exact=True)
+    before = page.locator("input.pick:checked").count()
+
+    adapters.get_by_label("All: Adapters").check()
+
+    mine = [each for each in EVENT_TYPES if each.startswith("adapter.")]
+    expect(adapters.locator("input.pick:checked")).to_have_count(len(mine))
+    expect(page.locator("input.pick:checked")).to_have_count(before + len(mine))
 
 
 def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(

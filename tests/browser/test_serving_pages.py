@@ -13,7 +13,7 @@ from apps.catalog.operations import set_price
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.objects.store import store
-from apps.finetuning.models import Checkpoint, FineTuningJob
+from apps.finetuning.models import Checkpoint, FineTuningJob, HubPush
 from apps.finetuning.runs import leases
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, MeteringCheck, Replica
@@ -64,10 +64,18 @@ def _make_checkpoint(floor: TrainingSetup) -> None:
     attempt.checkpoint(4, 8.0)
 
 
-def test_pages_are_accessible_and_reflow(open_page: Open, version: AdapterVersion, alice: User, olga: User) -> None:
+def test_pages_are_accessible_and_reflow(
+    open_page: Open, version: AdapterVersion, alice: User, olga: User, settings: Any
+) -> None:
+    settings.HUB_PUSHES = True
     replica = Replica.objects.get()
+    HubPush.objects.create(
+        organization=version.organization, version=version, repository="acme/support", created_by=alice.pk,
+        created_at=db_now(),
+    )  # fmt: skip
     for user, path in (
         (alice, f"/adapters/{version.pk}"),
+        (alice, f"/adapters/{version.pk}/push"),
         (alice, f"/playground?model={version.model_name}"),
         (alice, f"/jobs/{Checkpoint.objects.get(deleted_at=None).job_id}"),
         (olga, "/staff/replicas"),

@@ -1,6 +1,6 @@
 """Queries on stored completions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,9 @@ from django.utils.translation import gettext
 from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
 from apps.core.errors import NotFound
+
+_MOST_NAMES = 100
+_MOST_READ, _MOST_SHOWN = 64 * 1024, 200  # bytes of a completion that a list reads, characters that it shows
 
 
 def list_completions(
@@ -47,3 +50,30 @@ def read_request(completion: StoredCompletion) -> dict[str, Any]:
 def read_answer(completion: StoredCompletion) -> dict[str, Any]:
     """Return choices and usage."""
     return msgspec.json.decode(completion.answer, type=dict[str, Any])
+
+
+def list_model_names(*, organization: Organization | str) -> list[str]:
+    """Return the names of models with stored completions, the first ones in their order."""
+    rows = StoredCompletion.objects.for_organization(organization).order_by("model_name")
+    return list(rows.values_list("model_name", flat=True).distinct()[:_MOST_NAMES])
+
+
+def last_questions(*, completions: Sequence[StoredCompletion]) -> dict[str, str]:
+    """Return the beginning of the last user message of each completion by its id, but of no large one."""
+    small = [each.pk for each in completions if each.bytes <= _MOST_READ]
+    found = StoredCompletion.objects.filter(pk__in=small).defer("answer") if small else ()
+    return {each.pk: _last_question(read_request(each)) for each in found}
+
+
+def _last_question(request: Mapping[str, object]) -> str:
+    messages = request.get("messages")
+    asked = [each for each in messages if each.get("role") == "user"] if isinstance(messages, list) else []
+    return text_of(asked[-1])[:_MOST_SHOWN] if asked else ""
+
+
+def text_of(message: Mapping[str, object]) -> str:
+    """Return the content of a message as text; parts that are none are named by their type."""
+    content = message.get("content") or ""
+    if not isinstance(content, list):
+        return str(content)
+    return "\n".join(part.get("text") or f"[{part.get('type')}]" for part in content)

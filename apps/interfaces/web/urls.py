@@ -19,8 +19,9 @@ from apps.interfaces.web.account import (
     trackers,
     webhooks,
 )
-from apps.interfaces.web.adapters import adapter_list, conversions, serving, views
+from apps.interfaces.web.adapters import adapter_list, conversions, pushes, serving, views
 from apps.interfaces.web.adapters import uploads as adapter_uploads
+from apps.interfaces.web.batches import completions
 from apps.interfaces.web.batches import views as batches
 from apps.interfaces.web.billing import (
     budgets,
@@ -34,6 +35,7 @@ from apps.interfaces.web.billing import (
 )
 from apps.interfaces.web.datasets import changes, columns, dataset_list, detail, row_editor, uploads
 from apps.interfaces.web.datasets import views as datasets
+from apps.interfaces.web.evals import views as evals
 from apps.interfaces.web.help import views as help_views
 from apps.interfaces.web.jobs import accuracy, comparison, job_list, retraining, tabs, tensorboard
 from apps.interfaces.web.jobs import views as jobs
@@ -69,6 +71,9 @@ urlpatterns = [
     path("jobs/export", job_list.export, name="job_export"),
     path("jobs/cancel", job_list.cancel_many, name="job_cancel_many"),
     path("jobs/retraining", retraining.index, name="job_retraining"),
+    path("jobs/retraining/new", retraining.create, name="job_retraining_new"),
+    path("jobs/retraining/delete", retraining.delete, name="job_retraining_delete"),
+    path("jobs/retraining/<str:plan_id>", retraining.edit, name="job_retraining_edit"),
     path("jobs/retraining/<str:plan_id>/start", retraining.start, name="job_retraining_start"),
     path("jobs/retraining/<str:plan_id>/switch", retraining.switch, name="job_retraining_switch"),
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
@@ -113,6 +118,7 @@ urlpatterns = [
     path(
         "adapters/<str:version_id>/conversions/<str:conversion_id>/cancel", conversions.stop, name="conversion_cancel"
     ),
+    path("adapters/<str:version_id>/push", pushes.push, name="adapter_push"),
     path("adapters/<str:version_id>/delete", views.delete, name="adapter_delete"),
     path("adapters/<str:version_id>/alias", serving.point_alias, name="alias_point"),
     path("adapters/<str:version_id>/warm", serving.keep_warm, name="adapter_warm"),
@@ -133,6 +139,13 @@ urlpatterns = [
     path("batches/cancel", batches.cancel, name="batch_cancel"),
     path("batches/files/<str:file_id>", batches.download, name="batch_download"),
     path("batches/<str:batch_id>", batches.detail, name="batch_detail"),
+    path("stored-completions", completions.index, name="completion_list"),
+    path("stored-completions/dataset", completions.make_dataset, name="completion_dataset"),
+    path("stored-completions/delete", completions.delete, name="completion_delete"),
+    path("stored-completions/<str:completion_id>", completions.detail, name="completion_detail"),
+    path("evals", evals.index, name="eval_list"),
+    path("evals/export", evals.export, name="eval_export"),
+    path("evals/<str:eval_id>", evals.detail, name="eval_detail"),
     path("billing", payment_settings.index, name="billing"),
     path("billing/topups", payment_settings.top_up, name="billing_topup"),
     path("billing/card", payment_settings.leave_card, name="billing_card"),

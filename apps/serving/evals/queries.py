@@ -1,6 +1,9 @@
 """Queries on evals, their runs and the items of runs."""
 
+from collections.abc import Sequence
+
 from django.db.models import QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.core.errors import NotFound
@@ -16,12 +19,20 @@ def get_eval(*, organization: Organization | str, id: str) -> Eval:
     """Return one eval. Raises NotFound, the same for unknown and foreign ids."""
     found = list_evals(organization=organization).filter(pk=id).first() if "\x00" not in id else None
     if found is None:
-        raise NotFound(f"No such eval: {id[:80]}.", param="eval_id", code="eval_not_found")
+        text = gettext("No such eval: %(id)s.") % {"id": id[:80]}
+        raise NotFound(text, param="eval_id", code="eval_not_found")
     return found
 
 
 def list_runs(*, evaluated: Eval) -> QuerySet[EvalRun]:
     return EvalRun.objects.for_organization(evaluated.organization_id).filter(evaluated=evaluated)
+
+
+def latest_runs(*, organization: Organization | str, evals: Sequence[Eval]) -> dict[str, EvalRun]:
+    """Return the newest run of each eval by the eval's id; an eval without runs has no entry."""
+    rows = EvalRun.objects.for_organization(organization).filter(evaluated__in=evals).defer("data_source")
+    newest = rows.order_by("evaluated_id", "-created_at", "-pk").distinct("evaluated_id")
+    return {row.evaluated_id: row for row in newest}
 
 
 def get_run(*, evaluated: Eval, id: str) -> EvalRun:

@@ -60,7 +60,7 @@ FOR_PROGRAMS = {
     "apps/interfaces/web/edge": "limits of the front door, before the language is known",
     "apps/interfaces/worker_api": "workers",
     "apps/payments/stripe/gateway.py": "Stripe's webhooks",
-    "apps/serving/evals": "the API: no page shows evals",
+    "apps/serving/evals": "the API: pages only list and show evals",
 }
 _ATTRIBUTES = re.compile(r'\s(?:title|label|placeholder|aria-label|alt|caption|data-label|confirm|keep)="([^"]*)"')
 _MARKED = re.compile(r"\{% blocktranslate .*?\{% endblocktranslate %\}|\{% comment %\}.*?\{% endcomment %\}", re.DOTALL)

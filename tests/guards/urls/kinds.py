@@ -15,6 +15,9 @@ PLAN = {"plan_id": "retraining_plan"}
 WEBHOOK = {"webhook_id": "webhook"}
 SERVICE_ACCOUNT = {"service_account_id": "service_account"}
 NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
+NEW_PLAN = {
+    "name": "weekly", "schedule": "week-1", "hour_utc": "3", "min_gain_points": "0", "max_usd": "20",
+}  # fmt: skip
 
 Kind = Literal["page", "person", "api", "staff", "public", "signed"]
 

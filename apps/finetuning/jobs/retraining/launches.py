@@ -1,6 +1,7 @@
 """The job of a retraining: the plan's job again, with the newest rows and within the plan's maximum price."""
 
 import datetime
+from dataclasses import replace
 
 import msgspec
 from django.utils.translation import gettext
@@ -48,7 +49,13 @@ def launch(retraining: Retraining, now: datetime.datetime) -> None:
     regression = None
     if plan.regression_id is not None:
         regression = require_comparable(newest_ready(plan.regression_id), param="regression")
-    request = _request(retraining, training, held_out)
+    request = replace(
+        job_request(plan, training, held_out),
+        shown_max_nano=retraining.max_nano,
+        metadata={"retraining_plan": retraining.plan_id, "retraining": retraining.pk},
+        idempotency_key=f"retraining:{retraining.pk}",
+        fingerprint=retraining.pk,
+    )
     try:
         job = create_job(organization=retraining.organization_id, request=request, by=retraining.created_by, now=now)
     except MaximumRaised:
@@ -82,9 +89,9 @@ def _is_trained(plan: RetrainingPlan, version: DatasetVersion) -> bool:
     return version.pk == plan.source_job.training_file_id or trained.exists()
 
 
-def _request(retraining: Retraining, training: DatasetVersion, held_out: DatasetVersion) -> JobRequest:
-    """Return the source job's request with other files: what was left open is chosen again for them."""
-    job = retraining.plan.source_job
+def job_request(plan: RetrainingPlan, training: DatasetVersion, held_out: DatasetVersion) -> JobRequest:
+    """Return the request of the plan's source job with other files: what was left open is chosen again for them."""
+    job = plan.source_job
     before = stored_request(job)
     asked = dict(before.asked or {})
     asked.pop("validation_share", None)  # the held-out rows take its place
@@ -98,12 +105,8 @@ def _request(retraining: Retraining, training: DatasetVersion, held_out: Dataset
         pool=before.pool,
         gpu_count=before.gpu_count,
         node_count=before.node_count,
-        shown_max_nano=retraining.max_nano,
         suffix=before.suffix or job.suffix,
-        metadata={"retraining_plan": retraining.plan_id, "retraining": retraining.pk},
         integrations=[msgspec.to_builtins(each) for each in before.integrations],
         evaluation=before.evaluation,
         exports=before.exports,
-        idempotency_key=f"retraining:{retraining.pk}",
-        fingerprint=retraining.pk,
     )

@@ -81,6 +81,20 @@ def list_retrainings(*, plan: RetrainingPlan) -> QuerySet[Retraining]:
     return rows.select_related("job__adapter_version", "production")
 
 
+def list_repeatable(*, organization: Organization | str) -> QuerySet[FineTuningJob]:
+    """Return the jobs that a plan may name, newest first; one on other rows than conversations is refused later."""
+    jobs = FineTuningJob.objects.for_organization(organization).filter(
+        status=JobStatus.SUCCEEDED, adapter_version__isnull=False
+    )
+    return jobs.select_related("base_model").order_by("-created_at", "-pk")
+
+
+def is_repeatable(job: FineTuningJob) -> bool:
+    """Return whether a plan may name the job."""
+    is_done = job.status == JobStatus.SUCCEEDED and job.adapter_version_id is not None
+    return is_done and recipe_of(job).objective == Objective.SUPERVISED
+
+
 def latest_retrainings(*, organization: Organization | str, count: int) -> dict[str, list[Retraining]]:
     """Return the newest retrainings of each plan by its id, at most `count` of each."""
     newest = Window(RowNumber(), partition_by="plan_id", order_by=[F("created_at").desc(), F("pk").desc()])
@@ -110,6 +124,22 @@ def request_of(plan: RetrainingPlan) -> PlanRequest:
     )
 
 
+def draft_plan(
+    *,
+    organization: Organization | str,
+    request: PlanRequest,
+    now: datetime.datetime,
+    plan: RetrainingPlan | None = None,
+) -> RetrainingPlan:
+    """Return the plan that the request makes, or makes of `plan`, without keeping it. Raises NotFound, InvalidValue."""
+    organization_id = id_of(organization)
+    drafted = RetrainingPlan(organization_id=organization_id, **_columns(organization_id, request, now))
+    if plan is not None:
+        drafted.pk = plan.pk
+    _require_own_name(drafted)
+    return drafted
+
+
 @transaction.atomic
 def create_plan(
     *, organization: Organization | str, request: PlanRequest, by: str, now: datetime.datetime
@@ -127,9 +157,8 @@ def create_plan(
     if count_of_hour(organization=organization_id, action="retraining_plan.created") >= MAX_CREATED_IN_AN_HOUR:
         text = gettext("An organization creates at most %(most)s retraining plans an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
-    columns = _columns(organization_id, request, now)
-    plan = RetrainingPlan(organization_id=organization_id, created_by=by, acts_as=by, **columns)
-    _require_own_name(plan)
+    plan = draft_plan(organization=organization, request=request, now=now)
+    plan.created_by = plan.acts_as = by
     _count_growth_from_source(plan)
     plan.save(force_insert=True)
     audit.record(organization=organization, by=by, action="retraining_plan.created", target=plan.pk)

@@ -44,6 +44,16 @@ class Schedule:
                 following = (day.replace(day=1) + datetime.timedelta(days=32)).replace(day=self.value)
         return self._at(day) if self._at(day) > after else self._at(following)
 
+    def most_in_a_month(self) -> int:
+        """Return how often it is due in a month, at most."""
+        match self.cadence:
+            case Cadence.DAYS:
+                return -(-31 // self.value)
+            case Cadence.WEEK:
+                return 5
+            case Cadence.MONTH:
+                return 1
+
     def _at(self, day: datetime.date) -> datetime.datetime:
         return datetime.datetime.combine(day, datetime.time(self.hour_utc), datetime.UTC)
 

@@ -14,7 +14,10 @@ from apps.core.http.confirmation import say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
-_LISTS = ("web:job_list", "web:dataset_list", "web:adapter_list", "web:key_list", "web:member_list", "web:batch_list")
+_LISTS = (
+    "web:job_list", "web:dataset_list", "web:adapter_list", "web:key_list", "web:member_list", "web:batch_list",
+    "web:eval_list",
+)  # fmt: skip
 _MAX_QUERY_CHARACTERS = 2_000
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from django import forms
 from django.contrib import messages
+from django.forms.boundfield import BoundWidget
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
@@ -25,6 +26,15 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 _PAGE = 25
 _SESSION_SECRET = "webhook_secret"  # noqa: S105 - a name
 _AT_FIRST = [each for each in EVENT_TYPES if each.startswith(("fine_tuning.", "batch."))]
+# The subjects in their order, with the first part of the types that belong to each.
+_SUBJECTS = (
+    (later("Fine-tunes"), ("fine_tuning",)),
+    (later("Batches"), ("batch",)),
+    (later("Adapters"), ("adapter",)),
+    (later("Retraining"), ("retraining",)),
+    (later("Money"), ("budget", "balance", "credit", "invoice")),
+    (later("Members and webhooks"), ("member", "service_account", "webhook")),
+)
 
 
 class WebhookForm(forms.Form):
@@ -44,6 +54,15 @@ class WebhookForm(forms.Form):
         widget=forms.CheckboxSelectMultiple,
         initial=_AT_FIRST,
     )
+
+    @property
+    def event_groups(self) -> list[tuple[str, list[BoundWidget]]]:
+        """Return the boxes of each subject."""
+        boxes = list(self["event_types"])
+        return [
+            (subject, [box for box in boxes if box.choice_label.partition(".")[0] in parts])
+            for subject, parts in _SUBJECTS
+        ]
 
 
 @never_cache

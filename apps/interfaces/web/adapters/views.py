@@ -2,6 +2,7 @@
 
 from urllib.parse import urlencode
 
+from django.conf import settings
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase, HttpResponseRedirect
 from django.shortcuts import redirect, render
@@ -21,12 +22,14 @@ from apps.core.messages.translation import later
 from apps.core.objects.store import attachment
 from apps.finetuning.conversions.orders import LABELS as EXPORTS
 from apps.finetuning.conversions.orders import list_offers
+from apps.finetuning.lifecycle import CONVERSION_OPEN
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.model_cards import CARD_FILE
 from apps.finetuning.results.model_files import documents
 from apps.finetuning.results.provenance import BUNDLE_FILE
 from apps.interfaces.web.adapters.lineage import ancestor_of, comparison_url, list_descendants, siblings_of
+from apps.interfaces.web.adapters.pushes import shown_pushes
 from apps.interfaces.web.adapters.traffic import traffic_of
 from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -44,11 +47,16 @@ CHANGING = ("waiting", "loading")
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, version_id: str) -> HttpResponse:
-    """Show one version; while its state changes, htmx asks for the state alone."""
+    """Show one version; htmx asks for its state alone while it changes, or for its exports while one is made."""
     version = queries.get_version(organization=request.organization, id=version_id)
-    part = "#state" if request.htmx else ""
-    response = render(request, f"adapters/detail.html{part}", _detail(version, request))
-    patch_vary_headers(response, ["HX-Request"])
+    if request.htmx and request.headers.get("HX-Target", "").endswith("#adapter-exports"):
+        job = find_jobs_of_adapters(organization=request.organization, versions=[version]).get(version.pk)
+        context = {"version": version, "job": job, **_rights(request), **_exports(version, request)}
+        response = render(request, "adapters/_exports.html", context)
+    else:
+        part = "#state" if request.htmx else ""
+        response = render(request, f"adapters/detail.html{part}", _detail(version, request))
+    patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
 
 
@@ -71,6 +79,32 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
         ],
         "archive_url": _download_address(version),
         "evaluation": evaluation_of(version),
+        **_exports(version, request),
+        "siblings": siblings,
+        "comparison_url": comparison_url(version, siblings),
+        "aliases": list_aliases(organization=request.organization).filter(adapter_id=version.adapter_id),
+        "traffic": traffic_of(version),
+        "warm_price": warm_price(base_model=version.adapter.base_model),
+        "is_kept_warm": Deployment.objects.filter(
+            adapter_version=version, removed_at=None, pinned_at__isnull=False
+        ).exists(),
+        "samples": chat_samples(model=version.model_name),
+        **_rights(request),
+    }
+
+
+def _rights(request: OrganizationRequest) -> dict[str, object]:
+    return {
+        "may_write": has_permission(request.membership.role, Permission.ADAPTER_WRITE),
+        "may_delete": has_permission(request.membership.role, Permission.ADAPTER_DELETE),
+    }
+
+
+def _exports(version: AdapterVersion, request: OrganizationRequest) -> dict[str, object]:
+    """Return what the version can be downloaded as, with its orders and pushes, and whether one of them goes on."""
+    offers = [offer for offer in list_offers(version=version) if offer.refusal is None or offer.is_open]
+    pushes = shown_pushes(version)
+    return {
         "papers": [
             {"label": label, "url": f"{_download_address(version)}?{urlencode({'file': name})}"}
             for label, name in ((gettext("Model card"), CARD_FILE), (gettext("Reproducibility file"), BUNDLE_FILE))
@@ -83,23 +117,12 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
             }
             for export in version.exports
         ],
-        "conversions": [
-            {"offer": offer, "label": gettext(EXPORTS[offer.kind])}
-            for offer in list_offers(version=version)
-            if offer.refusal is None or offer.is_open
-        ],
+        "conversions": [{"offer": offer, "label": gettext(EXPORTS[offer.kind])} for offer in offers],
+        "pushes": pushes,
+        "may_push": settings.HUB_PUSHES and has_permission(request.membership.role, Permission.ADAPTER_WRITE),
+        "is_making": any(offer.is_open for offer in offers)
+        or any(each.push.status in CONVERSION_OPEN for each in pushes),
         "missing": list_missing(version),
-        "siblings": siblings,
-        "comparison_url": comparison_url(version, siblings),
-        "aliases": list_aliases(organization=request.organization).filter(adapter_id=version.adapter_id),
-        "traffic": traffic_of(version),
-        "warm_price": warm_price(base_model=version.adapter.base_model),
-        "is_kept_warm": Deployment.objects.filter(
-            adapter_version=version, removed_at=None, pinned_at__isnull=False
-        ).exists(),
-        "samples": chat_samples(model=version.model_name),
-        "may_write": has_permission(request.membership.role, Permission.ADAPTER_WRITE),
-        "may_delete": has_permission(request.membership.role, Permission.ADAPTER_DELETE),
     }
 
 

@@ -1,1 +1,1 @@
-"""Adapter pages: detail, lineage, traffic and serving."""
+"""Pages of batches and of stored completions."""

@@ -104,19 +104,21 @@ PAGES = (
         "docs/gateway.md",
         "Chat, completions, responses: OpenAI's API, its limits and errors",
         Audience.PROGRAMS,
-        ("web:key_", "web:batch_"),
+        ("web:key_", "web:batch_", "web:completion_"),
     ),
     HelpPage(
         "evals",
         "docs/evals.md",
         "Criteria for answers, runs that grade a model, their cost and limits",
         Audience.PROGRAMS,
+        ("web:eval_",),
     ),
     HelpPage(
         "retraining",
         "docs/retraining.md",
         "A job repeated on a schedule or when data grows, and promoted if it is better",
         Audience.PROGRAMS,
+        ("web:job_retraining",),
     ),
     HelpPage(
         "errors",

@@ -1,26 +1,32 @@
-"""The page of retraining plans: when each begins, what its retrainings came to, and buttons to start and stop it."""
+"""Retraining plans: the list with their history, the form with its price, and what can be done with a plan."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
-from django.utils.dates import WEEKDAYS
 from django.utils.translation import gettext
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.queries import names_of_actors
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
-from apps.core.http.forms import domain_errors_shown
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
+from apps.core.money import dollars
 from apps.core.templatetags.statuses import StatusLabel
 from apps.finetuning.jobs.retraining import plans
+from apps.finetuning.jobs.retraining.prices import price_of
 from apps.finetuning.jobs.retraining.schedules import schedule_of
-from apps.finetuning.lifecycle import RETRAINING_OPEN, Cadence, RetrainingStatus, RetrainingTrigger
+from apps.finetuning.jobs.retraining.triggers import MAX_A_DAY
+from apps.finetuning.lifecycle import RETRAINING_OPEN, RetrainingStatus, RetrainingTrigger
 from apps.finetuning.models import Retraining, RetrainingPlan
+from apps.finetuning.queries import get_job
+from apps.interfaces.web.jobs.retraining_forms import PlanForm, schedule_words
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _SHOWN = 5  # retrainings of a plan
@@ -82,6 +88,94 @@ def index(request: OrganizationRequest) -> HttpResponse:
     return render(request, "jobs/retraining.html", {"plans": shown, "may_write": may_write})
 
 
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.JOB_WRITE)
+def create(request: OrganizationRequest) -> HttpResponse:
+    """Ask what to repeat, `?job=` if that is known; a POST shows the price, and a confirmed one creates the plan."""
+    job_id = request.GET.get("job", "").replace("\x00", "")
+    job = get_job(organization=request.organization, id=job_id) if job_id else None
+    return _edit(request, PlanForm(_sent(request), organization=request.organization, job=job))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.JOB_WRITE)
+def edit(request: OrganizationRequest, plan_id: str) -> HttpResponse:
+    """Show the plan's form; a POST shows the price, and a confirmed one changes the plan."""
+    plan = plans.get_plan(organization=request.organization, id=plan_id)
+    return _edit(request, PlanForm(_sent(request), organization=request.organization, plan=plan))
+
+
+def _sent(request: OrganizationRequest) -> QueryDict | None:
+    return request.POST if request.method == "POST" else None
+
+
+def _edit(request: OrganizationRequest, form: PlanForm) -> HttpResponse:
+    """Answer with the form, or its price alone to htmx. Only values whose price was shown are kept."""
+    price = None
+    if form.is_valid():
+        with domain_errors_on(form):
+            if request.POST.get("confirmed") == form.fingerprint and not request.htmx:
+                return _keep(request, form)
+            now = db_now()
+            drafted = plans.draft_plan(organization=request.organization, request=form.asked, now=now, plan=form.plan)
+            price = price_of(plan=drafted, by=request.membership.user_id, now=now)
+            if price.is_above_limit:
+                text = gettext("The training alone may cost %(price)s now. Set a higher limit, or use fewer rows.")
+                form.add_error("max_usd", text % {"price": dollars(price.held_nano or 0)})
+    context = {
+        "form": form,
+        "plan": form.plan,
+        "price": None if form.errors else price,
+        "most_a_day": MAX_A_DAY,
+    }
+    is_wrong = bool(form.errors) and not request.htmx
+    page = "jobs/retraining_form.html" + ("#price" if request.htmx else "")
+    return render(request, page, context, status=422 if is_wrong else 200)
+
+
+def _keep(request: OrganizationRequest, form: PlanForm) -> HttpResponse:
+    """Create or change the plan. Raises the errors of either."""
+    by, now = request.membership.user_id, db_now()
+    if form.plan is None:
+        plans.create_plan(organization=request.organization, request=form.asked, by=by, now=now)
+        messages.success(request, gettext("The plan is created. It acts in your name."))
+    else:
+        plans.change_plan(plan=form.plan, request=form.asked, by=by, now=now)
+        messages.success(request, gettext("The plan is saved. From now on it acts in your name."))
+    return redirect("web:job_retraining")
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.JOB_WRITE)
+def delete(request: OrganizationRequest) -> HttpResponse:
+    """Delete a plan, after its name was typed."""
+    return confirm(request, _DELETE)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    effect = gettext("Its history is deleted. A job that it began goes on, and its model is not promoted.")
+    found = plans.list_plans(organization=request.organization).filter(pk__in=ids)
+    return [AffectedRow(plan.pk, plan.name, effect) for plan in found]
+
+
+def _delete(request: OrganizationRequest, plan_id: str) -> None:
+    plan = plans.get_plan(organization=request.organization, id=plan_id)
+    plans.delete_plan(plan=plan, by=request.membership.user_id, now=db_now())
+
+
+_DELETE = ConfirmedAction[OrganizationRequest](
+    parameter="plan",
+    verb=later("Delete"),
+    nouns=(later("retraining plan"), later("retraining plans")),
+    warning=later("A deleted plan cannot be restored. To only stop it, use Stop in the list."),
+    done=later("Deleted"),
+    list_url_name="web:job_retraining",
+    list_title=later("Retraining"),
+    find=_find,
+    act=_delete,
+)
+
+
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def start(request: OrganizationRequest, plan_id: str) -> HttpResponse:
@@ -108,16 +202,8 @@ def _begins(plan: RetrainingPlan) -> list[str]:
     """Return what begins a retraining, in words."""
     words = []
     if schedule := schedule_of(plan):
-        hour = f"{schedule.hour_utc:02}:00"
-        match schedule.cadence:
-            case Cadence.DAYS:
-                words.append(gettext("Every %(days)s days at %(hour)s UTC") % {"days": schedule.value, "hour": hour})
-            case Cadence.WEEK:
-                day = WEEKDAYS[schedule.value - 1]
-                words.append(gettext("Every %(weekday)s at %(hour)s UTC") % {"weekday": day, "hour": hour})
-            case Cadence.MONTH:
-                text = gettext("On day %(day)s of each month at %(hour)s UTC")
-                words.append(text % {"day": schedule.value, "hour": hour})
+        days = schedule_words(schedule)
+        words.append(gettext("%(days)s at %(hour)s UTC") % {"days": days, "hour": f"{schedule.hour_utc:02}:00"})
     if plan.min_new_rows:
         words.append(gettext("When the dataset has %(rows)s more rows") % {"rows": f"{plan.min_new_rows:,}"})
     return words

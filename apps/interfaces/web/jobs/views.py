@@ -25,6 +25,7 @@ from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.moves import list_moves, move_job
 from apps.finetuning.jobs.progress import get_progress, percent_of
+from apps.finetuning.jobs.retraining.plans import is_repeatable
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.waits import explain_wait
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
@@ -232,6 +233,7 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "wait": (wait := explain_wait(job=job, now=now)),
         "moves": list_moves(job=job, wait=wait, now=now),
         "pause": _pause_state(job),
+        "is_repeatable": is_repeatable(job),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",
         "retry_cap": usd_decimal(why.suggestion.hold_nano) if why and why.suggestion.hold_nano else "",

@@ -69,6 +69,8 @@ MAIN = (
         label=later("Playground"), icon="message-square", url_name="web:playground", views=("web:playground",), go="p"
     ),
     Place(label=later("Batches"), icon="layers", url_name="web:batch_list", views=("web:batch_",)),
+    Place(label=later("Completions"), icon="inbox", url_name="web:completion_list", views=("web:completion_",)),
+    Place(label=later("Evals"), icon="star", url_name="web:eval_list", views=("web:eval_",)),
 )
 ACCOUNT = (
     Place(label=later("Usage"), icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),

@@ -1,6 +1,7 @@
 """What begins a retraining, once, and what refuses to begin it."""
 
 import datetime
+from collections import Counter
 
 import pytest
 
@@ -42,6 +43,19 @@ FRIDAY = datetime.datetime(2026, 11, 27, 15, 40, tzinfo=datetime.UTC)
 )
 def test_a_schedule_is_due_at_the_next_of_its_hours(schedule: Schedule, after: datetime.datetime, due: str) -> None:
     assert schedule.next_due(after).isoformat().startswith(due)
+
+
+@pytest.mark.parametrize(
+    ("cadence", "value", "most"), [("days", 1, 31), ("days", 30, 2), ("days", 31, 1), ("week", 7, 5), ("month", 28, 1)]
+)
+def test_a_month_has_at_most_so_many_due_times(cadence: str, value: int, most: int) -> None:
+    schedule, due = Schedule(Cadence(cadence), value), datetime.datetime(2026, 12, 31, 1, tzinfo=datetime.UTC)
+    months = Counter[int]()
+    for _ in range(366):
+        due = schedule.next_due(due)
+        months[due.year * 12 + due.month] += 1
+
+    assert schedule.most_in_a_month() == most == max(months.values())
 
 
 def test_a_plan_begins_once_for_each_growth_of_its_dataset(job, key) -> None:

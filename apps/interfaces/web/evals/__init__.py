@@ -1,0 +1,1 @@
+"""Pages of evals and their runs."""
