@@ -43,7 +43,7 @@ class WaitMembers(TypedDict):
     """Why a queued job waits. All are null for others; the start is null if it is unknown."""
 
     queue_position: int | None
-    waiting_for: Literal["capacity", "share", "quota", "budget"] | None
+    waiting_for: Literal["capacity", "group", "share", "quota", "budget"] | None
     waiting_reason: str | None
     estimated_start: StartObject | None
 
@@ -51,8 +51,9 @@ class WaitMembers(TypedDict):
 class MoveObject(TypedDict):
     """A pool where a queued job would start sooner; `option` is the value that moves it there.
 
-    `sooner_seconds` is null if no machine can take the job where it waits. `extra_usd` is the expected cost less that
-    of the job as it is.
+    `sooner_seconds` is null if no machine can take the job where it waits. `cost_usd` is the expected cost of the whole
+    job with what it has cost so far, `extra_usd` the difference to the job as it is, and `maximum_usd` the most that it
+    then costs in all.
     """
 
     id: str
@@ -305,7 +306,7 @@ def move_object(move: Move) -> MoveObject:
         "gpu_count": quoted.gpu_count,
         "starts_after_seconds": round(move.starts_after_seconds),
         "sooner_seconds": None if move.sooner_seconds is None else round(move.sooner_seconds),
-        "cost_usd": usd(quoted.estimate.cost_nano_p50),
+        "cost_usd": usd(move.cost_nano),
         "extra_usd": usd(move.extra_nano),
         "maximum_usd": usd(move.maximum_nano),
     }
