@@ -86,7 +86,7 @@ _QUEUED = f"""
 """
 _GPUS = "job.gpu_count / job.node_count"  # of each machine
 # Of organizations with allowances of concurrent GPUs, by id: whose jobs each covers, and how many GPUs it leaves. One
-# value, so that it changes nothing about the search below where nobody has any.
+# value, so that it changes nothing about the search below if no organization has any.
 _ROOMS = f"""
     , rooms AS MATERIALIZED (
         SELECT jsonb_object_agg(organization_id, rooms) AS found FROM (

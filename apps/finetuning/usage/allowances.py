@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Mapping
+from typing import Any
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -78,7 +79,7 @@ def get_allowance(*, organization: Organization | str, id: str) -> Allowance:
     return allowance
 
 
-def _whose(organization_id: str, scope: str, target: str) -> dict[str, object]:
+def _whose(organization_id: str, scope: str, target: str) -> dict[str, Any]:
     """Return the columns that say whose jobs an allowance covers. Raises InvalidValue."""
     if scope == AllowanceScope.MEMBER:
         if target not in names_of_makers(organization=organization_id):

@@ -26,7 +26,7 @@ class AllowanceUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobUse:
+class HolderUse:
     """What a share holder uses: GPUs now, GPU-seconds of this month, and those that its running jobs still need.
 
     `remaining` has the GPU-seconds that the jobs asked about need, by their ids. `allowances` are those that cover one
@@ -106,11 +106,11 @@ _USE = f"""
 """  # noqa: S608 - constants
 
 
-def read_use(*, holder: str, jobs: Sequence[str], now: datetime.datetime) -> JobUse:
+def read_use(*, holder: str, jobs: Sequence[str], now: datetime.datetime) -> HolderUse:
     """Return what counts against the limits of a share holder, and what these jobs of it, by their ids, still need."""
     known = {"holder": holder, "jobs": list(jobs), "now": now, "month": month_of(now)}
     ((gpus, seconds, running_seconds, remaining, allowances),) = fetch_prepared(_USE, known)
-    return JobUse(
+    return HolderUse(
         gpus=gpus,
         seconds=seconds,
         running_seconds=running_seconds,

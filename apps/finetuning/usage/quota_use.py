@@ -14,7 +14,7 @@ from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import Allowance, AllowanceScope, FineTuningJob, Run
 from apps.finetuning.usage.allowances import ALLOWED, list_allowances
 from apps.finetuning.usage.demand import WINDOW, Span, count_now, held_seconds, most_at_once
-from apps.finetuning.usage.job_use import JobUse, month_of, read_use
+from apps.finetuning.usage.job_use import month_of, read_use
 from apps.finetuning.usage.quotas import LIMITS, get_quota
 from apps.finetuning.usage.storage import stored_bytes
 
@@ -127,17 +127,17 @@ class _Jobs:
         # Two statements, each with an index of its own.
         rows = [row for each in (Q(status__in=JOB_OPEN), ended) for row in jobs.filter(each).values_list(*columns)]
         unfinished = [pk for pk, *_, finished in rows if finished is None]
-        remaining = _use_of(organization, unfinished, now).remaining if unfinished else {}
+        remaining = read_use(holder=organization.pk, jobs=unfinished, now=now).remaining if unfinished else {}
         for pk, member, labels, created, finished in rows:
             for target in _targets_of(member, labels):
                 lives[target].append((created, finished, 1))
                 needed[target] += remaining.get(pk, 0.0)
-        runs = Run.objects.for_organization(organization).filter(Q(finished_at=None) | ended).exclude(leased_at=None)
+        runs = Run.objects.for_organization(organization).filter(Q(finished_at=None) | ended)
         spans = runs.order_by().values_list(
             "job__member_id", "job__labels", "leased_at", "finished_at", "job__gpu_count"
         )
         for member, labels, leased, finished, gpus in spans:
-            for target in _targets_of(member, labels):
+            for target in _targets_of(member, labels) if leased else []:
                 held[target].append((leased, finished, gpus))
         return cls(now, held, lives, needed)
 
@@ -164,11 +164,6 @@ class _Jobs:
         return tuple(
             QuotaUse(name, getattr(allowance, name, None), used[name], promised.get(name, 0)) for name in ALLOWED
         )
-
-
-def _use_of(organization: Organization, jobs: Sequence[str], now: datetime.datetime) -> JobUse:
-    with share_of(organization):
-        return read_use(holder=get_share_holder(organization=organization), jobs=jobs, now=now)
 
 
 def _targets_of(member: str, labels: Mapping[str, str]) -> list[Target]:

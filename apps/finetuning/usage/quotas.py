@@ -22,7 +22,7 @@ from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import Allowance, FineTuningJob, Quota, Run
-from apps.finetuning.usage.job_use import AllowanceUse, JobUse, month_of, read_use
+from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, month_of, read_use
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
 LIMITS = (
@@ -128,7 +128,7 @@ def _require_room(
     job: FineTuningJob,
     seconds: float,
     quota: Quota,
-    use: JobUse,
+    use: HolderUse,
     unfinished: Sequence[str],
     organizations: Sequence[str],
 ) -> None:
@@ -160,7 +160,7 @@ def _require_room(
         )
 
 
-def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse, use: JobUse) -> None:
+def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse, use: HolderUse) -> None:
     """Raise QuotaExceeded if a new job of about `seconds` GPU-seconds passes an allowance that covers it."""
     allowance, others = each.allowance, each.jobs - {job.pk}
     _require_allowed_place(len(others), allowance)
@@ -246,7 +246,7 @@ def lock_name(holder: str) -> str:
 
 
 def _limit_reached(
-    job: FineTuningJob, quota: Quota, use: JobUse, planned: Sequence[FineTuningJob] = ()
+    job: FineTuningJob, quota: Quota, use: HolderUse, planned: Sequence[FineTuningJob] = ()
 ) -> Reached | None:
     if limit := _passed(quota, use, use.remaining, [job, *planned]):
         return Reached(limit)
@@ -258,7 +258,10 @@ def _limit_reached(
 
 
 def _passed(
-    limits: Quota | Allowance, use: JobUse | AllowanceUse, remaining: Mapping[str, float], jobs: Sequence[FineTuningJob]
+    limits: Quota | Allowance,
+    use: HolderUse | AllowanceUse,
+    remaining: Mapping[str, float],
+    jobs: Sequence[FineTuningJob],
 ) -> ReachedLimit | None:
     """Return the limit that these queued jobs would pass together."""
     if limits.concurrent_gpus is not None and use.gpus + sum(job.gpu_count for job in jobs) > limits.concurrent_gpus:
@@ -272,7 +275,7 @@ def _passed(
 def _reason_to_wait(
     job: FineTuningJob,
     quota: Quota,
-    use: JobUse,
+    use: HolderUse,
     planned: Sequence[FineTuningJob] = (),
     *,
     names: Mapping[str, str] | None = None,

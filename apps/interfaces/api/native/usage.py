@@ -90,7 +90,7 @@ class AllowanceObject(TypedDict):
 
     object: Literal["allowance"]
     id: str
-    scope: Literal["member", "label"]
+    scope: str
     target: str
     concurrent_gpus: AllowedUse
     gpu_seconds_per_month: AllowedUse

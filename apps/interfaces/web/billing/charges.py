@@ -44,7 +44,11 @@ def show(request: OrganizationRequest, reference: str) -> HttpResponse:
 def _job(organization: Organization, charge: Charge) -> dict[str, object]:
     assert charge.hold is not None
     job = FineTuningJob.objects.for_organization(organization).filter(pk=charge.hold.source).first()
-    runs = Run.objects.for_organization(organization).filter(job=job).order_by("attempt").select_related("pool")
+    runs = (
+        Run.objects.for_organization(organization).filter(job=job).order_by("attempt").select_related("pool")
+        if job
+        else []
+    )
     price = charge.price_rule or (job.price_rule if job else None)
     has_moved = bool(job and job.moved_gpu_ms and price)  # each pool's attempts are in a charge of their own
     attempts = [

@@ -37,7 +37,8 @@ _NAMES: dict[str, tuple[str, Callable[[int], str]]] = {
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
     """Show what is used, held and left of each limit; a POST sets what a member or a label may use."""
-    uses = list_target_use(organization=request.organization, now=db_now())
+    now = db_now()
+    uses = list_target_use(organization=request.organization, now=now)
     asked = request.POST if request.method == "POST" else request.GET
     target = asked.get("target", "") or asked.get(asked.get("scope", ""), "")
     chosen = next((use for use in uses if (use.scope.value, use.target) == (asked.get("scope"), target)), None)
@@ -50,7 +51,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 messages.success(request, gettext("Saved. What its jobs use already counts."))
                 return redirect("web:quota_list")
     context = {
-        "limits": [_row(use) for use in list_quota_use(organization=request.organization, now=db_now())],
+        "limits": [_row(use) for use in list_quota_use(organization=request.organization, now=now)],
         "targets": [_target_row(use) for use in uses],
         "form": form,
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
