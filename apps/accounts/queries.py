@@ -152,7 +152,7 @@ def find_service_account(*, organization: Organization, user_id: str) -> Members
     return list_service_accounts(organization=organization).filter(user_id=user_id).first()
 
 
-def names_of_makers(*, organization: Organization) -> dict[str, str]:
+def names_of_makers(*, organization: Organization | str) -> dict[str, str]:
     """Return the names of all under whose ids costs are counted, by id: people, and then service accounts."""
     rows = Membership.objects.for_organization(organization).select_related("user")
     people_first = F("user__service_account_of").asc(nulls_first=True)

@@ -100,7 +100,7 @@ ERRORS: dict[str, Words] = {
         "Use a key with the scope in `required_scope`, or ask an owner of the organization.",
     ),
     "insufficient_quota": Words(
-        "A limit of the organization is reached: credit, budget, storage, or a number of objects.",
+        "A limit of the organization is reached: quota, allowance, credit, budget, storage, or a number of objects.",
         "The message names the limit. Add credit, raise the budget or delete what you no longer need. Waiting does "
         "not help.",
     ),

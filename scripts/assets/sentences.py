@@ -36,6 +36,7 @@ SOURCES = (
     "apps/finetuning/jobs/control.py",
     "apps/finetuning/jobs/creation.py",
     "apps/finetuning/jobs/explanations.py",
+    "apps/finetuning/jobs/moves.py",
     "apps/finetuning/jobs/retries.py",
     "apps/finetuning/jobs/suggestions.py",
     "apps/finetuning/jobs/waits.py",

@@ -16,6 +16,7 @@ from apps.batches.validation import validate
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan
+from apps.finetuning.usage.allowances import set_allowance
 from apps.serving.evals.models import Eval, EvalRun
 from apps.serving.operations import register_replica
 from scripts.assets.docs_site import build
@@ -40,7 +41,7 @@ SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset
 CUSTOMERS = (
     "/keys", "/members", "/service-accounts", "/organization", "/organization/audit", "/organization/trackers",
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
-    "/usage", "/usage?days=7", "/adapters/upload",
+    "/quotas", "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
     "/help", "/help/training", "/help/quickstart", REFERENCE, "/batches",
     "/jobs/retraining", "/jobs/retraining/new", "/jobs/retraining/{plan}", "/jobs/retraining/delete?plan={plan}",
@@ -69,6 +70,10 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
     validate(batch=make_batch(organization, alice, [make_line("a", method="GET")]), now=db_now())
     set_budget(
         organization=organization, scope="organization", target="", limit_nano=10**10, mode="alert", by=alice.pk,
+        now=db_now(),
+    )  # fmt: skip
+    set_allowance(
+        organization=organization, scope="member", target=alice.pk, limits={"concurrent_gpus": 1}, by=alice.pk,
         now=db_now(),
     )  # fmt: skip
     PoolCapacity.objects.create(pool=floor.pool, kind="kubernetes", problem="The API server refused with 403: no")

@@ -158,6 +158,8 @@ STATEMENTS: dict[str, int] = {
     "web:playground": 23,
     "web:playground_saved": 11,
     "web:price_list": 12,
+    "web:quota_end": 10,
+    "web:quota_list": 30,
     "web:search": 7,
     "web:service_account_list": 12,
     "web:service_account_remove": 12,

@@ -19,6 +19,7 @@ SENSITIVE = (
     "web:billing_portal",
     "web:billing_recharge",
     "web:budget_end",
+    "web:quota_end",
     "web:dataset_delete",
     "web:dataset_delete_many",
     "web:adapter_delete",

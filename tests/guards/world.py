@@ -326,6 +326,7 @@ MAKERS: dict[str, Maker] = {
     "topup": money.topup,
     "hosted_page": money.hosted_page,
     "budget": money.budget,
+    "allowance": money.allowance,
     "invoice": money.invoice,
     "invoice_line": money.invoice_line,
     "adjustment": money.adjustment,

@@ -23,7 +23,7 @@ from apps.core.http.asgi import (
 _IDLE_SECONDS, _FREE_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
 
 
-class Allowance(NamedTuple):
+class BodyAllowance(NamedTuple):
     """How much of a request's body is read, and the error beyond it if "too large" is not the reason."""
 
     limit_bytes: int
@@ -41,7 +41,7 @@ class BodyLimit(NamedTuple):
     method: str
     prefix: str
     limit_bytes: int
-    judge: Callable[[Scope], Awaitable[Allowance]] | None = None
+    judge: Callable[[Scope], Awaitable[BodyAllowance]] | None = None
     is_judged_always: bool = False
 
 
@@ -76,13 +76,13 @@ class LimitBodies:
         elif counted.is_late and not counted.has_answered:
             await send_error(send, TooSlow("The request body did not arrive in time. Send it again."))
 
-    async def _allowance(self, scope: Scope) -> Allowance:
+    async def _allowance(self, scope: Scope) -> BodyAllowance:
         limit = self._limit_of(scope)
         if limit is None:
-            return Allowance(DEFAULT_BODY_BYTES)
+            return BodyAllowance(DEFAULT_BODY_BYTES)
         is_small = 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
         if limit.judge is None or (is_small and not limit.is_judged_always):
-            return Allowance(limit.limit_bytes)
+            return BodyAllowance(limit.limit_bytes)
         allowance = await limit.judge(scope)
         return allowance._replace(limit_bytes=min(allowance.limit_bytes, limit.limit_bytes))
 

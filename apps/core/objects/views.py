@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from apps.core.errors import DomainError
 from apps.core.http.asgi import MIB, Scope
-from apps.core.http.body_limits import Allowance, BodyLimit
+from apps.core.http.body_limits import BodyAllowance, BodyLimit
 from apps.core.objects.store import (
     CHECKSUM_HEADER,
     CHUNK_BYTES,
@@ -65,12 +65,12 @@ def _directory() -> DirectoryStore:
     return directory
 
 
-async def authorize_put(scope: Scope) -> Allowance:
+async def authorize_put(scope: Scope) -> BodyAllowance:
     """Return the allowance that a PUT's URL was signed for, before its body is read. Raises InvalidSignature."""
     _directory()
     query = QueryDict(scope.get("query_string", b"").decode("latin-1"))
     grant = _read_grant(scope["method"], scope["path"].removeprefix(_PREFIX), query)
-    return Allowance(UNSIZED_PUT_LIMIT_BYTES if grant.content_bytes is None else grant.content_bytes)
+    return BodyAllowance(UNSIZED_PUT_LIMIT_BYTES if grant.content_bytes is None else grant.content_bytes)
 
 
 OBJECT_LIMIT = BodyLimit("PUT", _PREFIX, LARGEST_OBJECT_BYTES, authorize_put, is_judged_always=True)

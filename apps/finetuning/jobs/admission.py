@@ -7,9 +7,8 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
-from apps.billing.operations import settle_hold
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Method, Objective
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
@@ -32,7 +31,7 @@ from apps.finetuning.quotes.queries import counting_model, get_quotes, is_still_
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.runs import attempts, outcomes
-from apps.finetuning.usage.charges import require_cap
+from apps.finetuning.usage import charges
 from apps.finetuning.usage.quotas import require_room_for_job
 from apps.finetuning.usage.storage import require_any_storage
 
@@ -98,49 +97,68 @@ def admit(*, job: FineTuningJob, now: datetime.datetime) -> None:
     )
 
 
-def place(*, job: FineTuningJob, quoted: PoolQuote, by: str, now: datetime.datetime) -> dict[str, object]:
+def place(
+    *, job: FineTuningJob, quoted: PoolQuote, by: str, now: datetime.datetime, share_left: float = 1.0
+) -> dict[str, object]:
     """Queue an attempt on the option and hold its maximum; return the job's columns that follow from it.
 
-    What an earlier hold of the job has left returns first. Raises the errors of `create_job`.
+    Of a job that moves here, what ran before is charged first, what its earlier hold has left returns, and its maximum
+    is what it has cost and the maximum here. `share_left` is the part of its steps that is still to train. Raises the
+    errors of `create_job`.
     """
     estimate, asked = quoted.estimate, stored_request(job)
-    cap_nano = quoted.maximum_nano(asked.spend_cap_nano)
-    if quoted.price is None or cap_nano is None or quoted.cap_nano is None:
+    spent_nano = charges.spent_nano(job=job)
+    own_nano = quoted.rest_nano(asked.spend_cap_nano, spent_nano=spent_nano)
+    if quoted.price is None or own_nano is None or quoted.cap_nano is None:
         raise CannotLaunch(gettext("The job has no price."), param="compute.pool")
-    require_maximum(cap_nano=cap_nano, shown_nano=asked.shown_max_nano)
-    require_cap(cap_nano=cap_nano, least_nano=quoted.least_cap_nano or 0)
+    require_maximum(cap_nano=spent_nano + own_nano, shown_nano=asked.shown_max_nano)
+    charges.require_cap(cap_nano=own_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count, job.node_count = estimate.gpu_count, quoted.node_count
     require_any_storage(organization=job.organization_id)
-    run_seconds = estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0
+    run_seconds = (estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0) * share_left
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
     recipe = with_plan(recipe_of(job), estimate)
     job.pool = quoted.pool
     run = attempts.queue_attempt(job=job)
-    if job.hold_id:
-        settle_hold(hold_id=job.hold_id, capture_nano=0, by=by)
+    is_first = not job.hold_id
+    attempts.settle_before_move(job=job, by=by)
     held = attempts.hold_cap(
         job=job,
         price_rule=quoted.price,
-        amount_nano=cap_nano,
+        amount_nano=own_nano,
         by=by,
-        idempotency_key=f"hold:{job.pk}:{run.attempt}" if job.hold_id else f"hold:{job.pk}",
+        idempotency_key=f"hold:{job.pk}" if is_first else f"hold:{job.pk}:{run.attempt}",
     )
     rehearsal = quoted.rehearsal
     if rehearsal and rehearsal.peak_bytes is None and not rehearsal.request.is_on_cpu:
         # Idle workers trace it while the job waits, so that it does not cost time on the job's GPUs.
         ask(organization=job.organization_id, rehearsal=rehearsal, pool=quoted.pool, now=now)
+    cap_nano = spent_nano + own_nano
+    return _columns(job, quoted, recipe) | _prices(quoted, cap_nano, spent_nano) | {"hold_id": held.pk}
+
+
+def _columns(job: FineTuningJob, quoted: PoolQuote, recipe: Hyperparameters) -> dict[str, object]:
+    """Return the columns of a job that say where it trains and how, and what it cost before it came there."""
+    estimate = quoted.estimate
     return {
         "pool": quoted.pool,
         "gpu_count": estimate.gpu_count,
         "node_count": quoted.node_count,
-        "price_rule": quoted.price,
         "estimate": snapshot(estimate) | outcomes.provenance(base_model=job.base_model, correction=quoted.correction),
         "hyperparameters": msgspec.to_builtins(recipe),
-        "spend_cap_nano": cap_nano,
-        "firm_max_nano": quoted.cap_nano if quoted.is_firm else None,
-        "firm_limit_nano": quoted.pool.firm_limit_nano(quoted.cap_nano) if quoted.is_firm else None,
-        "hold_id": held.pk,
         "total_steps": estimate.steps,
+        **{name: getattr(job, name) for name in ("moved_gpu_ms", "moved_nano", "billed_gpu_ms", "cost_nano")},
+    }
+
+
+def _prices(quoted: PoolQuote, cap_nano: int, spent_nano: int) -> dict[str, object]:
+    """Return the columns of a job with its price, and its limits, which include what it spent before."""
+    firm_nano = quoted.cap_nano if quoted.is_firm else None
+    return {
+        "price_rule": quoted.price,
+        "spend_cap_nano": cap_nano,
+        "firm_max_nano": None if firm_nano is None else spent_nano + firm_nano,
+        "firm_limit_nano": None if firm_nano is None else spent_nano + quoted.pool.firm_limit_nano(firm_nano),
     }
 
 

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
+from apps.billing.budgets import attribution_of_actor
 from apps.catalog.licences import require_licence
 from apps.contracts.runs import Hyperparameters
 from apps.core import audit
@@ -91,6 +92,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         raise InvalidValue(gettext("The spend cap must be above zero."), param="budget.max_cost_usd")
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
+    whose = attribution_of_actor(organization=organization, by=by, labels=request.metadata)
     return FineTuningJob.objects.create(
         organization_id=key_of(organization),
         base_model=base_model,
@@ -118,6 +120,8 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
             )
         ),
         metadata=dict(request.metadata),
+        member_id=whose.member_id,
+        labels=dict(whose.labels),
         seed=recipe.seed,
         created_by=by,
         idempotency_key=request.idempotency_key,

@@ -6,22 +6,25 @@ from dataclasses import dataclass
 
 import msgspec
 from django.db import transaction
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from apps.billing.operations import InsufficientBalance, insufficient_balance
 from apps.contracts.runs import Hyperparameters
 from apps.core import audit
 from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError, InvalidState, InvalidValue
-from apps.core.money import usd_decimal
+from apps.core.money import dollars, usd_decimal
 from apps.finetuning import events
-from apps.finetuning.jobs.admission import choose_pool, place, place_words
+from apps.finetuning.jobs.admission import CannotLaunch, choose_pool, place, place_words
 from apps.finetuning.jobs.waits import Wait, WaitCause
 from apps.finetuning.lifecycle import RUN_TRANSITIONS, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, QueueShare
+from apps.finetuning.models import Checkpoint, FineTuningJob, QueueShare
 from apps.finetuning.quotes.options import PoolQuote, split_key
 from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
+from apps.finetuning.runs.attempts import latest_checkpoint
+from apps.finetuning.runs.specs import parallelism_of
+from apps.finetuning.usage import charges
 from apps.finetuning.usage.quotas import require_place_for_job
 
 MAX_MOVES = 20  # of one job
@@ -35,14 +38,15 @@ _PARAM = "fine_tuning_job_id"
 class Move:
     """A pool in which a queued job would start sooner, with the option that is quoted there.
 
-    `sooner_seconds` is None if no machine of its own pool can take the job now. `extra_nano` is the difference between
-    the expected costs, below 0 if the pool is cheaper; None if one is unknown. `maximum_nano` is the most that the job
-    costs there.
+    `sooner_seconds` is None if no machine of its own pool can take the job now. `cost_nano` is the expected cost of the
+    whole job if it moves, with what it has cost so far. `extra_nano` is the difference to that where it is, below 0 if
+    the pool is cheaper; both are None if a cost is unknown. `maximum_nano` is the most that the job then costs.
     """
 
     quoted: PoolQuote
     starts_after_seconds: float
     sooner_seconds: float | None
+    cost_nano: int | None
     extra_nano: int | None
     maximum_nano: int | None
 
@@ -56,100 +60,173 @@ class Move:
         return max(-(self.extra_nano or 0), 0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """What a job has done when it moves: its cost so far, and the checkpoint that it resumes from.
+
+    `share_left` is the part of its steps that is still to train.
+    """
+
+    has_run: bool
+    spent_nano: int
+    checkpoint: Checkpoint | None
+    share_left: float
+
+    @classmethod
+    def of(cls, job: FineTuningJob) -> "_Begun":
+        if not job.runs.exclude(leased_at=None).exists():
+            return cls(has_run=False, spent_nano=0, checkpoint=None, share_left=1.0)
+        checkpoint = latest_checkpoint(job=job)
+        done = checkpoint.step / job.total_steps if checkpoint and job.total_steps else 0.0
+        return cls(
+            has_run=True,
+            spent_nano=charges.spent_nano(job=job),
+            checkpoint=checkpoint,
+            share_left=1.0 - min(done, 1.0),
+        )
+
+    def obstacle(self, job: FineTuningJob, quoted: PoolQuote) -> str:
+        """Return why the job cannot go on with the option, "" if it can.
+
+        Its earlier attempts are billed by its GPUs, so that their number stays. The other pool reads the same
+        checkpoints, from the same object store, if its GPUs share the model in the same way.
+        """
+        if not self.has_run:
+            return ""
+        if self.spent_nano >= job.spend_cap_nano:
+            text = gettext("The job has cost its maximum of %(maximum)s already. It goes on where it is.")
+            return text % {"maximum": dollars(job.spend_cap_nano)}
+        if (quoted.gpu_count, quoted.node_count) != (job.gpu_count, job.node_count):
+            text = ngettext(
+                "The job began on one GPU, and can go on only on one. Choose such an option, or cancel the job and "
+                "continue from its checkpoint in a new one.",
+                "The job began on %(gpus)d GPUs, and can go on only on as many. Choose such an option, or cancel the "
+                "job and continue from its checkpoint in a new one.",
+                job.gpu_count,
+            )
+            return text % {"gpus": job.gpu_count}
+        own, other = (parallelism_of(each) for each in (job.estimate.get("parallelism"), quoted.estimate.parallelism))
+        if self.checkpoint and own != other:
+            return gettext(
+                "%(pool)s cannot read the job's checkpoint of step %(step)s: its GPUs share the model in another way. "
+                "Choose another pool."
+            ) % {"pool": quoted.pool.name, "step": self.checkpoint.step}
+        return ""
+
+
 def list_moves(*, job: FineTuningJob, wait: Wait | None, now: datetime.datetime) -> list[Move]:
     """Return up to MAX_SHOWN pools in which the job would start sooner, first those where it starts first.
 
-    Empty for jobs that wait for something else than machines, and for those that have begun. Stored counts and
-    comparisons are used: nothing is computed that is missing.
+    Empty for jobs that wait for something else than machines. Stored counts and comparisons are used: nothing is
+    computed that is missing.
     """
-    if wait is None or wait.cause not in (WaitCause.CAPACITY, WaitCause.SHARE) or not _can_move(job):
+    if wait is None or wait.cause in (WaitCause.QUOTA, WaitCause.BUDGET) or not _can_move(job):
         return []
     own = sum(wait.starts_after) / 2 if wait.starts_after else None
     if own is not None and own < 1:
         return []
+    begun = _Begun.of(job)
     try:
         quotes = _quotes(job, now)
     except DomainError:  # a file is still counted or compared, or the job cannot be quoted any more
         return []
-    own_cost = job.estimate.get("cost_nano_p50")
     found: dict[str, Move] = {}
     for quoted in quotes:  # the cheapest launchable one first
-        after, cost = quoted.estimate.queue_seconds, quoted.estimate.cost_nano_p50
+        after = quoted.estimate.queue_seconds
         is_sooner = after is not None and (own is None or after < own)
         if after is None or not is_sooner or not quoted.is_launchable or quoted.pool.pk == job.pool_id:
             continue
-        found.setdefault(
-            quoted.pool.pk,
-            Move(
-                quoted=quoted,
-                starts_after_seconds=after,
-                sooner_seconds=None if own is None else own - after,
-                extra_nano=None if cost is None or own_cost is None else cost - own_cost,
-                maximum_nano=quoted.maximum_nano(stored_request(job).spend_cap_nano),
-            ),
-        )
+        if not begun.obstacle(job, quoted):
+            found.setdefault(quoted.pool.pk, _move(job, quoted, begun, after, own))
     return sorted(found.values(), key=lambda move: move.starts_after_seconds)[:MAX_SHOWN]
+
+
+def _move(job: FineTuningJob, quoted: PoolQuote, begun: _Begun, after: float, own: float | None) -> Move:
+    own_cost, cost = job.estimate.get("cost_nano_p50"), quoted.estimate.cost_nano_p50
+    rest = quoted.rest_nano(stored_request(job).spend_cap_nano, spent_nano=begun.spent_nano)
+    return Move(
+        quoted=quoted,
+        starts_after_seconds=after,
+        sooner_seconds=None if own is None else own - after,
+        cost_nano=None if cost is None else begun.spent_nano + round(cost * begun.share_left),
+        extra_nano=None if cost is None or own_cost is None else round((cost - own_cost) * begun.share_left),
+        maximum_nano=None if rest is None else begun.spent_nano + rest,
+    )
 
 
 @transaction.atomic
 def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime, shown_max_nano: int) -> FineTuningJob:
     """Queue the job for another option, such as h200:4: its hold returns, and the option's maximum is held.
 
-    `shown_max_nano` is the maximum that its customer was shown for the option. Raises InvalidState once a machine has
-    taken the job, MaximumRaised, and the errors of its admission. The job then stays where it is.
+    A job that was queued again after an attempt is charged for what ran, and resumes from its last checkpoint.
+    `shown_max_nano` is the maximum that its customer was shown for the option. Raises InvalidState unless the job is
+    queued, CannotLaunch if the option cannot go on with it, MaximumRaised, and the errors of its admission. The job
+    then stays where it is.
     """
     job = FineTuningJob.objects.select_for_update(of=("self",)).get(pk=job.pk)
     if not _can_move(job):
-        raise _too_late()
-    if job.runs.count() > MAX_MOVES:
+        raise _too_late(job)
+    if job.runs.filter(status=RunStatus.CANCELLED).count() >= MAX_MOVES:
         raise InvalidState(gettext("A job moves at most %(moves)s times.") % {"moves": MAX_MOVES}, param=_PARAM)
+    quoted, origin = _chosen(job, option, now, shown_max_nano), job.pool
+    if quoted.pool == origin and quoted.gpu_count == job.gpu_count:
+        raise InvalidState(gettext("The job waits for %(pool)s already.") % {"pool": quoted.key}, param="compute.pool")
+    begun = _Begun.of(job)
+    if obstacle := begun.obstacle(job, quoted):
+        raise CannotLaunch(obstacle, param="compute.pool")
+    require_place_for_job(organization=job.organization_id, but=job)  # the limits are locked before shares everywhere
+    _lock_shares(job, quoted)
+    run = job.runs.select_for_update().filter(status=RunStatus.QUEUED).first()
+    if run is None or not try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now):
+        raise _too_late(job)
+    try:
+        changes = place(job=job, quoted=quoted, by=by, now=now, share_left=begun.share_left)
+    except InsufficientBalance as short:  # a move has no spend cap to lower
+        raise insufficient_balance(short.data["balance_nano"], short.data["required_nano"]) from short
+    changed = FineTuningJob.objects.filter(pk=job.pk, status=JobStatus.QUEUED)
+    changed.update(**changes | {"requested": job.requested})
+    job.refresh_from_db()
+    _record(job, quoted, begun, origin=origin.name if origin else "", by=by)
+    return job
+
+
+def _chosen(job: FineTuningJob, option: str, now: datetime.datetime, shown_max_nano: int) -> PoolQuote:
+    """Return the quote of the option, and let the job ask for it. Raises the errors of its admission."""
     name, gpu_count = split_key(option)
     if not name:  # or the best pool would be chosen
         text = gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.")
         raise InvalidValue(text % {"name": option[:60]}, param="compute.pool")
     asked = msgspec.structs.replace(stored_request(job), pool=name, gpu_count=gpu_count, shown_max_nano=shown_max_nano)
     job.requested, job.hyperparameters = msgspec.to_builtins(asked), msgspec.to_builtins(_without_plan(job))
-    quoted, origin = choose_pool(job, now), job.pool
-    if quoted.pool == origin and quoted.gpu_count == job.gpu_count:
-        raise InvalidState(gettext("The job waits for %(pool)s already.") % {"pool": quoted.key}, param="compute.pool")
-    require_place_for_job(organization=job.organization_id, but=job)  # the limits are locked before shares everywhere
-    _lock_shares(job, quoted)
-    run = job.runs.select_for_update().filter(status=RunStatus.QUEUED).first()
-    if run is None or not try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now):
-        raise _too_late()
-    try:
-        changes = place(job=job, quoted=quoted, by=by, now=now) | {"requested": job.requested}
-    except InsufficientBalance as short:  # a move has no spend cap to lower
-        raise insufficient_balance(short.data["balance_nano"], short.data["required_nano"]) from short
-    FineTuningJob.objects.filter(pk=job.pk, status=JobStatus.QUEUED).update(**changes)
-    job.refresh_from_db()
+    return choose_pool(job, now)
+
+
+def _record(job: FineTuningJob, quoted: PoolQuote, begun: _Begun, *, origin: str, by: str) -> None:
+    words = f"Moved to {place_words(quoted)}"
+    if begun.checkpoint:
+        words = f"Moved to {place_words(quoted)}, to resume from step {begun.checkpoint.step}"
     events.append(
         job,
         type="state",
-        message=f"Moved to {place_words(quoted)}",
-        hold_nano=job.spend_cap_nano,
+        message=words,
+        hold_nano=job.spend_cap_nano - begun.spent_nano,
         pool=quoted.pool.name,
         gpu_count=quoted.gpu_count,
     )
     audit.record(
-        organization=job.organization_id,
-        by=by,
-        action="job.moved",
-        target=job.pk,
-        from_pool=origin.name if origin else "",
-        to_pool=quoted.key,
-        cap_nano=job.spend_cap_nano,
-    )
-    return job
+        organization=job.organization_id, by=by, action="job.moved", target=job.pk, from_pool=origin,
+        to_pool=quoted.key, cap_nano=job.spend_cap_nano, spent_nano=begun.spent_nano,
+    )  # fmt: skip
 
 
 def _can_move(job: FineTuningJob) -> bool:
-    """Return whether the job is queued and no machine ever took it: nothing is trained, billed or saved yet."""
-    return job.status == JobStatus.QUEUED and not job.runs.exclude(leased_at=None).exists()
+    """Return whether the job waits in a queue, from its launch on or again after an attempt."""
+    return job.status == JobStatus.QUEUED and job.runs.filter(status=RunStatus.QUEUED).exists()
 
 
-def _too_late() -> InvalidState:
-    return InvalidState(gettext("Only a job that no machine has taken yet can move to another pool."), param=_PARAM)
+def _too_late(job: FineTuningJob) -> InvalidState:
+    text = gettext("Only a job that waits in a queue moves to another pool. This one is %(status)s.")
+    return InvalidState(text % {"status": job.status}, param=_PARAM)
 
 
 def _without_plan(job: FineTuningJob) -> Hyperparameters:

@@ -24,6 +24,7 @@ class WaitCause(StrEnum):
     """What a queued job waits for."""
 
     CAPACITY = "capacity"  # a machine, or GPUs that others use
+    GROUP = "group"  # several machines at once, of which too few are online or free
     SHARE = "share"  # the turn of organizations that used less for their weight
     QUOTA = "quota"  # a limit of its own organization
     BUDGET = "budget"  # its organization owes, or is suspended
@@ -159,7 +160,7 @@ def _wait_of(
     job, pool, position = run.job, floor.pool.name, floor.positions.get(run.pk)
     able = sum(_Machine(worker).can_take(job) for worker in floor.workers)
     if able < job.node_count:
-        return Wait(cause=WaitCause.CAPACITY, reason=_too_few(job, pool, able), position=position)
+        return Wait(cause=_of_machines(job), reason=_too_few(job, pool, able), position=position)
     if newest_before > run.created_at:
         text = gettext("Organizations that used less of %(pool)s for their share go first.")
         cause, reason = WaitCause.SHARE, text % {"pool": pool}
@@ -172,8 +173,12 @@ def _wait_of(
             "Waiting for %(gpu_count)d GPUs of %(pool)s to come free.",
             job.gpu_count,
         )
-        cause, reason = WaitCause.CAPACITY, text % {"pool": pool, "gpu_count": job.gpu_count}
+        cause, reason = _of_machines(job), text % {"pool": pool, "gpu_count": job.gpu_count}
     return Wait(cause=cause, reason=reason, position=position, starts_after=starts_after)
+
+
+def _of_machines(job: FineTuningJob) -> WaitCause:
+    return WaitCause.CAPACITY if job.node_count == 1 else WaitCause.GROUP
 
 
 def _too_few(job: FineTuningJob, pool: str, online: int) -> str:

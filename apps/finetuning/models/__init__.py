@@ -5,7 +5,7 @@ from apps.finetuning.models.capacity import CapacityKind, CapacityNode, Capacity
 from apps.finetuning.models.conversions import Conversion
 from apps.finetuning.models.examinations import Examination
 from apps.finetuning.models.hub_pushes import HubPush, HubPushToken
-from apps.finetuning.models.jobs import FineTuningJob, JobEvent, Quota, TrackerKey
+from apps.finetuning.models.jobs import Allowance, AllowanceScope, FineTuningJob, JobEvent, Quota, TrackerKey
 from apps.finetuning.models.pools import (
     GpuPool,
     MemoryRehearsal,
@@ -19,6 +19,8 @@ from apps.finetuning.models.retraining import Retraining, RetrainingPlan
 from apps.finetuning.models.runs import Checkpoint, GpuDay, QueueShare, Run, RunMember, RunUpload
 
 __all__ = [
+    "Allowance",
+    "AllowanceScope",
     "CalibrationPoint",
     "CalibrationVersion",
     "CapacityKind",

@@ -5,6 +5,7 @@ from django.db import models
 from django.db.models import F, Q, Value
 from django.db.models.functions import Now
 from django.db.models.lookups import Exact
+from django.utils.translation import gettext_noop
 
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
@@ -13,6 +14,13 @@ from apps.core.messages.key_invalidation import key_news
 from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL, JOB_TRANSITIONS, JobStatus
 from apps.finetuning.models.constraints import paired
 from apps.finetuning.models.pools import GpuPool
+
+
+class AllowanceScope(models.TextChoices):
+    """Whose jobs an allowance covers."""
+
+    MEMBER = "member", gettext_noop("a member")
+    LABEL = "label", gettext_noop("a metadata label")
 
 
 class Quota(OrganizationModel):
@@ -33,6 +41,58 @@ class Quota(OrganizationModel):
     class Meta:
         constraints = [models.UniqueConstraint(fields=["organization"], name="quota_once")]
         triggers = [key_news("quota_key_news", pgtrigger.Insert | pgtrigger.Update, organization="NEW.organization_id")]
+
+
+class Allowance(OrganizationModel):
+    """What an organization lets the jobs of a member or of a label use, within its quota; null means no limit."""
+
+    id = IdField(prefix="allow")
+    member_id = models.CharField(max_length=40, null=True, help_text="The member whose jobs it covers.")
+    label = models.JSONField(null=True, help_text="The label whose jobs it covers: one name and its value.")
+    concurrent_gpus = models.PositiveIntegerField(null=True)
+    queued_jobs = models.PositiveIntegerField(null=True)
+    gpu_seconds_per_month = models.PositiveBigIntegerField(null=True)
+    updated_by = models.CharField(max_length=64)
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["organization", "member_id"], name="allowance_once_of_a_member"),
+            models.UniqueConstraint(fields=["organization", "label"], name="allowance_once_of_a_label"),
+            models.CheckConstraint(
+                name="allowance_of_one",
+                condition=Q(member_id__isnull=False, label__isnull=True)
+                | Q(member_id__isnull=True, label__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="allowance_limits",
+                condition=~Q(concurrent_gpus=None, queued_jobs=None, gpu_seconds_per_month=None),
+            ),
+        ]
+
+    @property
+    def scope(self) -> AllowanceScope:
+        return AllowanceScope.MEMBER if self.label is None else AllowanceScope.LABEL
+
+    @property
+    def target(self) -> str:
+        """Return the id of the member, or the label as name=value."""
+        if self.label is None:
+            return self.member_id or ""
+        ((name, value),) = self.label.items()
+        return f"{name}={value}"
+
+    def covers(self, job: "FineTuningJob") -> bool:
+        """Return whether a job of its organization counts."""
+        if self.label is None:
+            return job.member_id == self.member_id
+        return self.label.items() <= job.labels.items()
+
+    @property
+    def covered(self) -> Q:
+        """Return the condition that selects the jobs that it covers."""
+        whose = Q(member_id=self.member_id) if self.label is None else Q(labels__contains=self.label)
+        return whose & Q(organization_id=self.organization_id)
 
 
 class TrackerKey(OrganizationModel):
@@ -68,6 +128,8 @@ class FineTuningJob(OrganizationModel):
     hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
     requested = models.JSONField(default=dict, help_text="The request as sent, for the API to echo.")
     metadata = models.JSONField(default=dict)
+    member_id = models.CharField(max_length=40, blank=True, help_text="The member behind it, whose allowance counts.")
+    labels = models.JSONField(default=dict, help_text="Its metadata, and the labels of the key that created it.")
     seed = models.BigIntegerField()
     estimate = models.JSONField(default=dict, help_text="apps.estimates.quote.Estimate at the moment of launch")
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, related_name="+", null=True)
@@ -95,6 +157,8 @@ class FineTuningJob(OrganizationModel):
     total_steps = models.PositiveIntegerField(null=True)
     trained_tokens = models.BigIntegerField(default=0)
     billed_gpu_ms = models.BigIntegerField(default=0)
+    moved_gpu_ms = models.BigIntegerField(default=0, help_text="Of these, those billed before its last move.")
+    moved_nano = models.BigIntegerField(default=0, help_text="What these cost, at the prices of the pools before.")
     cost_nano = models.BigIntegerField(default=0)
     error_code = models.CharField(max_length=48, blank=True)
     error_message = models.CharField(max_length=500, blank=True)

@@ -76,6 +76,10 @@ class PoolQuote:
             return asked_nano or self.cap_nano
         return min(asked_nano, self.cap_nano) if self.is_firm else asked_nano
 
+    def rest_nano(self, asked_nano: int | None, *, spent_nano: int) -> int | None:
+        """Return `maximum_nano` here of a job that spent some of its spend cap elsewhere."""
+        return self.maximum_nano(None if asked_nano is None else max(asked_nano - spent_nano, 0))
+
     @property
     def least_cap_nano(self) -> int | None:
         """Return the lowest spend cap that pays for one start here; None without a price."""

@@ -172,6 +172,22 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     )
 
 
+def settle_before_move(*, job: FineTuningJob, by: str) -> None:
+    """Charge what ran before the job moves to another pool, and return the rest of its hold.
+
+    Call it before the job's price changes: `moved_gpu_ms` and `moved_nano` keep what was billed at the old one. A job
+    that never began costs nothing.
+    """
+    if not job.hold_id:
+        return
+    gpu_ms = billed_ms(job=job)
+    cost = cost_of(job=job, gpu_ms=gpu_ms)
+    job.moved_gpu_ms, job.moved_nano = gpu_ms, cost
+    job.billed_gpu_ms, job.cost_nano = gpu_ms, cost
+    rest = max(cost - get_captured_nano(source=job.pk), 0)
+    settle_hold(hold_id=job.hold_id, capture_nano=rest, by=by, reason=f"{job.pk} {job.status}" if rest else "")
+
+
 def hold_cap(
     *, job: FineTuningJob, price_rule: PriceRule | None, amount_nano: int, by: str, idempotency_key: str
 ) -> Hold:

@@ -50,7 +50,7 @@ from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.offers import Offer
-from apps.finetuning.usage.quotas import ReachedLimit, limit_reached
+from apps.finetuning.usage.quotas import Reached, ReachedLimit, limit_reached
 
 _SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
 _READ_RUN = f"""
@@ -64,6 +64,7 @@ _READ_RUN = f"""
     WHERE run.id = %(run)s
 """  # noqa: S608 - constants
 _RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
+_MOST_HELD_BACK = 200  # runs of an allowance, by one claim
 LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 
 
@@ -203,15 +204,35 @@ def _try_claim(
     If a limit of the month forbids that, no claim tries it again for a while.
     """
     run = _read_run(candidate.run_id)
-    if limit := limit_reached(job=run.job, holder=candidate.holder, now=now):
-        if limit is ReachedLimit.MONTH:
-            Run.objects.filter(pk=run.pk).update(retry_at=now + _RETRY)
+    if reached := limit_reached(job=run.job, holder=candidate.holder, now=now):
+        if reached.limit is ReachedLimit.MONTH:
+            _try_later(run, reached, now)
         return None
     others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
     if others is None:
         return None
     run.pool = worker.pool
     return _lease(run, run.job, worker, now, others)
+
+
+def _try_later(run: Run, reached: Reached, now: datetime.datetime) -> None:
+    """Let no claim try the run for a while; of an allowance, no queued run that needs as much.
+
+    Else a member's many runs would hide those of the others in their organization. Runs that another claim has locked
+    are left: claims never wait for each other's runs.
+    """
+    held_back = [run.pk]
+    if reached.allowance is not None:
+        covered = FineTuningJob.objects.filter(reached.allowance.covered, status=JobStatus.QUEUED)
+        others = Run.objects.filter(job__in=covered, status=RunStatus.QUEUED).select_related("job")
+        others = others.order_by("created_at", "pk").select_for_update(of=("self",), skip_locked=True)
+        needed = _expected_gpu_seconds(run.job)
+        held_back += [each.pk for each in others[:_MOST_HELD_BACK] if _expected_gpu_seconds(each.job) >= needed]
+    Run.objects.filter(pk__in=held_back).update(retry_at=now + _RETRY)
+
+
+def _expected_gpu_seconds(job: FineTuningJob) -> float:
+    return float(job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50") or 0.0) * job.gpu_count
 
 
 def _read_run(run_id: str) -> Run:

@@ -28,6 +28,7 @@ _ESTIMATED = {
 
 # Of a job on several machines: its time rests on a network that was not measured, so it teaches nothing about the pool.
 _ASSUMED_NETWORK = "several machines"
+_SEVERAL_POOLS = "several pools"  # of a job that moved after it began: its time is not that of one pool
 
 
 def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
@@ -60,13 +61,19 @@ def _record(run: Run, job: FineTuningJob, *, outcome: CalibrationOutcome, **actu
         family=job.estimate.get("family", ""),
         method=job.method,
         attempts=run.attempt,
-        physics=job.estimate.get("physics", "") if job.node_count == 1 else _ASSUMED_NETWORK,
+        physics=_physics_of(job),
         version=correction.get("version", 0),
         time_factor=correction.get("time_factor", 1.0),
         memory_factor=correction.get("memory_factor", 1.0),
         **{field: job.estimate.get(member) or None for field, member in _ESTIMATED.items()},
         **actual,
     )
+
+
+def _physics_of(job: FineTuningJob) -> str:
+    if job.moved_gpu_ms:
+        return _SEVERAL_POOLS
+    return job.estimate.get("physics", "") if job.node_count == 1 else _ASSUMED_NETWORK
 
 
 def provenance(*, base_model: BaseModel, correction: Correction | None) -> dict[str, object]:

@@ -18,6 +18,7 @@ from apps.billing.models import WELCOME, AccountKind
 from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import GpuPool, Quota, Run, Worker
+from apps.finetuning.usage.job_use import HOLDING, covers
 from apps.finetuning.usage.quotas import lock_name
 
 # A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
@@ -84,19 +85,42 @@ _QUEUED = f"""
     run.pool_id = %(pool)s AND run.organization_id = waiting.organization_id AND run.status = '{RunStatus.QUEUED}'
 """
 _GPUS = "job.gpu_count / job.node_count"  # of each machine
+# Of organizations with allowances of concurrent GPUs, by id: whose jobs each covers, and how many GPUs it leaves. One
+# value, so that it changes nothing about the search below if no organization has any.
+_ROOMS = f"""
+    , rooms AS MATERIALIZED (
+        SELECT jsonb_object_agg(organization_id, rooms) AS found FROM (
+            SELECT allowance.organization_id, jsonb_agg(jsonb_build_object(
+                'member', allowance.member_id, 'label', allowance.label,
+                'gpus', allowance.concurrent_gpus - coalesce((
+                    SELECT sum(job.gpu_count)
+                    FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+                    WHERE run.organization_id = allowance.organization_id AND run.finished_at IS NULL
+                        AND run.status IN ({HOLDING}) AND {covers("allowance", "job")}
+                ), 0)
+            )) AS rooms
+            FROM waiting JOIN finetuning_allowance allowance ON allowance.organization_id = waiting.organization_id
+            WHERE allowance.concurrent_gpus IS NOT NULL GROUP BY allowance.organization_id
+        ) by_organization
+    )
+"""  # noqa: S608 - constants
+_ALLOWED = """((SELECT found FROM rooms) IS NULL OR NOT EXISTS (
+    SELECT FROM jsonb_array_elements((SELECT found FROM rooms) -> waiting.organization_id) AS room
+    WHERE job.gpu_count > (room->>'gpus')::bigint AND (job.member_id = room->>'member' OR job.labels @> (room->'label'))
+))"""
 _FITTING = f"""
     FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
     WHERE {_QUEUED} AND {_GPUS} <= %(free)s
         AND (%(memory)s::bigint IS NULL OR coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint)
         AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
         AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
-        AND (waiting.gpu_limit IS NULL OR loads.held + job.gpu_count <= waiting.gpu_limit)
+        AND (waiting.gpu_limit IS NULL OR loads.held + job.gpu_count <= waiting.gpu_limit) AND {_ALLOWED}
 """
 _FOUND = f"run.id, run.created_at, {_GPUS} AS gpus, job.node_count, true AS has_memory, true AS fits"
 # Of each organization: the oldest run that the worker can take alone, the oldest of each shape that it could take with
 # others, and the oldest that waits for more than it has free. The order of `loads` lets the limit end the search early.
 _CLAIMABLE = f"""
-    {_HOLDERS}
+    {_HOLDERS} {_ROOMS}
     SELECT found.id, found.gpus, found.node_count, found.created_at, found.has_memory, found.fits, loads.holder
     FROM (
         SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load
@@ -118,7 +142,7 @@ _CLAIMABLE = f"""
             ) memory
             WHERE %(is_partly_used)s::boolean AND {_QUEUED} AND run.created_at <= %(overtaken_until)s
                 AND {_GPUS} <= %(gpus)s AND ({_GPUS} > %(free)s OR NOT memory.has_enough)
-                AND (job.node_count = 1 OR %(joins)s::boolean)
+                AND (job.node_count = 1 OR %(joins)s::boolean) AND {_ALLOWED}
                 AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
             ORDER BY run.created_at, run.id LIMIT 1)
     ) found
@@ -176,7 +200,7 @@ def list_candidates(
 ) -> list[Candidate]:
     """Return runs of the worker's pool in the order they should start: the oldest suitable ones of each organization.
 
-    None of them passes its limit of concurrent GPUs. `free_bytes` None allows any host memory.
+    None of them passes its limit of concurrent GPUs, or an allowance of them. `free_bytes` None allows any host memory.
     """
     rows = _fetch(
         _CLAIMABLE,

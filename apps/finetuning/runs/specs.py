@@ -57,7 +57,7 @@ def build_spec(
         hyperparameters=recipe,
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
         gpu_count=job.gpu_count,
-        parallelism=_WHOLE_ON_EACH.get(job.estimate.get("parallelism") or "single", "fsdp"),
+        parallelism=parallelism_of(job.estimate.get("parallelism")),
         group=place_of(run=run, job=job, member=member),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
         seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),
@@ -70,6 +70,11 @@ def build_spec(
         exports=requested.exports,
         trackers=open_trackers(job=job),
     )
+
+
+def parallelism_of(estimated: str | None) -> str:
+    """Return how the trainer shares a model between GPUs: a checkpoint is read by runs that share it alike."""
+    return _WHOLE_ON_EACH.get(estimated or "single", "fsdp")
 
 
 def checkpoint_interval(estimated_seconds: float | None) -> int:

@@ -67,11 +67,22 @@ def cost_of(*, job: FineTuningJob, gpu_ms: int) -> int:
     return min(value_of(job=job, gpu_ms=gpu_ms), job.spend_cap_nano)
 
 
+def spent_nano(*, job: FineTuningJob) -> int:
+    """Return the cost of what the job's attempts trained so far; 0 before it began."""
+    return cost_of(job=job, gpu_ms=billed_ms(job=job))
+
+
 def value_of(*, job: FineTuningJob, gpu_ms: int) -> int:
-    """Return this GPU time at the job's own price, above the cap as well."""
+    """Return this GPU time at the job's own price, above the cap as well.
+
+    What was billed before the job moved to another pool keeps the price of that pool.
+    """
     if job.price_rule is None:
         return 0
-    return rated(quantity=gpu_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
+    moved_ms = min(gpu_ms, job.moved_gpu_ms)
+    moved_nano = job.moved_nano * moved_ms // job.moved_gpu_ms if moved_ms else 0
+    own = rated(quantity=gpu_ms - moved_ms, price_nano=job.price_rule.price_nano, per=job.price_rule.per)
+    return moved_nano + own
 
 
 def estimate_loss_nano(*, job: FineTuningJob, gpu_ms: int, cost_nano: int) -> int:
@@ -102,8 +113,11 @@ def least_cap_of(*, job: FineTuningJob) -> int:
     """Return the lowest cap with which an admitted job may resume: for a firm price at most the quoted maximum."""
     if job.price_rule is None:
         return 0
-    least_nano = least_cap_nano(
-        price=job.price_rule, gpu_count=job.gpu_count, step_seconds=_step_seconds(job), billed_ms=job.billed_gpu_ms
+    least_nano = job.moved_nano + least_cap_nano(
+        price=job.price_rule,
+        gpu_count=job.gpu_count,
+        step_seconds=_step_seconds(job),
+        billed_ms=max(job.billed_gpu_ms - job.moved_gpu_ms, 0),
     )
     return least_nano if job.firm_max_nano is None else min(least_nano, job.firm_max_nano)
 

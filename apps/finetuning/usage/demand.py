@@ -14,7 +14,7 @@ from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.usage.occupancy import seconds_between
 from apps.finetuning.usage.storage import stored_bytes
 
-_WINDOW = datetime.timedelta(days=30)
+WINDOW = datetime.timedelta(days=30)
 Span = tuple[datetime.datetime, datetime.datetime | None, int]  # begin, end (None: not over) and how many
 
 
@@ -38,7 +38,7 @@ class Demand:
 
 def get_demand(*, organization: Organization, now: datetime.datetime) -> Demand:
     """Return what the organization uses, without others that share its limits."""
-    begin, month = now - _WINDOW, now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    begin, month = now - WINDOW, now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     ended = Q(finished_at__gt=min(begin, month))
     runs = Run.objects.for_organization(organization).filter(Q(finished_at=None) | ended)
     spans = runs.values_list("leased_at", "finished_at", "job__gpu_count").order_by()
@@ -54,12 +54,12 @@ def get_demand(*, organization: Organization, now: datetime.datetime) -> Demand:
     by_day = list(sums.order_by())
     requests, tokens = [day["requests"] or 0 for day in by_day], [day["tokens"] for day in by_day]
     return Demand(
-        gpus=_now(held),
-        most_gpus=_most_at_once(held, begin),
-        jobs=_now(unfinished),
-        most_jobs=_most_at_once(unfinished, begin),
-        gpu_seconds=_held_seconds(held, begin, now),
-        gpu_seconds_of_month=_held_seconds(held, month, now),
+        gpus=count_now(held),
+        most_gpus=most_at_once(held, begin),
+        jobs=count_now(unfinished),
+        most_jobs=most_at_once(unfinished, begin),
+        gpu_seconds=held_seconds(held, begin, now),
+        gpu_seconds_of_month=held_seconds(held, month, now),
         storage_bytes=stored,
         most_storage_bytes=max(stored, samples.aggregate(most=Max("bytes"))["most"] or 0),
         requests=sum(requests),
@@ -69,16 +69,19 @@ def get_demand(*, organization: Organization, now: datetime.datetime) -> Demand:
     )
 
 
-def _now(spans: Iterable[Span]) -> int:
+def count_now(spans: Iterable[Span]) -> int:
+    """Return how many are not over."""
     return sum(count for _, until, count in spans if until is None)
 
 
-def _most_at_once(spans: Iterable[Span], begin: datetime.datetime) -> int:
+def most_at_once(spans: Iterable[Span], begin: datetime.datetime) -> int:
+    """Return how many there were at most at one moment since `begin`."""
     late = [span for span in spans if span[1] is None or span[1] > begin]
     changes = [(max(since, begin), count) for since, _, count in late]
     changes += [(until, -count) for _, until, count in late if until is not None]
     return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
-def _held_seconds(spans: Iterable[Span], begin: datetime.datetime, end: datetime.datetime) -> int:
+def held_seconds(spans: Iterable[Span], begin: datetime.datetime, end: datetime.datetime) -> int:
+    """Return the seconds of all spans between two moments, each times how many."""
     return int(sum(gpus * seconds_between(since, until, begin=begin, end=end) for since, until, gpus in spans))

@@ -1,42 +1,171 @@
-"""How much of each limit an organization uses."""
+"""How much of each limit an organization uses: of its quota, and of what it allows members and labels."""
 
 import datetime
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from django.db.models import Sum
+from django.db.models import Q
 
 from apps.accounts.models import Organization
-from apps.accounts.shares import share_of
-from apps.finetuning.lifecycle import JOB_OPEN, RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, Run
-from apps.finetuning.usage.quotas import LIMITS, get_quota, used_gpu_seconds
+from apps.accounts.queries import names_of_makers
+from apps.accounts.shares import get_share_holder, share_of
+from apps.finetuning.lifecycle import JOB_OPEN
+from apps.finetuning.models import Allowance, AllowanceScope, FineTuningJob, Run
+from apps.finetuning.usage.allowances import ALLOWED, list_allowances
+from apps.finetuning.usage.demand import WINDOW, Span, count_now, held_seconds, most_at_once
+from apps.finetuning.usage.job_use import month_of, read_use
+from apps.finetuning.usage.quotas import LIMITS, get_quota
 from apps.finetuning.usage.storage import stored_bytes
+
+_MOST_TARGETS = 20  # members and labels without an allowance: those that used the most GPU time
+Target = tuple[AllowanceScope, str]
 
 
 @dataclass(frozen=True)
 class QuotaUse:
-    """One limit. None: no limit, or a rate, which only the gateway counts."""
+    """One limit, what is used of it, and what unfinished jobs are promised beside that.
+
+    None: no limit, or a rate, which only the gateway counts.
+    """
 
     name: str
     limit: int | None
     used: int | None
+    held: int | None = 0
 
     @property
     def available(self) -> int | None:
-        return None if self.limit is None or self.used is None else max(0, self.limit - self.used)
+        if self.limit is None or self.used is None:
+            return None
+        return max(0, self.limit - self.used - (self.held or 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentUse:
+    """What was used in the last 30 days: the most GPUs and unfinished jobs at once, and the GPU-seconds."""
+
+    gpus: int
+    gpu_seconds: int
+    jobs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetUse:
+    """A member or label: its name, its allowance if it has one, and what its jobs use, as the organization's quota."""
+
+    scope: AllowanceScope
+    target: str
+    name: str
+    allowance: Allowance | None
+    limits: tuple[QuotaUse, ...]
+    recent: RecentUse
 
 
 def list_quota_use(*, organization: Organization, now: datetime.datetime) -> list[QuotaUse]:
     """Return each limit with what counts against it, with that of organizations that share the limit."""
     quota = get_quota(organization=organization)
     with share_of(organization) as organizations:
-        jobs = FineTuningJob.objects.filter(organization_id__in=organizations, status__in=JOB_OPEN)
-        running = Run.objects.filter(organization_id__in=organizations, status__in=RUN_HOLDING_LEASE)
-        used = {
-            "concurrent_gpus": running.aggregate(total=Sum("job__gpu_count", default=0))["total"],
-            "queued_jobs": jobs.count(),
-            "gpu_seconds_per_month": int(sum(used_gpu_seconds(organizations=organizations, now=now).values())),
-            "storage_bytes": stored_bytes(organizations=organizations).total(),
-        }
+        open_jobs = FineTuningJob.objects.filter(organization_id__in=organizations, status__in=JOB_OPEN)
+        unfinished = list(open_jobs.values_list("pk", flat=True))
+        use = read_use(holder=get_share_holder(organization=organization), jobs=unfinished, now=now)
+        stored = stored_bytes(organizations=organizations).total()
+    used = {
+        "concurrent_gpus": use.gpus,
+        "queued_jobs": len(unfinished),
+        "gpu_seconds_per_month": int(use.seconds),
+        "storage_bytes": stored,
+    }
+    held: dict[str, int | None] = dict.fromkeys(used, 0)
+    held["gpu_seconds_per_month"] = round(sum(use.remaining.values()))
     limits = (name for name in LIMITS if name != "weight")  # a share of the queue, not a limit
-    return [QuotaUse(name, getattr(quota, name), used.get(name)) for name in limits]
+    return [QuotaUse(name, getattr(quota, name), used.get(name), held.get(name)) for name in limits]
+
+
+def list_target_use(*, organization: Organization, now: datetime.datetime) -> list[TargetUse]:
+    """Return each member and label with an allowance, and then those whose jobs used GPU time in the last 30 days."""
+    allowances = {(each.scope, each.target): each for each in list_allowances(organization=organization)}
+    jobs = _Jobs.read(organization, now)
+    recent = {target: jobs.recent_of(target) for target in {*jobs.targets, *allowances}}
+    others = [target for target, use in recent.items() if target not in allowances and use.gpu_seconds]
+    others.sort(key=lambda target: (-recent[target].gpu_seconds, target))
+    names = names_of_makers(organization=organization)
+    return [
+        TargetUse(
+            scope=target[0],
+            target=target[1],
+            name=names.get(target[1], target[1]),
+            allowance=allowances.get(target),
+            limits=jobs.limits_of(target, allowances.get(target)),
+            recent=recent[target],
+        )
+        for target in (*allowances, *others[:_MOST_TARGETS])
+    ]
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    """An organization's jobs of the last 30 days and of this month, by member and label.
+
+    `held` are the spans in which their attempts held GPUs, `lives` those from creation to end, and `needed` has the
+    GPU-seconds that its unfinished jobs still need.
+    """
+
+    now: datetime.datetime
+    held: Mapping[Target, Sequence[Span]]
+    lives: Mapping[Target, Sequence[Span]]
+    needed: Mapping[Target, float]
+
+    @classmethod
+    def read(cls, organization: Organization, now: datetime.datetime) -> "_Jobs":
+        ended = Q(finished_at__gt=min(now - WINDOW, month_of(now)))
+        jobs = FineTuningJob.objects.for_organization(organization).order_by()
+        held: dict[Target, list[Span]] = defaultdict(list)
+        lives: dict[Target, list[Span]] = defaultdict(list)
+        needed: dict[Target, float] = defaultdict(float)
+        columns = ("pk", "member_id", "labels", "created_at", "finished_at")
+        # Two statements, each with an index of its own.
+        rows = [row for each in (Q(status__in=JOB_OPEN), ended) for row in jobs.filter(each).values_list(*columns)]
+        unfinished = [pk for pk, *_, finished in rows if finished is None]
+        remaining = read_use(holder=organization.pk, jobs=unfinished, now=now).remaining if unfinished else {}
+        for pk, member, labels, created, finished in rows:
+            for target in _targets_of(member, labels):
+                lives[target].append((created, finished, 1))
+                needed[target] += remaining.get(pk, 0.0)
+        runs = Run.objects.for_organization(organization).filter(Q(finished_at=None) | ended)
+        spans = runs.order_by().values_list(
+            "job__member_id", "job__labels", "leased_at", "finished_at", "job__gpu_count"
+        )
+        for member, labels, leased, finished, gpus in spans:
+            for target in _targets_of(member, labels) if leased else []:
+                held[target].append((leased, finished, gpus))
+        return cls(now, held, lives, needed)
+
+    @property
+    def targets(self) -> set[Target]:
+        return {*self.held, *self.lives}
+
+    def recent_of(self, target: Target) -> RecentUse:
+        begin, held = self.now - WINDOW, self.held.get(target, ())
+        return RecentUse(
+            gpus=most_at_once(held, begin),
+            gpu_seconds=held_seconds(held, begin, self.now),
+            jobs=most_at_once(self.lives.get(target, ()), begin),
+        )
+
+    def limits_of(self, target: Target, allowance: Allowance | None) -> tuple[QuotaUse, ...]:
+        held = self.held.get(target, ())
+        used = {
+            "concurrent_gpus": count_now(held),
+            "gpu_seconds_per_month": held_seconds(held, month_of(self.now), self.now),
+            "queued_jobs": count_now(self.lives.get(target, ())),
+        }
+        promised = {"gpu_seconds_per_month": round(self.needed.get(target, 0.0))}
+        return tuple(
+            QuotaUse(name, getattr(allowance, name, None), used[name], promised.get(name, 0)) for name in ALLOWED
+        )
+
+
+def _targets_of(member: str, labels: Mapping[str, str]) -> list[Target]:
+    found = [(AllowanceScope.LABEL, f"{name}={value}") for name, value in labels.items()]
+    return [*([(AllowanceScope.MEMBER, member)] if member else []), *found]

@@ -1,25 +1,28 @@
-"""Limits of an organization, checked when a job is created and again when a worker would start it."""
+"""Limits of an organization, checked when a job is created and again when a worker would start it.
+
+So are its allowances, the limits that it sets for members and labels itself (allowances.py).
+"""
 
 import datetime
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from django.conf import settings
 from django.db.models import QuerySet
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from apps.accounts.models import Organization, key_of
+from apps.accounts.queries import names_of_makers
 from apps.accounts.shares import get_share_holder, give_own_share, share_of
 from apps.billing.queries import with_past_credit
 from apps.core import audit
 from apps.core.database import locks
-from apps.core.database.prepared import fetch_prepared
 from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
-from apps.finetuning.lifecycle import JOB_OPEN, RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, Quota
+from apps.finetuning.lifecycle import JOB_OPEN
+from apps.finetuning.models import Allowance, FineTuningJob, Quota
+from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, month_of, read_use
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
 LIMITS = (
@@ -33,6 +36,14 @@ class ReachedLimit(StrEnum):
 
     CONCURRENT_GPUS = "concurrent_gpus"
     MONTH = "gpu_seconds_per_month"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The limit that a job waits for: of its organization's quota, or of one of its allowances."""
+
+    limit: ReachedLimit
+    allowance: Allowance | None = None
 
 
 def get_quota(*, organization: Organization | str) -> Quota:
@@ -71,13 +82,14 @@ def set_quota(*, organization: Organization | str, by: str, now: datetime.dateti
 
 def used_gpu_seconds(*, organizations: Collection[str], now: datetime.datetime) -> dict[str, float]:
     """Return the GPU-seconds that each one's attempts held since the start of the month (UTC), from claim to end."""
-    return held_gpu_seconds(by="organization_id", begin=_month_of(now), end=now, organizations=organizations)
+    return held_gpu_seconds(by="organization_id", begin=month_of(now), end=now, organizations=organizations)
 
 
 def require_place_for_job(*, organization: Organization | str, but: FineTuningJob | None = None) -> None:
     """Raise QuotaExceeded if the organization has reached its limit of unfinished jobs; `but` is not counted.
 
-    Until the transaction ends, no other job under the same limits is created, admitted or started.
+    An allowance that covers `but` counts as well. Until the transaction ends, no other job under the same limits is
+    created, admitted or started.
     """
     organization_id = key_of(organization)
     locks.lock(_lock_name(organization_id))
@@ -85,6 +97,12 @@ def require_place_for_job(*, organization: Organization | str, but: FineTuningJo
     with share_of(organization_id) as organizations:
         count = _unfinished_jobs(organizations, but).count()
     _require_place(count, quota, organizations)
+    if but is None:
+        return
+    for allowance in Allowance.objects.for_organization(organization_id).exclude(queued_jobs=None):
+        if allowance.covers(but):
+            own = _unfinished_jobs([organization_id], but).filter(allowance.covered)
+            _require_allowed_place(own.count(), allowance)
 
 
 def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.datetime) -> None:
@@ -97,8 +115,23 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
     quota = get_quota(organization=job.organization_id)
     with share_of(job.organization_id) as organizations:
         unfinished = list(_unfinished_jobs(organizations, job).values_list("pk", flat=True))
-        use = _use(get_share_holder(organization=job.organization_id), unfinished, now)
-    used, promised = int(use.seconds), sum(use.remaining.values())
+        holder = get_share_holder(organization=job.organization_id)
+        use = read_use(holder=holder, jobs=[*unfinished, job.pk], now=now)
+    _require_room(job, seconds, quota, use, unfinished, organizations)
+    for each in use.allowances:
+        if job.pk in each.jobs:
+            _require_allowed_room(job, seconds, each, use)
+
+
+def _require_room(
+    job: FineTuningJob,
+    seconds: float,
+    quota: Quota,
+    use: HolderUse,
+    unfinished: Sequence[str],
+    organizations: Sequence[str],
+) -> None:
+    used, promised = int(use.seconds), sum(use.remaining[id] for id in unfinished)
     _require_place(len(unfinished), quota, organizations)
     if quota.concurrent_gpus is not None and job.gpu_count > max(quota.concurrent_gpus, 1):
         raise QuotaExceeded(
@@ -126,6 +159,51 @@ def require_room_for_job(*, job: FineTuningJob, seconds: float, now: datetime.da
         )
 
 
+def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse, use: HolderUse) -> None:
+    """Raise QuotaExceeded if a new job of about `seconds` GPU-seconds passes an allowance that covers it."""
+    allowance, others = each.allowance, each.jobs - {job.pk}
+    _require_allowed_place(len(others), allowance)
+    if allowance.concurrent_gpus is not None and job.gpu_count > max(allowance.concurrent_gpus, 1):
+        raise QuotaExceeded(
+            gettext(
+                "This job needs %(gpu_count)s GPUs at once and your organization allows %(whose)s "
+                "%(concurrent_gpus)s: choose fewer, or ask an owner or admin for more."
+            )
+            % {
+                "gpu_count": job.gpu_count, "whose": words_of(allowance), "concurrent_gpus": allowance.concurrent_gpus,
+            },
+            param="compute.gpu_count",
+        )  # fmt: skip
+    promised = sum(use.remaining[id] for id in others)
+    if allowance.gpu_seconds_per_month is None or each.seconds + promised + seconds <= allowance.gpu_seconds_per_month:
+        return
+    raise QuotaExceeded(
+        gettext(
+            "This job needs about %(seconds)s GPU-seconds. Your organization allows %(whose)s "
+            "%(gpu_seconds_per_month)s this month: %(used)s are used and about %(promised)s promised to unfinished "
+            "jobs. Choose a smaller job, or ask an owner or admin for more."
+        )
+        % {
+            "seconds": f"{seconds:.0f}",
+            "whose": words_of(allowance),
+            "gpu_seconds_per_month": allowance.gpu_seconds_per_month,
+            "used": int(each.seconds),
+            "promised": f"{promised:.0f}",
+        }
+    )
+
+
+def words_of(allowance: Allowance, *, names: Mapping[str, str] | None = None) -> str:
+    """Return whose jobs an allowance covers, as part of a sentence: the name of a member, or the label.
+
+    `names` are those of `names_of_makers`, if they are read already.
+    """
+    if allowance.member_id is None:
+        return gettext("the label %(label)s") % {"label": allowance.target}
+    known = names_of_makers(organization=allowance.organization_id) if names is None else names
+    return known.get(allowance.member_id, allowance.member_id)
+
+
 def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, str]:
     """Return for each of these queued jobs why its limits do not let it start now, or "" if they do."""
     reasons: dict[str, str] = {}
@@ -136,8 +214,10 @@ def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) ->
         holders = Organization.objects.annotate(holder=Organization.share_holder_by()).filter(pk__in=quotas)
         for organization_id, holder in holders.values_list("pk", "holder"):
             own = [job for job in jobs if job.organization_id == organization_id]
-            use = _use(holder, [job.pk for job in own], now)
-            reasons |= {job.pk: _reason_to_wait(job, quotas[organization_id], use) for job in own}
+            use = read_use(holder=holder, jobs=[job.pk for job in own], now=now)
+            has_members = any(each.allowance.member_id for each in use.allowances)
+            names = names_of_makers(organization=organization_id) if has_members else {}
+            reasons |= {job.pk: _reason_to_wait(job, quotas[organization_id], use, names=names) for job in own}
     return reasons
 
 
@@ -149,12 +229,14 @@ def reason_to_wait(
     `holder` is its share holder. `planned` are other queued jobs under the same limits that are to start before it.
     """
     quota = get_quota(organization=job.organization_id)
-    return _reason_to_wait(job, quota, _use(holder, [job.pk, *(each.pk for each in planned)], now), planned)
+    use = read_use(holder=holder, jobs=[job.pk, *(each.pk for each in planned)], now=now)
+    return _reason_to_wait(job, quota, use, planned)
 
 
-def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> ReachedLimit | None:
-    """Return the limit of its organization that keeps this queued job waiting, as `reason_to_wait` does in words."""
-    return _limit_reached(job, get_quota(organization=job.organization_id), _use(holder, [job.pk], now))
+def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Reached | None:
+    """Return the limit that keeps this queued job waiting, as `reason_to_wait` does in words."""
+    quota = get_quota(organization=job.organization_id)
+    return _limit_reached(job, quota, read_use(holder=holder, jobs=[job.pk], now=now))
 
 
 def lock_name(holder: str) -> str:
@@ -162,92 +244,73 @@ def lock_name(holder: str) -> str:
     return f"quota:{holder}"
 
 
-@dataclass(frozen=True)
-class _Use:
-    """What a share holder uses: GPUs now, GPU-seconds of this month, and those that its running jobs still need.
-
-    `remaining` has the GPU-seconds that further jobs need, by their ids.
-    """
-
-    gpus: int
-    seconds: float
-    running_seconds: float
-    remaining: dict[str, float]
-
-
-_HOLDING = ", ".join(f"'{status}'" for status in RUN_HOLDING_LEASE)
-_USE = f"""
-    WITH sharing AS MATERIALIZED (
-        SELECT organization.id FROM accounts_organization organization
-        WHERE (organization.id = %(holder)s OR organization.founded_by_id = %(holder)s)
-            AND {Organization.SHARE_HOLDER_SQL} = %(holder)s
-    ), running AS MATERIALIZED (
-        SELECT run.job_id FROM sharing JOIN finetuning_run run ON run.organization_id = sharing.id
-        WHERE run.finished_at IS NULL AND run.status IN ({_HOLDING})
-    ), needed AS MATERIALIZED (
-        SELECT job.id, job.gpu_count, running.job_id IS NOT NULL AS is_running, greatest(
-            job.gpu_count * coalesce(
-                nullif((job.estimate->>'run_seconds_p50')::float8, 0), (job.estimate->>'train_seconds_p50')::float8, 0
-            ) - coalesce((
-                SELECT sum(job.gpu_count * extract(epoch FROM
-                    least(run.finished_at, %(now)s::timestamptz) - run.leased_at)::float8)
-                FROM finetuning_run run WHERE run.job_id = job.id AND run.leased_at < %(now)s::timestamptz
-            ), 0), 0) AS seconds
-        FROM finetuning_finetuningjob job LEFT JOIN running ON running.job_id = job.id
-        WHERE job.id IN (SELECT job_id FROM running UNION SELECT unnest(%(jobs)s::text[]))
-    )
-    SELECT coalesce(sum(gpu_count) FILTER (WHERE is_running), 0),
-        -- As occupancy.held_gpu_seconds adds it up: days that are over, and the runs of today.
-        coalesce((
-            SELECT sum(before.held_gpu_us)::float8 / 1000000
-            FROM sharing JOIN finetuning_gpuday before ON before.organization_id = sharing.id
-            WHERE before.day >= (%(month)s::timestamptz AT TIME ZONE 'UTC')::date
-                AND before.day < (%(now)s::timestamptz AT TIME ZONE 'UTC')::date
-        ), 0) + coalesce((
-            SELECT sum(job.gpu_count * greatest(extract(epoch FROM least(run.finished_at, %(now)s::timestamptz)
-                - greatest(run.leased_at, CASE WHEN run.finished_at IS NULL THEN %(month)s::timestamptz
-                    ELSE date_trunc('day', %(now)s::timestamptz, 'UTC') END))::float8, 0))
-            FROM sharing JOIN finetuning_run run ON run.organization_id = sharing.id
-            JOIN finetuning_finetuningjob job ON job.id = run.job_id
-            WHERE (run.finished_at IS NULL OR run.finished_at > date_trunc('day', %(now)s::timestamptz, 'UTC'))
-                AND run.leased_at < %(now)s::timestamptz
-        ), 0),
-        coalesce(sum(seconds) FILTER (WHERE is_running), 0),
-        coalesce(jsonb_object_agg(id, seconds) FILTER (WHERE id = ANY(%(jobs)s::text[])), '{{}}')::text
-    FROM needed
-"""  # noqa: S608 - constants
-
-
-def _use(holder: str, jobs: Sequence[str], now: datetime.datetime) -> _Use:
-    known = {"holder": holder, "jobs": list(jobs), "now": now, "month": _month_of(now)}
-    ((gpus, seconds, running_seconds, remaining),) = fetch_prepared(_USE, known)
-    return _Use(gpus, seconds, running_seconds, json.loads(remaining))
-
-
-def _month_of(now: datetime.datetime) -> datetime.datetime:
-    return now.astimezone(datetime.UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-
-
 def _limit_reached(
-    job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()
+    job: FineTuningJob, quota: Quota, use: HolderUse, planned: Sequence[FineTuningJob] = ()
+) -> Reached | None:
+    if limit := _passed(quota, use, use.remaining, [job, *planned]):
+        return Reached(limit)
+    for each in use.allowances:
+        covered = [other for other in (job, *planned) if other.pk in each.jobs]
+        if job.pk in each.jobs and (limit := _passed(each.allowance, each, use.remaining, covered)):
+            return Reached(limit, each.allowance)
+    return None
+
+
+def _passed(
+    limits: Quota | Allowance,
+    use: HolderUse | AllowanceUse,
+    remaining: Mapping[str, float],
+    jobs: Sequence[FineTuningJob],
 ) -> ReachedLimit | None:
-    taken = use.gpus + sum(each.gpu_count for each in planned)
-    if quota.concurrent_gpus is not None and taken + job.gpu_count > quota.concurrent_gpus:
+    """Return the limit that these queued jobs would pass together."""
+    if limits.concurrent_gpus is not None and use.gpus + sum(job.gpu_count for job in jobs) > limits.concurrent_gpus:
         return ReachedLimit.CONCURRENT_GPUS
-    expected = use.running_seconds + sum(use.remaining[each.pk] for each in (job, *planned))
-    if quota.gpu_seconds_per_month is not None and use.seconds + expected > quota.gpu_seconds_per_month:
+    expected = use.seconds + use.running_seconds + sum(remaining[job.pk] for job in jobs)
+    if limits.gpu_seconds_per_month is not None and expected > limits.gpu_seconds_per_month:
         return ReachedLimit.MONTH
     return None
 
 
-def _reason_to_wait(job: FineTuningJob, quota: Quota, use: _Use, planned: Sequence[FineTuningJob] = ()) -> str:
-    limit = _limit_reached(job, quota, use, planned)
-    if limit is ReachedLimit.CONCURRENT_GPUS:
-        wanted = "one" if job.gpu_count == 1 else str(job.gpu_count)
-        return f"Waiting for {wanted} of your {quota.concurrent_gpus} concurrent GPUs to come free."
+def _reason_to_wait(
+    job: FineTuningJob,
+    quota: Quota,
+    use: HolderUse,
+    planned: Sequence[FineTuningJob] = (),
+    *,
+    names: Mapping[str, str] | None = None,
+) -> str:
+    reached = _limit_reached(job, quota, use, planned)
+    if reached is None:
+        return ""
+    limits = reached.allowance or quota
+    known = {"wanted": job.gpu_count, "gpus": limits.concurrent_gpus, "seconds": limits.gpu_seconds_per_month}
+    if reached.allowance is not None:
+        return _reason_of_allowance(job, reached.limit, known | {"whose": words_of(reached.allowance, names=names)})
+    if reached.limit is ReachedLimit.MONTH:
+        text = gettext("Waiting for next month: your %(seconds)s GPU-seconds of this one are used or in use.")
+    else:
+        text = ngettext(
+            "Waiting for one of your %(gpus)s concurrent GPUs to come free.",
+            "Waiting for %(wanted)s of your %(gpus)s concurrent GPUs to come free.",
+            job.gpu_count,
+        )
+    return text % known
+
+
+def _reason_of_allowance(job: FineTuningJob, limit: ReachedLimit, known: Mapping[str, object]) -> str:
     if limit is ReachedLimit.MONTH:
-        return f"Waiting for next month: your {quota.gpu_seconds_per_month} GPU-seconds of this one are used or in use."
-    return ""
+        text = gettext(
+            "Waiting for next month: the %(seconds)s GPU-seconds that your organization allows %(whose)s are used or "
+            "in use. An owner or admin can allow more."
+        )
+    else:
+        text = ngettext(
+            "Waiting for a GPU: your organization allows %(whose)s %(gpus)s at once. An owner or admin can allow more.",
+            "Waiting for %(wanted)s GPUs: your organization allows %(whose)s %(gpus)s at once. An owner or admin can "
+            "allow more.",
+            job.gpu_count,
+        )
+    return text % known
 
 
 def _unfinished_jobs(organizations: Sequence[str], but: FineTuningJob | None) -> QuerySet[FineTuningJob]:
@@ -269,6 +332,18 @@ def _require_place(count: int, quota: Quota, organizations: Sequence[str]) -> No
                 "%(limit)s: wait for one to finish, cancel one, or ask the operator for more."
             )
             % {"count": count, "organizations": _together(organizations), "limit": limit}
+        )
+
+
+def _require_allowed_place(count: int, allowance: Allowance) -> None:
+    limit = allowance.queued_jobs
+    if limit is not None and count >= limit:
+        raise QuotaExceeded(
+            gettext(
+                "Your organization allows %(whose)s %(limit)s unfinished jobs, and there are %(count)s: wait for one "
+                "to finish, cancel one, or ask an owner or admin for more."
+            )
+            % {"count": count, "whose": words_of(allowance), "limit": limit}
         )
 
 

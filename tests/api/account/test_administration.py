@@ -250,6 +250,21 @@ def test_limits_say_what_is_used_and_left(api_client, key, organization):
     assert found["queued_jobs"]["used"] == 0 and found["storage_bytes"]["used"] == 0
     assert found["queued_jobs"]["available"] == found["queued_jobs"]["limit"]
     assert found["requests_per_minute"]["used"] is None
+    assert (found["gpu_seconds_per_month"]["held"], found["requests_per_minute"]["held"]) == (0, None)
+
+
+def test_allowances_are_set_within_the_quota_and_ended(api_client, key, organization, alice):
+    client, path = api_client(key), "/api/v1/allowances"
+    body = {"scope": "member", "target": alice.pk, "concurrent_gpus": 1}
+
+    above = client.post(path, body | {"concurrent_gpus": 10**6}, format="json").json()["error"]
+    assert (above["code"], above["param"]) == ("invalid_value", "concurrent_gpus") and "operator" in above["message"]
+    made = client.post(path, body, format="json").json()
+    assert made["concurrent_gpus"] == {"limit": 1, "used": 0, "held": 0, "available": 1}
+    assert made["queued_jobs"]["limit"] is None and made["last_30_days"]["gpu_seconds"] == 0
+    assert client.get(path).json()["data"] == [made] == [client.get(f"{path}/{made['id']}").json()]
+    assert client.delete(f"{path}/{made['id']}").json()["deleted"]
+    assert client.get(f"{path}/{made['id']}").status_code == 404
 
 
 def test_notifications_are_those_of_the_maker(api_client, key, organization, alice):

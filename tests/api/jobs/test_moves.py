@@ -1,6 +1,7 @@
 """Moving a queued job to a pool where it starts sooner: what is offered, what it costs, and that it happens once."""
 
 import re
+from datetime import timedelta
 from decimal import Decimal
 
 import pytest
@@ -9,16 +10,20 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.billing.models import Hold
 from apps.catalog.operations import set_price
+from apps.contracts import runs as wire
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.models import AuditEntry
 from apps.core.money import usd_to_nano
+from apps.finetuning.jobs.control import request_cancellation
 from apps.finetuning.jobs.moves import move_job
 from apps.finetuning.models import FineTuningJob, GpuPool, QueueShare, Worker
 from apps.finetuning.runs import members
+from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.usage import quotas
 from tests.factories.market import Market
+from tests.support.attempts import Attempt
 from tests.support.database import at_once
 from tests.support.pages import text
 
@@ -131,8 +136,68 @@ def test_a_job_that_a_machine_took_does_not_move(waiting, key, api_client) -> No
     answer = api_client(key).post(address(running), {"option": "h200", "quoted_max_usd": 9}, format="json")
 
     assert answer.json()["error"]["code"] == "invalid_state"
-    assert "no machine has taken" in answer.json()["error"]["message"]
+    assert "waits in a queue" in answer.json()["error"]["message"]
     assert api_client(key).get(address(running)).json()["data"] == []
+
+
+@pytest.fixture
+def lost(market, key, api_client) -> FineTuningJob:
+    """A job that lost its machine after a checkpoint, half way; no other machine of h100 is online."""
+    body = {"model": market.base_model.name, "training_file": market.version.pk, "compute": {"pool": "h100"}}
+    job = FineTuningJob.objects.get(pk=api_client(key).post(JOBS, body, format="json").json()["id"])
+    attempt = Attempt(claim("h100")).start(total_steps=10)
+    attempt.checkpoint(step=5, seconds=120)
+    attempt.fall_silent()
+    assert reclaim_expired_leases() == 1
+    Worker.objects.filter(pool__name="h100").update(last_seen_at=db_now() - timedelta(hours=1))
+    return job
+
+
+def test_a_job_that_lost_its_machine_moves_with_its_checkpoint_and_is_billed_at_both_prices(
+    lost, key, api_client, client_for, alice
+) -> None:
+    client, old = api_client(key), Hold.objects.get(pk=lost.hold_id)
+    of_h100 = round(120 * 2_690_000_000 / 3600)
+
+    (best,) = client.get(address(lost)).json()["data"]
+    asked = {"option": best["option"], "quoted_max_usd": best["maximum_usd"]}
+    moved = client.post(address(lost), asked, format="json").json()
+
+    job = FineTuningJob.objects.get(pk=lost.pk)
+    assert (moved["status"], moved["pool"], moved["spend_cap_usd"]) == ("queued", "h200", best["maximum_usd"])
+    assert (job.cost_nano, job.moved_nano, job.moved_gpu_ms) == (of_h100, of_h100, 120_000)
+    assert list(job.runs.order_by("attempt").values_list("status", flat=True)) == ["lost", "cancelled", "queued"]
+    old.refresh_from_db()
+    assert (old.status, old.captured_nano) == ("closed", of_h100)
+    assert Hold.objects.get(pk=job.hold_id).amount_nano == job.spend_cap_nano - of_h100
+    assert "to resume from step 5" in client.get(f"{JOBS}/{job.pk}/events").json()["data"][0]["message"]
+
+    attempt = Attempt(claim("h200"))
+    assert attempt.claimed.spec.resume_from.step == 5
+    attempt.start(total_steps=10, start_step=5)
+    request_cancellation(job=job, by=alice.pk, now=db_now())
+    attempt.checkpoint(step=8, seconds=90)
+    attempt.finish(wire.Stopped(reason="cancelled", step=8, training_seconds=90))
+
+    job.refresh_from_db()
+    assert job.cost_nano == of_h100 + 90_000 * 3_490_000_000 // 3_600_000
+    assert sum(Hold.objects.filter(source=job.pk).values_list("captured_nano", flat=True)) == job.cost_nano
+    assert not Hold.objects.filter(source=job.pk, status="open").exists()
+    charge = client_for(alice).get(f"/why/{old.pk}").context
+    assert [(each["run"].pool.name, each["cost_nano"]) for each in charge["attempts"]] == [
+        ("h100", of_h100),
+        ("h100", 0),
+    ]
+
+
+def test_a_job_that_began_moves_only_where_it_can_go_on(lost, key, api_client) -> None:
+    asked = {"option": "h200:2", "quoted_max_usd": "99"}
+
+    error = api_client(key).post(address(lost), asked, format="json").json()["error"]
+
+    assert (error["code"], error["param"]) == ("cannot_launch", "option")
+    assert "began on one GPU" in error["message"]
+    assert FineTuningJob.objects.get(pk=lost.pk).pool.name == "h100"
 
 
 def test_a_move_locks_the_limits_before_the_shares_as_claims_and_admissions_do(waiting, alice) -> None:

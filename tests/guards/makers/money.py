@@ -10,6 +10,7 @@ from apps.billing.models import InvoiceLine
 from apps.billing.operations import hold, settle_hold
 from apps.catalog.models import PriceRequest
 from apps.core.database.clock import db_now
+from apps.finetuning.usage.allowances import set_allowance
 from apps.payments.models import CardRefund, HostedPage, StripeCustomer, TopUp
 from tests.guards.makers.tenants import Tenant
 
@@ -37,6 +38,17 @@ def budget(tenant: Tenant) -> str:
         target=f"team={tenant.canary}",
         limit_nano=10**12,
         mode="alert",
+        by=tenant.owner.pk,
+        now=db_now(),
+    ).pk
+
+
+def allowance(tenant: Tenant) -> str:
+    return set_allowance(
+        organization=tenant.organization,
+        scope="label",
+        target=f"team={tenant.canary}",
+        limits={"queued_jobs": 2},
         by=tenant.owner.pk,
         now=db_now(),
     ).pk

@@ -190,6 +190,10 @@ API: dict[str, Url] = {
     "api_notification_list": api(GET=P.VIEW, POST=P.VIEW, refs={"notification": "notification"}),
     "api_budget_list": api(GET=P.VIEW, POST=P.ORGANIZATION_MANAGE, data={"limit_usd": "250"}),
     "api_budget_detail": api(GET=P.VIEW, DELETE=P.ORGANIZATION_MANAGE, ids={"budget_id": "budget"}),
+    "api_allowance_list": api(
+        GET=P.VIEW, POST=P.ORGANIZATION_MANAGE, data={"scope": "label", "target": "team=a", "queued_jobs": 1}
+    ),
+    "api_allowance_detail": api(GET=P.VIEW, DELETE=P.ORGANIZATION_MANAGE, ids={"allowance_id": "allowance"}),
     "api_quota_list": api(GET=P.VIEW),
     "api_usage": api(GET=P.VIEW),
 }

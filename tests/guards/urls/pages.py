@@ -235,6 +235,10 @@ PAGES: dict[str, Url] = {
     ),
     "web:budget_end": page(get=P.ORGANIZATION_MANAGE, post=P.ORGANIZATION_MANAGE, refs={"budget": "budget"}),
     "web:budget_key_labels": page(post=P.ORGANIZATION_MANAGE, data={"labels": "team=a"}, refs={"key": "key"}),
+    "web:quota_list": page(
+        get=P.VIEW, post=P.ORGANIZATION_MANAGE, data={"scope": "label", "label": "team=a", "queued_jobs": "2"}
+    ),
+    "web:quota_end": page(get=P.ORGANIZATION_MANAGE, post=P.ORGANIZATION_MANAGE, refs={"allowance": "allowance"}),
     "web:invoice_detail": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
     "web:invoice_csv": page(get=P.VIEW, ids={"invoice_id": "invoice"}),
     "web:invoice_pdf": page(get=P.VIEW, ids={"invoice_id": "invoice"}),

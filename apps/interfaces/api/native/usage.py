@@ -1,4 +1,4 @@
-"""Limits and their use, budgets, and usage by hour, key and model."""
+"""Limits and their use, allowances, budgets, and usage by hour, key and model."""
 
 import datetime
 from typing import Annotated, Literal, TypedDict
@@ -15,8 +15,11 @@ from apps.billing.models import Budget, TrafficHour
 from apps.billing.usage.traffic import list_traffic_hours
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.money import usd_decimal
-from apps.finetuning.usage.quota_use import list_quota_use
+from apps.finetuning.models import Allowance
+from apps.finetuning.usage.allowances import ALLOWED, end_allowance, get_allowance, set_allowance
+from apps.finetuning.usage.quota_use import TargetUse, list_quota_use, list_target_use
 from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
 from apps.interfaces.api.views import ApiView
@@ -25,12 +28,16 @@ Moment = Annotated[int, Meta(ge=0, le=253_000_000_000, description="In Unix seco
 
 
 class QuotaObject(TypedDict):
-    """`limit` is null if there is none. Rates have no `used`: answers of the gateway say what is left of the minute."""
+    """`limit` is null if there is none. `held` is what unfinished jobs are promised beside what they used.
+
+    Rates have no `used`: answers of the gateway say what is left of the minute.
+    """
 
     id: str
     object: Literal["quota"]
     limit: int | None
     used: int | None
+    held: int | None
     available: int | None
 
 
@@ -38,18 +45,130 @@ class QuotaList(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request) -> ListObject[QuotaObject]:
-        """Return each limit of the organization, how much of it is used, and how much is available."""
+        """Return each limit of the organization, how much of it is used and held, and how much is available."""
         found: list[QuotaObject] = [
             {
                 "id": quota.name,
                 "object": "quota",
                 "limit": quota.limit,
                 "used": quota.used,
+                "held": quota.held,
                 "available": quota.available,
             }
             for quota in list_quota_use(organization=self.organization, now=db_now())
         ]
         return list_object(found)
+
+
+class SetAllowance(msgspec.Struct, forbid_unknown_fields=True):
+    """`target` is the id of a member's user, or a label as name=value. A limit that is missing or null is none."""
+
+    scope: Literal["member", "label"]
+    target: Annotated[str, Meta(max_length=577, examples=["team=search"])]
+    concurrent_gpus: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
+    gpu_seconds_per_month: Annotated[int, Meta(ge=0, le=LARGEST_BIG_INTEGER)] | None = None
+    queued_jobs: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
+
+
+class AllowedUse(TypedDict):
+    limit: int | None
+    used: int | None
+    held: int | None
+    available: int | None
+
+
+class RecentUseObject(TypedDict):
+    """The most GPUs and unfinished jobs at once, and the GPU-seconds."""
+
+    most_concurrent_gpus: int
+    gpu_seconds: int
+    most_queued_jobs: int
+
+
+class AllowanceObject(TypedDict):
+    """What an organization lets the jobs of a member or of a label use, within its quota, and what they use."""
+
+    object: Literal["allowance"]
+    id: str
+    scope: str
+    target: str
+    concurrent_gpus: AllowedUse
+    gpu_seconds_per_month: AllowedUse
+    queued_jobs: AllowedUse
+    last_30_days: RecentUseObject
+    updated_at: int
+
+
+class DeletedAllowance(TypedDict):
+    id: str
+    object: Literal["allowance"]
+    deleted: Literal[True]
+
+
+class AllowanceList(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.ORGANIZATION_MANAGE}
+    examples = {"POST": {"scope": "label", "target": "team=search", "concurrent_gpus": 1}}
+
+    def get(self, request: Request) -> ListObject[AllowanceObject]:
+        """Return what the organization allows its members and labels, and what they use. There are at most 100."""
+        return list_object(_allowance_objects(self.organization))
+
+    def post(self, request: Request, body: SetAllowance) -> AllowanceObject:
+        """Set what the jobs of a member or a label may use, within the organization's quota.
+
+        It replaces the allowance before, and counts what they use already.
+        """
+        allowance = set_allowance(
+            organization=self.organization,
+            scope=body.scope,
+            target=body.target,
+            limits={name: getattr(body, name) for name in ALLOWED},
+            by=self.actor,
+            now=db_now(),
+        )
+        return _allowance_objects(self.organization, allowance.pk)[0]
+
+
+class AllowanceDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ORGANIZATION_MANAGE}
+
+    def get(self, request: Request, allowance_id: str) -> AllowanceObject:
+        """Return an allowance, and what its jobs use."""
+        allowance = get_allowance(organization=self.organization, id=allowance_id)
+        return _allowance_objects(self.organization, allowance.pk)[0]
+
+    def delete(self, request: Request, allowance_id: str) -> DeletedAllowance:
+        """End an allowance. Jobs that it held back can start, within the organization's quota."""
+        allowance = get_allowance(organization=self.organization, id=allowance_id)
+        end_allowance(organization=self.organization, allowance_id=allowance.pk, by=self.actor)
+        return {"id": allowance_id, "object": "allowance", "deleted": True}
+
+
+def _allowance_objects(organization: Organization, only: str = "") -> list[AllowanceObject]:
+    rows = [(each, each.allowance) for each in list_target_use(organization=organization, now=db_now())]
+    return [_allowance_object(each, allowance) for each, allowance in rows if allowance and only in ("", allowance.pk)]
+
+
+def _allowance_object(use: TargetUse, allowance: Allowance) -> AllowanceObject:
+    limits: dict[str, AllowedUse] = {
+        each.name: {"limit": each.limit, "used": each.used, "held": each.held, "available": each.available}
+        for each in use.limits
+    }
+    return {
+        "object": "allowance",
+        "id": allowance.pk,
+        "scope": use.scope.value,
+        "target": use.target,
+        "concurrent_gpus": limits["concurrent_gpus"],
+        "gpu_seconds_per_month": limits["gpu_seconds_per_month"],
+        "queued_jobs": limits["queued_jobs"],
+        "last_30_days": {
+            "most_concurrent_gpus": use.recent.gpus,
+            "gpu_seconds": use.recent.gpu_seconds,
+            "most_queued_jobs": use.recent.jobs,
+        },
+        "updated_at": int(allowance.updated_at.timestamp()),
+    }
 
 
 class SetBudget(msgspec.Struct, forbid_unknown_fields=True):

@@ -208,7 +208,8 @@ class JobMoves(ApiView):
     def post(self, request: Request, job_id: str, body: MoveJob) -> JobObject:
         """Queue the job for another option. What was held returns, and the new maximum is held.
 
-        A job that a machine has taken is refused, and so is an option whose maximum has risen above `quoted_max_usd`.
+        A job that waits again after an attempt is charged for what ran, and resumes from its checkpoint. A job that a
+        machine has taken is refused, and so is an option whose maximum has risen above `quoted_max_usd`.
         """
         job = queries.get_job(organization=self.organization, id=job_id)
         try:

@@ -16,8 +16,9 @@ from apps.interfaces.api.native.estimates import DeliveryObject, OptionsObject, 
 class MoveObject(TypedDict):
     """A pool where a queued job would start sooner; `option` is the value that moves it there.
 
-    `sooner_seconds` is null if no machine can take the job where it waits. `extra_usd` is the expected cost less that
-    of the job as it is.
+    `sooner_seconds` is null if no machine can take the job where it waits. `cost_usd` is the expected cost of the whole
+    job with what it has cost so far, `extra_usd` the difference to the job as it is, and `maximum_usd` the most that it
+    then costs in all.
     """
 
     id: str
@@ -106,7 +107,7 @@ def move_object(move: Move) -> MoveObject:
         "gpu_count": quoted.gpu_count,
         "starts_after_seconds": round(move.starts_after_seconds),
         "sooner_seconds": None if move.sooner_seconds is None else round(move.sooner_seconds),
-        "cost_usd": usd(quoted.estimate.cost_nano_p50),
+        "cost_usd": usd(move.cost_nano),
         "extra_usd": usd(move.extra_nano),
         "maximum_usd": usd(move.maximum_nano),
     }

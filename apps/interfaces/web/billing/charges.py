@@ -44,8 +44,13 @@ def show(request: OrganizationRequest, reference: str) -> HttpResponse:
 def _job(organization: Organization, charge: Charge) -> dict[str, object]:
     assert charge.hold is not None
     job = FineTuningJob.objects.for_organization(organization).filter(pk=charge.hold.source).first()
-    runs = Run.objects.for_organization(organization).filter(job=job).order_by("attempt") if job else []
+    runs = (
+        Run.objects.for_organization(organization).filter(job=job).order_by("attempt").select_related("pool")
+        if job
+        else []
+    )
     price = charge.price_rule or (job.price_rule if job else None)
+    has_moved = bool(job and job.moved_gpu_ms and price)  # each pool's attempts are in a charge of their own
     attempts = [
         {
             "run": run,
@@ -53,6 +58,7 @@ def _job(organization: Organization, charge: Charge) -> dict[str, object]:
             "cost_nano": rated(quantity=run.billed_gpu_ms, price_nano=price.price_nano, per=price.per) if price else 0,
         }
         for run in runs
+        if not has_moved or (price and price.sku == f"training:{run.pool.name}")
     ]
     return {
         "job": job,

@@ -1,4 +1,4 @@
-"""Forms for budgets and spending."""
+"""Forms for budgets, quotas and spending."""
 
 from decimal import Decimal
 from typing import Any
@@ -12,9 +12,13 @@ from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import list_keys, names_of_makers
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
+from apps.core.http.forms import LARGEST_INTEGER
 from apps.core.messages.translation import later
+from apps.core.templatetags.ui import duration
+from apps.finetuning.models import AllowanceScope
+from apps.finetuning.usage.quota_use import RecentUse, TargetUse
 
-_ASKED_FOR = {
+_ASKED_FOR: dict[str, str] = {
     BudgetScope.KEY: later("Choose an API key."),
     BudgetScope.MEMBER: later("Choose a member."),
     BudgetScope.LABEL: later("Enter a label as name=value, such as team=search."),
@@ -70,6 +74,79 @@ class BudgetForm(forms.Form):
     def target(self) -> str:
         scope = self.cleaned_data["scope"]
         return "" if scope == BudgetScope.ORGANIZATION else self.cleaned_data[scope].strip()
+
+
+class AllowanceForm(forms.Form):
+    """What a member or a label may use, each with the use of the last 30 days if one is `chosen`. Empty: no limit."""
+
+    scope = forms.ChoiceField(choices=[(each.value, later(each.label)) for each in AllowanceScope], label=later("For"))
+    member = forms.ChoiceField(required=False, label=later("Member"))
+    label = forms.CharField(
+        max_length=577, required=False, label=later("Label"), help_text=later("name=value, such as team=search")
+    )
+    concurrent_gpus = forms.IntegerField(
+        required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("GPUs at once")
+    )
+    gpu_hours = forms.DecimalField(
+        required=False, min_value=Decimal(0), max_digits=12, decimal_places=4, label=later("GPU time a month")
+    )
+    queued_jobs = forms.IntegerField(
+        required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("Unfinished jobs")
+    )
+
+    def __init__(
+        self, data: QueryDict | None = None, *, organization: Organization, chosen: TargetUse | None = None
+    ) -> None:
+        super().__init__(data, initial=_initial_of(chosen) if chosen else None)
+        makers = names_of_makers(organization=organization).items()
+        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
+        for name, words in (_recent_in_words(chosen.recent) if chosen else {}).items():
+            self.fields[name].help_text = words
+
+    def clean(self) -> dict[str, Any]:
+        """Require what the chosen scope names; the page shows that field alone."""
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        scope = cleaned.get("scope", "")
+        if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:
+            self.add_error(scope, _ASKED_FOR[scope])
+        return cleaned
+
+    @property
+    def target(self) -> str:
+        found: str = self.cleaned_data[self.cleaned_data["scope"]].strip()
+        return found
+
+    @property
+    def limits(self) -> dict[str, int | None]:
+        """Return each limit; GPU time in seconds."""
+        hours = self.cleaned_data["gpu_hours"]
+        return {
+            "concurrent_gpus": self.cleaned_data["concurrent_gpus"],
+            "gpu_seconds_per_month": None if hours is None else round(hours * 3600),
+            "queued_jobs": self.cleaned_data["queued_jobs"],
+        }
+
+
+def _initial_of(chosen: TargetUse) -> dict[str, object]:
+    limits = {each.name: each.limit for each in chosen.limits}
+    seconds = limits["gpu_seconds_per_month"]
+    return {
+        "scope": chosen.scope,
+        chosen.scope.value: chosen.target,
+        "concurrent_gpus": limits["concurrent_gpus"],
+        "gpu_hours": None if seconds is None else f"{round(Decimal(seconds) / 3600, 4).normalize():f}",
+        "queued_jobs": limits["queued_jobs"],
+    }
+
+
+def _recent_in_words(recent: RecentUse) -> dict[str, str]:
+    """Return the use of each limit in the last 30 days."""
+    known = {"gpus": recent.gpus, "time": duration(recent.gpu_seconds), "jobs": recent.jobs}
+    return {
+        "concurrent_gpus": gettext("At most %(gpus)s in the last 30 days.") % known,
+        "gpu_hours": gettext("%(time)s in the last 30 days.") % known,
+        "queued_jobs": gettext("At most %(jobs)s in the last 30 days.") % known,
+    }
 
 
 class CreditRequestForm(forms.Form):

@@ -6,7 +6,7 @@ view decides what that caller may do.
 
 from apps.core.errors import DomainError, Status
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, Scope
-from apps.core.http.body_limits import Allowance, BodyLimit
+from apps.core.http.body_limits import BodyAllowance, BodyLimit
 from apps.interfaces.web.edge import callers
 
 # A multipart envelope around the largest file the API accepts, 512 MB (OpenAI's own limit).
@@ -21,21 +21,21 @@ class NotSignedIn(DomainError):
     status = Status.UNAUTHENTICATED
 
 
-async def authorize_upload(scope: Scope) -> Allowance:
+async def authorize_upload(scope: Scope) -> BodyAllowance:
     """Return the limit of a whole file for a known caller, else the default one."""
     return await _judge(scope, UPLOAD_BYTES)
 
 
-async def judge_part(scope: Scope) -> Allowance:
+async def judge_part(scope: Scope) -> BodyAllowance:
     """Return the limit of a part for a known caller, else the default one."""
     return await _judge(scope, PART_BYTES)
 
 
-async def _judge(scope: Scope, limit_bytes: int) -> Allowance:
+async def _judge(scope: Scope, limit_bytes: int) -> BodyAllowance:
     if await callers.find(callers.credential_of(scope)):
-        return Allowance(limit_bytes)
+        return BodyAllowance(limit_bytes)
     message = f"A body above {DEFAULT_BODY_BYTES // MIB} MiB needs a valid API key, or a session that is signed in."
-    return Allowance(DEFAULT_BODY_BYTES, NotSignedIn(message))
+    return BodyAllowance(DEFAULT_BODY_BYTES, NotSignedIn(message))
 
 
 UPLOAD_LIMITS = (

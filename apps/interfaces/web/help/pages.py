@@ -58,7 +58,7 @@ PAGES = (
         "docs/training.md",
         "Methods, recipes, checks before the first billed second, pausing and resuming",
         Audience.USERS,
-        ("web:job_", "web:tracker_", "web:first_job"),
+        ("web:job_", "web:quota_", "web:tracker_", "web:first_job"),
     ),
     HelpPage(
         "estimates",

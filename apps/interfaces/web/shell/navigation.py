@@ -84,6 +84,7 @@ ACCOUNT = (
         go="m",
     ),
     Place(label=later("Budgets"), icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
+    Place(label=later("Quotas"), icon="server", url_name="web:quota_list", views=("web:quota_",)),
     Place(
         label=later("Invoices"),
         icon="receipt",

@@ -67,3 +67,13 @@ def test_a_job_waits_for_a_machine_a_limit_or_a_payment_and_its_start_is_unknown
     assert offline.reason == "No machine of local-cpu is online now. The job starts when one is."
     assert "your 0 concurrent GPUs" in limited.reason and stopped.reason == "$5.00 is owed. Top up to go on."
     assert {wait.starts_after for wait in (offline, limited, stopped)} == {None}
+
+
+def test_a_job_on_several_machines_waits_for_its_group(one_gpu):
+    job = one_gpu.job()
+    FineTuningJob.objects.filter(pk=job.pk).update(gpu_count=2, node_count=2)
+
+    wait = wait_of(job)
+
+    assert (wait.cause, wait.starts_after) == (WaitCause.GROUP, None)
+    assert wait.reason.startswith("The job needs 2 machines that reach each other. local-cpu has 0 now.")

@@ -87,7 +87,7 @@ def test_a_run_that_a_limit_of_the_month_held_back_is_tried_again_later(floor, o
 def test_a_run_that_waits_for_its_organizations_own_gpus_is_tried_at_once(floor, organization, claim, monkeypatch):
     """They may have been taken by another claim while this one looked."""
     job = floor.job()
-    monkeypatch.setattr(leases, "limit_reached", lambda **_: quotas.ReachedLimit.CONCURRENT_GPUS)
+    monkeypatch.setattr(leases, "limit_reached", lambda **_: quotas.Reached(quotas.ReachedLimit.CONCURRENT_GPUS))
     assert claim() is None
     monkeypatch.undo()
 

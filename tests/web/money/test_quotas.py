@@ -1,0 +1,31 @@
+"""The page of quotas: what is used, held and left, and the allowances of members and labels."""
+
+from apps.core.database.clock import db_now
+from apps.finetuning.models import Allowance
+from apps.finetuning.usage.quotas import set_quota
+from tests.support.pages import text
+
+
+def test_an_owner_sets_and_ends_what_a_label_may_use(client_for, organization, alice, vera):
+    set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=4)
+    owner, viewer = client_for(alice), client_for(vera)
+    sent = {"scope": "label", "label": "team=search", "concurrent_gpus": "2", "gpu_hours": "1.5"}
+
+    too_much = owner.post("/quotas", sent | {"concurrent_gpus": "5"})
+    assert too_much.status_code == 422 and "quota of your organization is 4" in text(too_much)
+    assert owner.post("/quotas", sent).status_code == 302
+    allowance = Allowance.objects.get()
+    assert (allowance.label, allowance.concurrent_gpus) == ({"team": "search"}, 2)
+    assert (allowance.gpu_seconds_per_month, allowance.queued_jobs) == (5400, None)
+
+    page = text(owner.get("/quotas?scope=label&target=team=search"))
+    assert "0 of 2" in page and "At most 0 in the last 30 days." in page and 'value="1.5"' in page
+    shown = text(viewer.get("/quotas"))
+    assert "team=search" in shown and "Set allowance" not in shown
+    assert viewer.post("/quotas", sent).status_code == 403
+
+    assert owner.post("/quotas", {"scope": "member", "queued_jobs": "1"}).status_code == 422
+    asked = text(owner.get(f"/quotas/end?allowance={allowance.pk}"))
+    assert "the label team=search" in asked
+    owner.post("/quotas/end", {"allowance": allowance.pk, "confirm": "the label team=search"})
+    assert not Allowance.objects.exists()
