@@ -337,7 +337,7 @@ def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
 # --- lost answers -----------------------------------------------------------------------------------------------------
 
 
-def test_a_command_whose_answer_was_lost_makes_one_thing(anneal, model, network, settings, floor, tmp_path) -> None:
+def test_a_command_whose_answer_was_lost_makes_one_thing(anneal, key, model, network, settings, floor, tmp_path):
     settings.HUB_PUSHES = True
     load(AdapterVersion.objects.get(), make_replica(floor.base_model, "unix:///nowhere"))
     for name, content in adapter_files(floor.base_model).items():
