@@ -137,7 +137,9 @@ class _Jobs:
             "job__member_id", "job__labels", "leased_at", "finished_at", "job__gpu_count"
         )
         for member, labels, leased, finished, gpus in spans:
-            for target in _targets_of(member, labels) if leased else []:
+            if leased is None:
+                continue
+            for target in _targets_of(member, labels):
                 held[target].append((leased, finished, gpus))
         return cls(now, held, lives, needed)
 
