@@ -18,7 +18,7 @@ from apps.billing.models import WELCOME, AccountKind
 from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import GpuPool, Quota, Run, Worker
-from apps.finetuning.usage.job_use import HOLDING, covers
+from apps.finetuning.usage.job_use import HOLDING, covers, has_allowances
 from apps.finetuning.usage.quotas import lock_name
 
 # A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
@@ -148,6 +148,8 @@ _CLAIMABLE = f"""
     ) found
     ORDER BY loads.load, found.created_at, found.id LIMIT %(limit)s
 """  # noqa: S608 - constants
+# The same for an installation without allowances.
+_CLAIMABLE_WITHOUT = _CLAIMABLE.replace(_ROOMS, "").replace(f"AND {_ALLOWED}", "")
 # The first of the candidates that no other transaction has locked, and whether its holder's limits were locked as well.
 _LOCK_FIRST = f"""
     SELECT found.place, pg_try_advisory_xact_lock(hashtextextended(found.lock_name, 0)) FROM (
@@ -203,7 +205,7 @@ def list_candidates(
     None of them passes its limit of concurrent GPUs, or an allowance of them. `free_bytes` None allows any host memory.
     """
     rows = _fetch(
-        _CLAIMABLE,
+        _CLAIMABLE if has_allowances() else _CLAIMABLE_WITHOUT,
         worker.pool_id,
         now,
         limit=_LOOKED_AT,

@@ -22,7 +22,7 @@ from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import Allowance, FineTuningJob, Quota
-from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, month_of, read_use
+from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, has_allowances, month_of, read_use
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
 LIMITS = (
@@ -236,7 +236,8 @@ def reason_to_wait(
 def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Reached | None:
     """Return the limit that keeps this queued job waiting, as `reason_to_wait` does in words."""
     quota = get_quota(organization=job.organization_id)
-    return _limit_reached(job, quota, read_use(holder=holder, jobs=[job.pk], now=now))
+    use = read_use(holder=holder, jobs=[job.pk], now=now, with_allowances=has_allowances())
+    return _limit_reached(job, quota, use)
 
 
 def lock_name(holder: str) -> str:
