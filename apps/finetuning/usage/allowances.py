@@ -98,7 +98,7 @@ def _whose(organization_id: str, scope: str, target: str) -> dict[str, Any]:
 
 def _require_within_quota(organization_id: str, values: Mapping[str, int | None]) -> None:
     if all(value is None for value in values.values()):
-        raise InvalidValue(gettext("Set at least one limit, or end the allowance."), param=ALLOWED[0])
+        raise InvalidValue(gettext("Set at least one limit, or end the allowance."))
     quota = get_quota(organization=organization_id)
     for name, value in values.items():
         most = getattr(quota, name)

@@ -94,7 +94,7 @@ def test_an_allowance_stays_within_the_quota_and_names_what_is_wrong(organizatio
         ("label", "search", {"concurrent_gpus": 1}, "target"),
         ("label", "team=", {"concurrent_gpus": 1}, "target"),
         ("label", "t" * 65 + "=a", {"concurrent_gpus": 1}, "target"),
-        ("label", "team=a", {}, "concurrent_gpus"),
+        ("label", "team=a", {}, None),
         ("label", "team=a", {"queued_jobs": -1}, "queued_jobs"),
         ("key", "key_1", {"queued_jobs": 1}, "scope"),
     ]
