@@ -130,7 +130,7 @@ class _Worker:
         oldest = list(in_turn.order_by("holder", "is_own", "created_at", "pk").distinct("holder"))
         self._holders |= {batch.organization_id: batch.holder for batch in oldest}
         in_flight = Counter(self._holder_of(request.organization_id) for request in self._open.values())
-        return sorted(oldest, key=lambda batch: (in_flight[batch.holder], batch.created_at))
+        return sorted(oldest, key=lambda batch: (in_flight[self._holder_of(batch.organization_id)], batch.created_at))
 
     def _holder_of(self, organization_id: str) -> str:
         return self._holders.get(organization_id, organization_id)
