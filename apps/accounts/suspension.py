@@ -46,9 +46,9 @@ def reinstate_organization(*, organization: Organization, by: str, reason: str) 
     _record(organization, by, "organization.reinstate", reason)
 
 
-def list_suspended(*, organizations: QuerySet[Any, Any]) -> QuerySet[Organization, Any]:
+def list_suspended(*, organizations: QuerySet[Any, Any]) -> QuerySet[Organization, str]:
     """Return which of these ids, a query of one column, are of suspended organizations; also as a query."""
-    return Organization.objects.filter(pk__in=organizations, suspended_at__isnull=False).values("pk")
+    return Organization.objects.filter(pk__in=organizations, suspended_at__isnull=False).values_list("pk", flat=True)
 
 
 def _cleaned(reason: str) -> str:
