@@ -61,7 +61,7 @@ class PlanForm(forms.Form):
         min_value=0,
         max_value=100,
         label=later("Must pass more by"),
-        help_text=later("0: it must still surely pass more."),
+        help_text=later("With 0, any gain is enough if it is certain."),
         widget=_ANY_NUMBER,
     )
     regression = forms.ChoiceField(
