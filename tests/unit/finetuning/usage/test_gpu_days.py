@@ -14,6 +14,7 @@ from apps.accounts.shares import get_share_holder
 from apps.finetuning.models import FineTuningJob, GpuDay, Run
 from apps.finetuning.pools.margins import list_margins
 from apps.finetuning.usage import quotas
+from apps.finetuning.usage.job_use import read_use
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import make_job, make_pool
@@ -118,7 +119,7 @@ def test_what_was_held_between_two_moments_is_that_of_the_runs(runs: list[Run], 
         own = held_of_runs("organization_id", MONTH, now).get(organization.pk, 0.0)
         assert quotas.used_gpu_seconds(organizations=[organization.pk], now=now)[organization.pk] == pytest.approx(own)
         holder = get_share_holder(organization=organization)
-        assert quotas._use(holder, [], now).seconds == pytest.approx(own)
+        assert read_use(holder=holder, jobs=[], now=now).seconds == pytest.approx(own)
 
 
 def test_the_margins_of_a_month_have_the_time_of_its_runs(runs: list[Run]) -> None:
