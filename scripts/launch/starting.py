@@ -38,15 +38,18 @@ class Starting:
         self._started: set[Tier] = set()
 
     def start(self, tier: Tier) -> None:
-        """Start the programs of `tier` and expect them to answer. A second call for the same tier does nothing."""
-        if tier in self._started:
+        """Start the programs of `tier` and expect them to answer. A second call for the same tier does nothing.
+
+        supervisord refuses a group without programs: with external services, there are none to start here.
+        """
+        programs = [program for program in self.prepared.programs if program.tier is tier]
+        if tier in self._started or not programs:
             return
         self._started.add(tier)
         self.supervision.start_tier(tier)
-        for program in self.prepared.programs:
-            if program.tier is tier:
-                self._missing[program] = self._ask(program)
-                self._late_at[program] = time.monotonic() + START_SECONDS[tier]
+        for program in programs:
+            self._missing[program] = self._ask(program)
+            self._late_at[program] = time.monotonic() + START_SECONDS[tier]
 
     def _ask(self, program: Program) -> Future[bool]:
         return self._checks.submit(health_check(self.prepared, self.supervision, program))

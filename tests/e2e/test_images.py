@@ -105,7 +105,7 @@ def replica(folder: Path, base_model: BaseModel, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def gateway(replica: Replica, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    with running_gateway(tmp_path_factory.mktemp("gw")) as gateway:
+    with running_gateway(tmp_path_factory.mktemp("gw"), engines=replica.listen.parent) as gateway:
         yield gateway
 
 

@@ -347,3 +347,4 @@ def test_an_external_place_waits_for_no_embedded_service(started: Started) -> No
     launch.bring_up(starting)
 
     assert not {"postgres", "redis"} & starting.seconds.keys()
+    assert Tier.SERVICES not in started.supervised.started  # supervisord has no group without programs
