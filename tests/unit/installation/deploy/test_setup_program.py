@@ -21,6 +21,14 @@ from scripts.launch import __main__ as launch
 SetUp = Callable[[Callable[[], float | None]], int]
 
 
+def code_of(main: Callable[[], int]) -> int:
+    """Return a program's exit code; fail, instead of ending all tests, if Ctrl-C would end it with a traceback."""
+    try:
+        return main()
+    except KeyboardInterrupt:
+        pytest.fail("A traceback.")
+
+
 @pytest.fixture
 def umask() -> Iterator[None]:
     before = os.umask(0o077)
@@ -34,7 +42,7 @@ def set_up(tmp_path: Path, umask: None, monkeypatch: pytest.MonkeyPatch) -> SetU
 
     def run(work: Callable[[], float | None]) -> int:
         monkeypatch.setattr(setup, "set_up", lambda **_: work())
-        return setup.main()
+        return code_of(setup.main)
 
     monkeypatch.setattr(setup, "DATA", tmp_path / ".anneal")
     monkeypatch.setattr(setup.sys, "argv", ["setup.py"])
@@ -184,7 +192,7 @@ def test_ctrl_c_before_anything_was_started_is_no_traceback(
     monkeypatch.setattr(launch.sys, "argv", ["up.py", "--home", str(tmp_path)])
     monkeypatch.setattr(launch, "find_leftovers", interrupt)
 
-    assert launch.main() == 130
+    assert code_of(launch.main) == 130
     assert capsys.readouterr().err == "\nStopped.\n"
 
 
