@@ -123,9 +123,9 @@ def indexes() -> list[str]:
 def cache_directory() -> Path | None:
     """Return our folder in pip's cache, created if missing; None if pip keeps no cache, or where we may not write."""
     asked = subprocess.run([*_pip(), "cache", "dir"], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        return None
     kept = Path(asked.stdout.strip()) / "anneal"
+    if asked.returncode or "~" in kept.parts:  # an account without a home: pip would make a folder of this name
+        return None
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -203,3 +203,15 @@ def test_settings_that_pip_cannot_read_are_said(monkeypatch: pytest.MonkeyPatch)
 
     with pytest.raises(SetupFailed, match=r"pip cannot read its settings:\nERROR: pip\.conf contains parsing errors"):
         installer._pip_settings()
+
+
+def test_an_account_without_a_home_keeps_no_packages_and_gets_no_folder_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = subprocess.CompletedProcess([], 0, stdout=f"{tmp_path}/~/.cache/pip\n", stderr="")
+    monkeypatch.setattr(installer, "_pip", lambda: (sys.executable, "-m", "pip"))
+    monkeypatch.setattr(installer.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.chdir(tmp_path)
+
+    assert installer.cache_directory() is None
+    assert list(tmp_path.iterdir()) == []
