@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
+from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.launch import starting
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
@@ -149,6 +151,7 @@ SUPERVISE = """
 import json, sys, time
 from dataclasses import replace
 from pathlib import Path
+from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import Program, Tier
 from scripts.supervision import LaunchFailed, Supervision, lock
@@ -187,9 +190,12 @@ print(json.dumps({
 
 
 def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and_ended(tmp_path: Path) -> None:
+    home = tmp_path / "C# 1%25 mine"  # supervisor has its own meanings for such signs
+    home.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SUPERVISE, str(home)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
     )
+    shutil.rmtree(runtime_dir(home), ignore_errors=True)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
