@@ -1,14 +1,18 @@
 """How the embedded PostgreSQL gets its account and its cluster; tests/integration/core runs the server itself."""
 
 import fcntl
+import os
+import pwd
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from scripts.embedded import postgres, servers
 from scripts.embedded.places import services
+from scripts.embedded.servers import EmbeddedServiceError
 
 
 def test_roots_path_without_the_programs_of_administrators_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +28,26 @@ def test_roots_path_without_the_programs_of_administrators_is_enough(monkeypatch
 
     servers._create_postgres_account()
     assert commands[0][0] == "/usr/sbin/useradd" and commands[0][-1] == servers.POSTGRES_ACCOUNT
+
+
+def test_the_account_that_another_process_creates_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = pwd.getpwuid(os.getuid())
+    created: list[pwd.struct_passwd] = []
+
+    def find(name: str) -> pwd.struct_passwd:
+        if not created:
+            raise KeyError(name)
+        return created[0]
+
+    def refuse(*_: object) -> None:
+        created.append(account)
+        raise EmbeddedServiceError("useradd failed with code 9: the user exists already")
+
+    monkeypatch.setattr(servers.os, "getuid", lambda: 0)
+    monkeypatch.setattr(servers, "pwd", SimpleNamespace(getpwnam=find))
+    monkeypatch.setattr(servers, "_create_postgres_account", refuse)
+
+    assert servers.postgres_account() == account
 
 
 def test_folders_that_a_umask_closed_let_postgres_through_to_its_program_and_cluster(
