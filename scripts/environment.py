@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from apps.contracts.addresses.networks import is_loopback
 from scripts.embedded import ROLES, EmbeddedServices, services
@@ -169,8 +169,8 @@ def _known_variables(
         "ANNEAL_INTERNAL_URL": f"http://127.0.0.1:{internal_port}",
         "ANNEAL_GATEWAY_URL": f"unix://{runtime_dir}/web/gateway.sock",
         "ANNEAL_REPLICA_ADDRESSES": f"unix://{runtime_dir}/replica.sock",
-        "ANNEAL_OBJECT_STORE": f"file://{home}/objects",
-        "ANNEAL_EMAIL_URL": f"file://{home}/mail",
+        "ANNEAL_OBJECT_STORE": f"file://{quote(str(home))}/objects",
+        "ANNEAL_EMAIL_URL": f"file://{quote(str(home))}/mail",
         "ANNEAL_WELCOME_CREDIT_USD": "5",
         "ANNEAL_BASE_MODEL_ROOTS": f"{REPOSITORY}/demo",
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",

@@ -79,6 +79,30 @@ def suitable_pythons() -> list[str]:
     return [path for path in paths if path and is_suitable(path)]
 
 
+def explain(error: OSError) -> str:
+    """Return why a file or program of this folder could not be used, and what to do if it is another account's."""
+    if not isinstance(error, PermissionError) or not error.filename:
+        return str(error)
+    path = Path(os.fsdecode(error.filename))
+    found = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+    owner = found.stat().st_uid
+    if owner == os.getuid():
+        return f"{error.strerror}: {path}"
+    return (
+        f"{found} belongs to another account ({_name_of(owner)}). Run Anneal as that account, give the folder to yours "
+        "with `chown -R`, or use a clone of your own."
+    )
+
+
+def _name_of(user: int) -> str:
+    import pwd  # noqa: PLC0415  not on Windows
+
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"number {user}"
+
+
 def _system() -> Check:
     architecture = ARCHITECTURES.get(platform.machine().lower())
     libc, version = platform.libc_ver()

@@ -299,7 +299,11 @@ class Place:
 
     def command(self, program: Program) -> list[str]:
         """Return the exact argument list of a program here."""
-        return [self._pythons[program.venv], "-m", *shlex.split(self.fill(program.command))]
+        words = [self._pythons[program.venv], "-m"]
+        for word in shlex.split(program.command):
+            # A path is one word, with all its spaces. Only the options of a server are several.
+            words += shlex.split(self.fill(word)) if word.endswith("_listen}") else [self.fill(word)]
+        return words
 
     def variables(
         self, program: Program, known: Mapping[str, str], *, database_urls: Mapping[str, str]

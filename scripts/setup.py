@@ -48,21 +48,25 @@ def main() -> int:
     if foreign := machine.foreign_system():
         sys.stdout.write(f"{foreign}\n")
         return 1
-    if not machine.is_suitable(sys.executable) and (others := machine.suitable_pythons()):
-        os.execv(others[-1], [others[-1], __file__, *sys.argv[1:]])  # noqa: S606  no shell wanted
-    os.umask(0o022)  # as root, PostgreSQL has an account of its own, which reads its program here
-    DATA.mkdir(exist_ok=True)
     try:
+        if not machine.is_suitable(sys.executable) and (others := machine.suitable_pythons()):
+            os.execv(others[-1], [others[-1], __file__, *sys.argv[1:]])  # noqa: S606  no shell wanted
+        os.umask(0o022)  # as root, PostgreSQL has an account of its own, which reads its program here
+        DATA.mkdir(exist_ok=True)
         with alone():
             seconds = set_up(dev=given.dev, browser=given.browser, gguf=given.gguf)
+            if seconds is not None:
+                (DATA / "setup.json").write_text(json.dumps({"seconds_install": round(seconds, 1)}) + "\n")
     except SetupFailed as failure:
         sys.stderr.write(f"{failure}\n")
+        return 1
+    except OSError as error:
+        sys.stderr.write(f"Set-up stopped: {machine.explain(error)}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("\nStopped. Run it again to continue.\n")
         return 130
     if seconds is not None:
-        (DATA / "setup.json").write_text(json.dumps({"seconds_install": round(seconds, 1)}) + "\n")
         sys.stdout.write(f"  {'installed':<28} {seconds:6.1f} s\n")
     return 0
 

@@ -200,6 +200,7 @@ def _program_section(program: Program, place: Place, home: Path, variables: Mapp
     # A program that keeps failing is restarted for ever, each time a second later than before. SIGTERM goes only to the
     # program, which stops its own children in order (a Celery child would drop its task); SIGKILL goes to all.
     environment = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(variables.items()))
+    log = _escaped(_escaped(home / f"logs/{program.name}.log"))  # supervisor expands it twice
     return f"""\
 [program:{program.name}]
 command={_escaped(shlex.join(place.command(program)))}
@@ -214,7 +215,7 @@ stopwaitsecs={program.stop_seconds}
 stopasgroup=false
 killasgroup=true
 redirect_stderr=true
-stdout_logfile={_escaped(home)}/logs/{program.name}.log
+stdout_logfile={log}
 stdout_logfile_maxbytes=10MB
 stdout_logfile_backups=2
 """

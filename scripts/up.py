@@ -17,17 +17,28 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 def main() -> NoReturn:
     began_at = time.time()
-    if not {"-h", "--help"} & set(sys.argv):
-        try:
-            setup = subprocess.run([sys.executable, REPOSITORY / "scripts/setup.py"], cwd=REPOSITORY, check=False)
-        except KeyboardInterrupt:
-            sys.exit(130)  # set-up has printed that it stopped
-        if setup.returncode:
-            sys.exit(setup.returncode)
     python = REPOSITORY / ".venv/bin/python"
+    if not {"-h", "--help"} & set(sys.argv):
+        if code := set_up():
+            sys.exit(code)
+    elif not python.exists():
+        sys.stdout.write(f"{__doc__}\n")  # to show more, set-up would download a gigabyte
+        sys.exit(0)
     os.chdir(REPOSITORY)
     sys.stdout.flush()
     os.execv(python, [str(python), "-m", "scripts.launch", f"--began-at={began_at}", *sys.argv[1:]])  # noqa: S606  no shell wanted
+
+
+def set_up() -> int:
+    """Run set-up and return its exit code. After Ctrl-C, which reaches it too, wait until it has said so and ended."""
+    setup = subprocess.Popen([sys.executable, str(REPOSITORY / "scripts/setup.py")], cwd=REPOSITORY)
+    is_stopped = False
+    while setup.poll() is None:
+        try:
+            setup.wait()
+        except KeyboardInterrupt:
+            is_stopped = True
+    return setup.returncode or (130 if is_stopped else 0)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote
 
 from apps.contracts.addresses.networks import is_loopback
 from apps.core.money import usd_to_nano
@@ -97,7 +98,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         public_url=public_url.rstrip("/"),
         internal_url=environ.get("ANNEAL_INTERNAL_URL", "http://127.0.0.1:8001").rstrip("/"),
         gateway_url=environ.get("ANNEAL_GATEWAY_URL", f"unix://{home}/run/gateway.sock"),
-        object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{home}/objects"),
+        object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{quote(str(home))}/objects"),
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
         mail_folder=environ.get("ANNEAL_MAIL_FOLDER", ""),
         from_email=environ.get("ANNEAL_FROM_EMAIL", f"{brand_name} <anneal@localhost>"),

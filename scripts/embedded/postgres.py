@@ -1,5 +1,6 @@
 """The embedded PostgreSQL: its cluster, its roles and its server."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from scripts.embedded.places import (
 from scripts.embedded.servers import (
     EmbeddedServiceError,
     Foreground,
+    locked,
     package_dir,
     postgres_account,
     run_or_explain,
@@ -106,8 +108,12 @@ def _postgres_command(data_dir: Path, where: EmbeddedServices, *, tcp_port: int 
 
 def _make_cluster(data_dir: Path, *, durable: bool) -> None:
     cluster = data_dir.resolve() / "postgres"
-    if (cluster / "PG_VERSION").exists():
-        return
+    with locked(data_dir / "cluster.lock", fcntl.LOCK_EX):  # a launcher and a test run may both start in a new folder
+        if not (cluster / "PG_VERSION").exists():
+            _initialize(cluster, data_dir, durable=durable)
+
+
+def _initialize(cluster: Path, data_dir: Path, *, durable: bool) -> None:
     account = postgres_account()
     for unfinished in data_dir.glob("postgres.new.*"):  # of a start that was killed
         shutil.rmtree(unfinished)
@@ -127,9 +133,10 @@ def _apply_roles(where: EmbeddedServices, *, passwords: dict[Role, str]) -> None
     # By standard input, not by --set: every account of the machine can read a command line.
     script = [f"\\set {role}_password '{password}'" for role, password in passwords.items()]
     place = make_conninfo(host=where.postgres_socket_dir, port=where.postgres_port, user="postgres", dbname="postgres")
-    script += [f"\\set database '{DATABASE}'", f"\\i '{ROLES_SQL}'"]
+    script += [f"\\set database '{DATABASE}'", f"\\i {ROLES_SQL.name}"]
     run_or_explain(
         [str(_postgres_bin() / "psql"), "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", place],
+        cwd=ROLES_SQL.parent,  # its path may need psql's quoting, its name does not
         text="\n".join(script) + "\n",
     )
 

@@ -137,7 +137,12 @@ def postgres_account() -> pwd.struct_passwd | None:
         return None
     with suppress(KeyError):
         return pwd.getpwnam(POSTGRES_ACCOUNT)
-    _create_postgres_account()
+    try:
+        _create_postgres_account()
+    except EmbeddedServiceError:
+        with suppress(KeyError):  # another process has created it meanwhile
+            return pwd.getpwnam(POSTGRES_ACCOUNT)
+        raise
     return pwd.getpwnam(POSTGRES_ACCOUNT)
 
 

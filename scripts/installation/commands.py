@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,16 +22,19 @@ class NoWheel(SetupFailed):
 
 
 def run(command: Sequence[str], *, environment: dict[str, str] | None = None) -> None:
-    """Run a command silently. Raises SetupFailed with the end of its output."""
+    """Run a command silently. Raises SetupFailed with the end of its output, KeyboardInterrupt if Ctrl-C ended it."""
     done = subprocess.run(
         command,
         cwd=REPOSITORY,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         check=False,
     )
+    if done.returncode in (-signal.SIGINT, 128 + signal.SIGINT):
+        raise KeyboardInterrupt  # a terminal sends it to all: in another thread, nothing may be tried instead
     # The first two are pip's, the second if a constraints file names the package too; the last is uv's.
     lacking = r"(?:ERROR: No matching distribution found for|ERROR: Cannot install|Because .*you require) ([^\s,]+)"
     if done.returncode and (match := re.search(lacking, done.stdout)):

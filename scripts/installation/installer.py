@@ -95,7 +95,8 @@ def variables() -> dict[str, str]:
     """Return the environment in which uv uses pip's indexes, proxy, certificates and cache.
 
     So a mirror is configured once, for pip. Variables of uv that the user has set take precedence. Constraints are left
-    out: they cannot change a locked version, and uv refuses them beside hashes.
+    out: they cannot change a locked version, and uv refuses them beside hashes. Raises SetupFailed if pip's
+    configuration is not readable.
     """
     found = {"UV_DEFAULT_INDEX": PYPI, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
     # As in pip, all indexes count as equal: the hashes of the locks decide which file is right.
@@ -122,9 +123,9 @@ def indexes() -> list[str]:
 def cache_directory() -> Path | None:
     """Return our folder in pip's cache, created if missing; None if pip keeps no cache, or where we may not write."""
     asked = subprocess.run([*_pip(), "cache", "dir"], capture_output=True, text=True, check=False)
-    if asked.returncode:
-        return None
     kept = Path(asked.stdout.strip()) / "anneal"
+    if asked.returncode or "~" in kept.parts:  # an account without a home: pip would make a folder of this name
+        return None
     try:
         kept.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -133,9 +134,11 @@ def cache_directory() -> Path | None:
 
 
 def _pip_settings() -> dict[str, str]:
-    listed = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False)
+    if listed.returncode:
+        raise SetupFailed(f"pip cannot read its settings:\n{listed.stderr.strip()}")
     settings: dict[str, str] = {}
     for section in ("global", "install", ":env:"):  # each takes precedence over the one before it
-        for name, value in re.findall(rf"^{section}\.([a-z-]+)=(.*)$", listed, re.MULTILINE):
+        for name, value in re.findall(rf"^{section}\.([a-z-]+)=(.*)$", listed.stdout, re.MULTILINE):
             settings[name] = ast.literal_eval(value)
     return settings

@@ -35,6 +35,9 @@ def main() -> int:
     except (LaunchFailed, EnvironmentIncomplete, EmbeddedServiceError) as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
+    except KeyboardInterrupt:  # before anything was started
+        sys.stderr.write("\nStopped.\n")
+        return 130
 
 
 def _arguments() -> argparse.Namespace:

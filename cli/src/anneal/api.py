@@ -22,6 +22,8 @@ _MOST_ASKED = 120.0  # of a Retry-After that is obeyed
 _EXIT_CODES = {401: ExitCode.SIGNED_OUT, 403: ExitCode.SIGNED_OUT, 404: ExitCode.NOT_FOUND}
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 _PAGE = 100
+# A proxy that the environment names cannot reach this machine's own addresses.
+_LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
 def item_path(place: str, item_id: str) -> str:
@@ -59,6 +61,7 @@ class Api:
             headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"},
             timeout=httpx.Timeout(120, connect=10),
             transport=transport,
+            mounts=dict.fromkeys(_LOOPBACK),
         )
 
     def close(self) -> None:

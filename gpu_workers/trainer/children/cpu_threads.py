@@ -10,7 +10,9 @@ import time
 from pathlib import Path
 
 _MEASURED_SECONDS = 0.5
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
+# The microseconds of each period in which a control group may run, and the period: today's file, and the older two.
+_LIMITS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 _STAT = Path("/proc/stat")
 
 
@@ -35,11 +37,14 @@ def threads_for(*, cores: int, busy_cores: float, limit: int = 0) -> int:
 def count_cores() -> int:
     """Return the number of cores this process may use, by its affinity and its control group."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CGROUP_LIMIT.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    for names in _LIMITS:
+        try:
+            quota, period = (int(word) for name in names for word in (_CGROUP / name).read_text().split())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        if quota > 0:
+            return max(1, min(cores, quota // period))
+    return cores
 
 
 def measure_busy_cores() -> float:

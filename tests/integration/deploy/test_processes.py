@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from configparser import RawConfigParser
@@ -14,7 +16,9 @@ import pytest
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
+from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
+from scripts.launch import starting
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
 from scripts.supervision import LAUNCH_MARK, LaunchFailed, find_leftovers, render_config
 
@@ -147,6 +151,7 @@ SUPERVISE = """
 import json, sys, time
 from dataclasses import replace
 from pathlib import Path
+from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import Program, Tier
 from scripts.supervision import LaunchFailed, Supervision, lock
@@ -185,9 +190,12 @@ print(json.dumps({
 
 
 def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and_ended(tmp_path: Path) -> None:
+    home = tmp_path / "C# 1%25 mine"  # supervisor has its own meanings for such signs
+    home.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", SUPERVISE, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SUPERVISE, str(home)], cwd=REPOSITORY, capture_output=True, text=True, timeout=240
     )
+    shutil.rmtree(runtime_dir(home), ignore_errors=True)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -234,6 +242,20 @@ def test_what_a_launch_writes_is_readable_for_its_account_alone(tmp_path: Path) 
     modes = {path: path.stat().st_mode & 0o777 for path in home.rglob("*") if not path.is_symlink()}
     others = 0o066  # as root, PostgreSQL's own account passes through the folder of sockets
     assert {str(path): oct(mode) for path, mode in modes.items() if mode & others} == {}
+
+
+DEATH_SIGNAL = "import ctypes; signal = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(signal)); "
+
+
+def test_the_preparation_of_the_database_ends_with_a_launcher_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it goes on beside that of the next launch."""
+    asked = f"{DEATH_SIGNAL}raise SystemExit(f'The kernel sends it {{signal.value}}.')"
+    monkeypatch.setattr(starting, "MANAGE", (sys.executable, "-c", asked))
+
+    with pytest.raises(LaunchFailed, match=rf"The kernel sends it {signal.SIGTERM:d}\."):
+        starting._prepare_data(prepare(tmp_path, is_debug=False, is_launch=False))
 
 
 def test_every_lock_pins_exact_versions_once_and_the_cpu_engines_bring_no_cuda() -> None:

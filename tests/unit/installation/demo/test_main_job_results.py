@@ -233,3 +233,24 @@ def test_a_second_main_job_waits_for_the_first(home: Path, monkeypatch: pytest.M
     command.run(asked_for(home))
 
     assert "runs already, in another process" in inner[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "around"),
+    [(None, ""), ("https_proxy", ""), ("http_proxy", "--noproxy '*' "), ("ALL_PROXY", "--noproxy '*' ")],
+)
+def test_the_printed_command_goes_around_a_proxy(
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str | None,
+    around: str,
+) -> None:
+    for name in command.PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "http://proxy.example.com:3128")
+    monkeypatch.setattr(command, "run_main_job", lambda *_, **__: {"model": "demo:v1"})
+
+    command.run(asked_for(home))
+    assert f"\ncurl {around}http://127.0.0.1:8000/v1/chat/completions \\\n" in capsys.readouterr().out

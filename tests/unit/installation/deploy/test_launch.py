@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -118,6 +120,21 @@ def test_a_file_that_was_cut_off_is_written_again(tmp_path: Path, take: Take, na
 
     assert ports_of(again) == ("8000", "8001") and len(again.known["ANNEAL_SECRET_KEY"]) > 40
     assert len((tmp_path / name).read_text()) > 50
+
+
+def test_a_folder_with_spaces_and_signs_stays_whole_in_commands_and_addresses(tmp_path: Path, take: Take) -> None:
+    home = tmp_path / "C# 100%25 mine"
+    home.mkdir()
+    prepared = prepare(home, is_debug=False, is_launch=True)
+    shutil.rmtree(prepared.runtime_dir)  # such a path has its sockets under /tmp
+
+    commands = {program.name: prepared.place.command(program) for program in prepared.programs}
+
+    assert commands["postgres"][1:] == ["-m", "scripts.embedded", "postgres", "--data-dir", str(home)]
+    assert commands["beat"][-4:] == ["--schedule", f"{home}/celerybeat-schedule", "--pidfile", ""]
+    assert commands["web"][-4:] == ["--host", "127.0.0.1", "--port", "8000"]
+    assert unquote(urlsplit(prepared.known["ANNEAL_OBJECT_STORE"]).path) == f"{home}/objects"
+    assert prepared.known["ANNEAL_MAIL_FOLDER"] == f"{home}/mail"
 
 
 # --- what starts when, and what is said ---------------------------------------------------------------------------

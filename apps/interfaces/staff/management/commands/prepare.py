@@ -39,8 +39,8 @@ class Command(BaseCommand):
             f"demo model: {seeded.demo_model}"
         )
         if options["demo"] or options["local"]:
-            if not settings.DEBUG and _are_static_files_changed():
-                call_command("collectstatic", interactive=False, verbosity=0)
+            if not settings.DEBUG:
+                _collect_static_files()
             seed_local_workers(home=settings.HOME, now=db_now())
         if options["demo"]:
             account = seed_account(home=settings.HOME, now=db_now())
@@ -71,8 +71,12 @@ def _refuse_other_migrations() -> None:
         )
 
 
-def _are_static_files_changed() -> bool:
-    # Compressing the files takes seconds; the manifest is written last.
-    manifest = settings.STATIC_ROOT / "staticfiles.json"
-    files = (path for folder in settings.STATICFILES_DIRS for path in folder.rglob("*.*"))
-    return not manifest.exists() or manifest.stat().st_mtime_ns < max(path.stat().st_mtime_ns for path in files)
+def _collect_static_files() -> None:
+    """Collect static files, which takes seconds, if one of them has changed."""
+    manifest, stamp = settings.STATIC_ROOT / "staticfiles.json", settings.HOME / "static.stamp"
+    # Not whether one is newer: a clock may step back, and an archive that was unpacked keeps the times of its files.
+    found = [(path, path.stat()) for folder in settings.STATICFILES_DIRS for path in sorted(folder.rglob("*.*"))]
+    current = "".join(f"{path} {status.st_size} {status.st_mtime_ns}\n" for path, status in found)
+    if not manifest.exists() or not stamp.exists() or stamp.read_text() != current:
+        call_command("collectstatic", interactive=False, verbosity=0)
+        stamp.write_text(current)

@@ -1,0 +1,12 @@
+"""The commands that set-up runs silently."""
+
+import pytest
+
+from scripts.installation.commands import SetupFailed, run
+
+
+def test_output_in_another_encoding_is_shown_as_far_as_it_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LC_ALL", "C")
+
+    with pytest.raises(SetupFailed, match="dur� stop…"):
+        run(["sh", "-c", r"printf 'dur\351 stop\342\200\246'; exit 1"])
