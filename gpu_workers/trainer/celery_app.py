@@ -31,8 +31,12 @@ app.conf.update(
     worker_enable_remote_control=False,  # its broker user may only consume one queue
     worker_send_task_events=False,
     broker_connection_retry_on_startup=True,
-    # Acknowledgements need keys that its user cannot access; a lost doorbell is rung again.
-    broker_transport_options={"global_keyprefix": config.broker_key_prefix, "ack_emulation": False},
+    # Acknowledgements and further priorities need keys that its user cannot access; a lost doorbell is rung again.
+    broker_transport_options={
+        "global_keyprefix": config.broker_key_prefix,
+        "ack_emulation": False,
+        "priority_steps": [0],
+    },
 )
 
 

@@ -2,18 +2,29 @@
 
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from kombu import Connection
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from apps.config.celery import app as celery
 from scripts import embedded
 from tests.support.waiting import wait_until
 
 START = embedded.REPOSITORY / "deploy/redis/start.sh"
+TAKE_DOORBELL = """
+from gpu_workers.trainer.celery_app import app
+
+with app.connection_for_read() as connection, connection.SimpleQueue(app.amqp.queues["train.gpu"]) as queue:
+    message = queue.get(timeout=30)
+    message.ack()
+    print(message.headers["task"])
+"""
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +98,32 @@ def test_a_trainer_takes_from_its_queue_only(address: str) -> None:
         trainer.lpush("anneal:control", "a task of its own making")
     control.close()
     trainer.close()
+
+
+def test_the_trainers_own_settings_take_a_doorbell_with_that_access(address: str, tmp_path: Path) -> None:
+    with Connection(f"redis+socket://anneal_control:control-password@{address}") as control:
+        control.transport_options = celery.conf.broker_transport_options
+        celery.send_task("train.wake", queue="train.gpu", connection=control)
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "CELERY_BROKER_URL": f"redis+socket://anneal_trainer:trainer-password@{address}",
+        "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
+        "ANNEAL_INTERNAL_URL": "http://127.0.0.1:1",
+        "ANNEAL_WORK_DIR": str(tmp_path),
+        "ANNEAL_POOL": "gpu",
+    }
+
+    ran = subprocess.run(
+        [sys.executable, "-c", TAKE_DOORBELL],
+        cwd=embedded.REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert ran.stdout == "train.wake\n", ran.stderr
 
 
 @pytest.mark.parametrize(
