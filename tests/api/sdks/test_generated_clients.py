@@ -33,6 +33,7 @@ def environment() -> dict[str, str]:
     return {"PATH": os.pathsep.join(map(str, path)), "PYTHONPATH": str(GENERATOR)} | quiet
 
 
+@pytest.mark.nightly  # the generators of others take half a minute
 def test_clients_of_two_generators_create_follow_and_download_a_job(
     origin, organization, alice, tmp_path: Path  # noqa: F811
 ) -> None:  # fmt: skip

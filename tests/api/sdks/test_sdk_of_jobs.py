@@ -15,7 +15,7 @@ CLIENTS = Path(__file__).resolve().parents[3] / ".anneal"
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("sdk", ["installed", "2.54.0", "1.109.1"])
+@pytest.mark.parametrize("sdk", ["installed", pytest.param("2.54.0", marks=pytest.mark.nightly), "1.109.1"])
 def test_every_call_of_fine_tuning_works_with_each_sdk(live_server, organization, alice, sdk: str) -> None:
     folder = "" if sdk == "installed" else str(CLIENTS / f"openai-{sdk}")
     assert not folder or Path(folder).exists(), f"{folder} is missing: make setup-dev"
