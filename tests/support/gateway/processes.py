@@ -83,7 +83,8 @@ class GatewayProcess:
 
     def kill(self) -> None:
         """Kill it as a crash would: nothing is flushed, and its recorder ends by itself."""
-        assert self._process is not None
+        if self._process is None:
+            return
         recorders = self.recorder_pids()
         self._process.kill()
         self._process.wait()
@@ -152,8 +153,8 @@ class GatewayProcess:
 @contextmanager
 def running_gateway(home: Path, *, engines: Path | None = None) -> Iterator[GatewayProcess]:
     gateway = GatewayProcess(home, engines=engines)
-    gateway.start()
     try:
+        gateway.start()  # Ctrl-C may come while it starts
         yield gateway
     finally:
         gateway.close_clients()
