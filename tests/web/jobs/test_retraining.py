@@ -12,6 +12,10 @@ from tests.factories.retraining import DATASET, HELD_OUT, REGRESSION, make_plan,
 from tests.support.pages import text
 
 NEW = "/jobs/retraining/new"
+CRITERION = {
+    "criterion-0-kind": "string_check", "criterion-0-name": "exact", "criterion-0-operation": "eq",
+    "criterion-0-input": "{{sample.output_text}}", "criterion-0-reference": "{{item.reference}}",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def form(job: FineTuningJob, **changes: str) -> dict[str, str]:
     sent = {
         "name": "support, weekly", "source_job": job.pk, "dataset": ids[DATASET], "held_out": ids[HELD_OUT],
         "alias": Alias.objects.get().pk, "schedule": "week-1", "hour_utc": "3", "min_gain_points": "1",
-        "min_new_rows": "", "regression": "", "max_loss_points": "", "max_usd": "20",
+        "min_new_rows": "", "regression": "", "max_loss_points": "", "max_usd": "20", **CRITERION,
     }  # fmt: skip
     return sent | {name: ids.get(value, value) for name, value in changes.items()}
 
