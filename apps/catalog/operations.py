@@ -26,8 +26,8 @@ from apps.catalog.pricing import (
     STORAGE_SKU,
     Tier,
     batch_sku,
-    discounted_nano,
     has_batch_price,
+    reduced_nano,
     unit_of,
 )
 from apps.catalog.queries import hub_token_place, open_hub_token
@@ -241,7 +241,7 @@ def set_price(
 
     A price for one organization, or of 0, needs a second operator (price_requests.py), and the database checks that.
     The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. A price of tokens
-    also sets that of the same tokens in batches, less settings.BATCH_DISCOUNT_PERCENT. Raises InvalidValue.
+    also sets that of the same tokens in batches, less settings.BATCH_REDUCTION_PERCENT. Raises InvalidValue.
     """
     check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now
@@ -266,13 +266,13 @@ def set_price(
 
 def _of_batches(rule: PriceRule) -> PriceRule:
     """Return the rule of the same tokens in batches, not stored."""
-    off = settings.BATCH_DISCOUNT_PERCENT
-    tiers = [each | {"price_nano": discounted_nano(each["price_nano"], discount_percent=off)} for each in rule.tiers]
+    off = settings.BATCH_REDUCTION_PERCENT
+    tiers = [each | {"price_nano": reduced_nano(each["price_nano"], percent_off=off)} for each in rule.tiers]
     return PriceRule(
         sku=batch_sku(rule.sku),
         organization_id=rule.organization_id,
         unit=rule.unit,
-        price_nano=discounted_nano(rule.price_nano, discount_percent=off),
+        price_nano=reduced_nano(rule.price_nano, percent_off=off),
         per=rule.per,
         tiers=tiers,
         effective_from=rule.effective_from,

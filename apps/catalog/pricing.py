@@ -55,9 +55,9 @@ def has_batch_price(sku: str) -> bool:
     return sku.startswith(_OF_TOKENS) and not sku.endswith(_OF_BATCHES)
 
 
-def discounted_nano(price_nano: int, *, discount_percent: int) -> int:
-    """Return a price less its discount, rounded half up to the nano; a price above 0 stays above 0."""
-    return max(rated(quantity=100 - discount_percent, price_nano=price_nano, per=100), min(price_nano, 1))
+def reduced_nano(price_nano: int, *, percent_off: int) -> int:
+    """Return a price less its reduction, rounded half up to the nano; a price above 0 stays above 0."""
+    return max(rated(quantity=100 - percent_off, price_nano=price_nano, per=100), min(price_nano, 1))
 
 
 def tiers_of(rule: "PriceRule") -> list[Tier]:

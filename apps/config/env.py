@@ -64,7 +64,7 @@ class Env:
     private_webhooks: bool
     most_unpaid_organizations: int
     welcome_credit_nano: int
-    batch_discount_percent: int
+    batch_reduction_percent: int
     brand_name: str
     brand_hue: int | None
     brand_logo: Path | None
@@ -122,7 +122,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stored_completion_days=max(int(environ.get("ANNEAL_STORED_COMPLETION_DAYS", "30")), 1),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
         welcome_credit_nano=_dollars(environ, "ANNEAL_WELCOME_CREDIT_USD"),
-        batch_discount_percent=_discount(environ),
+        batch_reduction_percent=_reduction(environ),
         brand_name=brand_name,
         brand_hue=_hue(environ),
         brand_logo=_logo(environ),
@@ -165,11 +165,11 @@ def _dollars(environ: Mapping[str, str], name: str) -> int:
     return nano
 
 
-def _discount(environ: Mapping[str, str]) -> int:
+def _reduction(environ: Mapping[str, str]) -> int:
     """Read by how many percent tokens of batches are cheaper. Raises MalformedVariable."""
-    text = environ.get("ANNEAL_BATCH_DISCOUNT_PERCENT", "") or "50"
+    text = environ.get("ANNEAL_BATCH_REDUCTION_PERCENT", "") or "50"
     if not (text.isascii() and text.isdecimal() and int(text) < 100):
-        raise MalformedVariable(f"ANNEAL_BATCH_DISCOUNT_PERCENT is a whole number from 0 to 99, not {text!r}.")
+        raise MalformedVariable(f"ANNEAL_BATCH_REDUCTION_PERCENT is a whole number from 0 to 99, not {text!r}.")
     return int(text)
 
 

@@ -8,9 +8,9 @@ def price_batches(apps, schema_editor):
     A price of 0 that one operator set alone is left out: batches have the usual price where they have none.
     """
     rules = apps.get_model('catalog', 'PriceRule').objects
-    off = settings.BATCH_DISCOUNT_PERCENT
+    off = settings.BATCH_REDUCTION_PERCENT
 
-    def discounted(nano):
+    def reduced(nano):
         return max((2 * nano * (100 - off) + 100) // 200, min(nano, 1))
 
     with schema_editor.connection.cursor() as cursor:
@@ -22,8 +22,8 @@ def price_batches(apps, schema_editor):
             continue
         rules.create(
             sku=rule.sku + ':batch', organization_id=rule.organization_id, unit=rule.unit,
-            price_nano=discounted(rule.price_nano), per=rule.per,
-            tiers=[tier | {'price_nano': discounted(tier['price_nano'])} for tier in rule.tiers],
+            price_nano=reduced(rule.price_nano), per=rule.per,
+            tiers=[tier | {'price_nano': reduced(tier['price_nano'])} for tier in rule.tiers],
             effective_from=max(rule.effective_from, now), effective_to=rule.effective_to,
             created_by=rule.created_by, approved_by=rule.approved_by,
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from django.contrib import messages
 from django.forms import BaseForm
@@ -14,7 +13,7 @@ LARGEST_INTEGER = 2**31 - 1  # the maximum of an integer column
 LARGEST_BIG_INTEGER = 2**63 - 1
 
 
-def with_plain_breaks(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_plain_breaks(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values with line breaks of one character, which scripts send; browsers send two by themselves."""
     return {name: value.replace("\r\n", "\n") if isinstance(value, str) else value for name, value in values.items()}
 

@@ -48,7 +48,7 @@ def test_batches_pay_half_of_each_price_rounded_up_and_never_nothing(organizatio
 
     set_price(sku=f"{SKU}:batch", unit="tokens", price_nano=90, per=1_000_000, by="user_1", now=NOW + DAY)
     assert price_of_batches(now=NOW + DAY).price_nano == 90
-    settings.BATCH_DISCOUNT_PERCENT = 20
+    settings.BATCH_REDUCTION_PERCENT = 20
     price(1_000, now=NOW + 2 * DAY)
     assert price_of_batches(now=NOW + 2 * DAY).price_nano == 800
     assert not active_price(sku=f"{SKU}:batch:batch", now=NOW + 2 * DAY)

@@ -43,7 +43,7 @@ class QuotedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class EvalPrice:
     """What all runs of a form cost together. `fingerprint` names their values and prices."""
 
     runs: list[QuotedRun]
@@ -102,7 +102,7 @@ def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     return _answer(request, form, None, price, evaluated=evaluated, again=again)
 
 
-def _is_confirmed(request: OrganizationRequest, price: Price) -> bool:
+def _is_confirmed(request: OrganizationRequest, price: EvalPrice) -> bool:
     return request.POST.get("confirmed") == price.fingerprint and not request.htmx
 
 
@@ -111,7 +111,7 @@ def _price(
     form: RunForm,
     graded_by: Sequence[SentCriterion],
     criteria: CriteriaForms | None = None,
-) -> Price | None:
+) -> EvalPrice | None:
     """Return what the runs cost, None if one cannot be made: the forms then say why."""
     runs: list[QuotedRun] = []
     for field, source in form.sources():
@@ -125,7 +125,7 @@ def _price(
             return None
         runs.append(QuotedRun(source=source, quote=quote))
     shown = repr((form.cleaned_data, graded_by, [each.quote for each in runs]))
-    return Price(
+    return EvalPrice(
         runs=runs,
         available_nano=get_balance(organization=request.organization).available_nano,
         fingerprint=hashlib.sha256(shown.encode()).hexdigest(),
@@ -153,7 +153,7 @@ def _is_compared_with_itself(
 
 
 @transaction.atomic
-def _keep(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: Price) -> Eval:
+def _keep(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: EvalPrice) -> Eval:
     made = operations.create_eval(
         organization=request.organization,
         name=form.cleaned_data["name"],
@@ -166,11 +166,11 @@ def _keep(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, 
     return made
 
 
-def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: Price) -> HttpResponse:
+def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: EvalPrice) -> HttpResponse:
     return _done(request, _keep(request, form, criteria, price), price)
 
 
-def _start(request: OrganizationRequest, evaluated: Eval, price: Price) -> None:
+def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> None:
     """Create the runs, each with its price for a limit."""
     now = db_now()
     for each in price.runs:
@@ -186,7 +186,7 @@ def _start(request: OrganizationRequest, evaluated: Eval, price: Price) -> None:
         )
 
 
-def _done(request: OrganizationRequest, evaluated: Eval, price: Price) -> HttpResponse:
+def _done(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> HttpResponse:
     count = len(price.runs)
     messages.success(request, ngettext("The run starts.", "%(count)s runs start.", count) % {"count": count})
     return redirect("web:eval_detail", eval_id=evaluated.pk)
@@ -196,7 +196,7 @@ def _answer(
     request: OrganizationRequest,
     form: RunForm,
     criteria: CriteriaForms | None,
-    price: Price | None,
+    price: EvalPrice | None,
     *,
     part: str = "price",
     **context: object,

@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import msgspec
 from django import forms
@@ -127,13 +126,13 @@ class CriterionForm(forms.Form):
 
     def __init__(
         self,
-        data: Mapping[str, Any] | None = None,
+        data: Mapping[str, object] | None = None,
         *,
         kind: str,
         kinds: Sequence[str],
         models: ModelChoices,
         prefix: str | None = None,
-        initial: Mapping[str, Any] | None = None,
+        initial: Mapping[str, object] | None = None,
     ) -> None:
         """Create the form of a criterion of this kind. `models` are those to choose from."""
         super().__init__(data, prefix=prefix, initial={**(initial or {}), "kind": kind})
@@ -150,7 +149,7 @@ class CriterionForm(forms.Form):
             self.fields[name].choices = offer_models(models, chosen)  # type: ignore[attr-defined]
         self.order_fields(["kind", "name", *own])
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> dict[str, object]:
         """Make the criterion of the fields. What only the domain knows is checked when it is used."""
         cleaned = with_plain_breaks(super().clean() or self.cleaned_data)
         if self.errors:
@@ -163,22 +162,22 @@ class CriterionForm(forms.Form):
         return cleaned
 
 
-def _criterion_of(values: Mapping[str, Any]) -> SentCriterion:
+def _criterion_of(values: Mapping[str, object]) -> SentCriterion:
     """Return the criterion that the values make. Raises MsgspecError, ValueError and RecursionError."""
-    kind = values["kind"]
+    kind = str(values["kind"])
     if kind == _AS_JSON:
-        return msgspec.json.decode(values["definition"].encode(), type=SentCriterion)
+        return msgspec.json.decode(str(values["definition"]).encode(), type=SentCriterion)
     sent: dict[str, object] = {"type": kind, "name": values["name"]}
     if kind == "score_model":
         sent |= {"range": [values["lowest"], values["highest"]], "pass_threshold": values["pass_threshold"]}
     elif kind == "label_model":
-        sent |= {name: _split(values[name]) for name in ("labels", "passing_labels")}
+        sent |= {name: _split(str(values[name])) for name in ("labels", "passing_labels")}
     else:
         sent |= {name: values[name] for name in _FIELDS_OF[kind]}
     return msgspec.convert(sent | (_asked_of(values) if "question" in values else {}), SentCriterion)
 
 
-def _asked_of(values: Mapping[str, Any]) -> dict[str, object]:
+def _asked_of(values: Mapping[str, object]) -> dict[str, object]:
     messages = [("system", values["system"]), ("user", values["question"])]
     return {"model": values["model"], "input": [{"role": role, "content": text} for role, text in messages if text]}
 
@@ -187,11 +186,12 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def values_of(criterion: SentCriterion) -> dict[str, Any]:
+def values_of(criterion: SentCriterion) -> dict[str, object]:
     """Return the values of a form that makes this very criterion: as JSON, if no other kind can."""
     values = _simple_values(criterion)
     if values is not None:
-        form = CriterionForm(values, kind=values["kind"], kinds=(values["kind"],), models=())
+        kind = str(values["kind"])
+        form = CriterionForm(values, kind=kind, kinds=(kind,), models=())
         if form.is_valid() and form.criterion is not None and _whole(form.criterion) == _whole(criterion):
             return values
     definition = json.dumps(msgspec.to_builtins(criterion), ensure_ascii=False, indent=2)
@@ -205,7 +205,8 @@ def _whole(criterion: SentCriterion) -> SentCriterion:
     return msgspec.structs.replace(criterion, range=list(criterion.bounds), pass_threshold=criterion.threshold)
 
 
-def _simple_values(criterion: SentCriterion) -> dict[str, Any] | None:
+def _simple_values(criterion: SentCriterion) -> dict[str, object] | None:
+    own: dict[str, object]
     match criterion:
         case StringCheckGrader() | SimilarityGrader() | PairwiseCriterion():
             sent = msgspec.to_builtins(criterion)
@@ -217,7 +218,9 @@ def _simple_values(criterion: SentCriterion) -> dict[str, Any] | None:
             own = {name: ", ".join(getattr(criterion, name)) for name in ("labels", "passing_labels")}
         case _:
             return None
-    texts = {"system" if one.role == "system" else "question": one.content for one in criterion.input}
+    texts: dict[str, object] = {
+        "system" if one.role == "system" else "question": one.content for one in criterion.input
+    }
     kind = "score_model" if isinstance(criterion, ScoreModelCriterion) else "label_model"
     return {"kind": kind, "name": criterion.name, "model": criterion.model} | texts | own
 
@@ -234,7 +237,7 @@ class CriteriaForms:
         data: QueryDict | None,
         *,
         models: ModelChoices,
-        initial: Sequence[Mapping[str, Any]],
+        initial: Sequence[Mapping[str, object]],
         is_pairwise_offered: bool = True,
     ) -> None:
         self._models = models
@@ -288,18 +291,20 @@ class CriteriaForms:
         form.add_error(field, error.message)
         return True
 
-    def _form(self, number: int, data: QueryDict | None, values: Mapping[str, Any]) -> CriterionForm:
+    def _form(self, number: int, data: QueryDict | None, values: Mapping[str, object]) -> CriterionForm:
         prefix = _prefix(number)
         kind = str((data.get(f"{prefix}-kind") if data else values.get("kind")) or "")
         kind = kind if kind in self._kinds else self._kinds[0]
         initial = {**({} if data else {"name": gettext("Criterion %(number)s") % {"number": number + 1}}), **values}
         return CriterionForm(data, kind=kind, kinds=self._kinds, models=self._models, prefix=prefix, initial=initial)
 
-    def _after_change(self, data: QueryDict) -> list[dict[str, Any]]:
-        removed, sent = data.get("remove"), []
+    def _after_change(self, data: QueryDict) -> list[dict[str, object]]:
+        removed, sent = data.get("remove"), list[dict[str, object]]()
         for number in range(_count_of(data)):
             start = f"{_prefix(number)}-"
-            values = {name.removeprefix(start): data[name] for name in data if name.startswith(start)}
+            values: dict[str, object] = {
+                name.removeprefix(start): data[name] for name in data if name.startswith(start)
+            }
             if str(number) != removed:
                 sent.append(values)
         if "add" in data and len(sent) < self.most:

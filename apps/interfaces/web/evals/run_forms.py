@@ -1,7 +1,6 @@
 """The form of a run: which models answer which rows, and how. A new eval has a name as well."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from django import forms
@@ -88,7 +87,7 @@ class RunForm(forms.Form):
         super().__init__(data, initial=initial)
         self._again = again
         for name in _MODELS:
-            chosen = str((data or {}).get(name) or self.initial.get(name) or "")
+            chosen = str((data.get(name) if data else "") or self.initial.get(name) or "")
             empty = gettext("None") if name == "other_model" else ""
             self.fields[name].choices = offer_models(models, chosen, empty=empty)  # type: ignore[attr-defined]
         if again is not None:
@@ -96,7 +95,7 @@ class RunForm(forms.Form):
         else:
             self.fields["dataset"].choices = _files(organization)  # type: ignore[attr-defined]
 
-    def clean(self) -> dict[str, Any]:
+    def clean(self) -> dict[str, object]:
         """Refuse the same model twice."""
         cleaned = with_plain_breaks(super().clean() or self.cleaned_data)
         if cleaned.get("model") and cleaned.get("model") == cleaned.get("other_model"):

@@ -1,6 +1,6 @@
 """One run of an eval while it goes on and after it, its graded items, and the cancellation of runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class ShownItem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class RunStep:
     """What a run does now, in words, and how much of it is done, in percent."""
 
     words: str
@@ -91,19 +91,19 @@ def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpRespo
     return response
 
 
-def _step(run: EvalRun) -> Step:
+def _step(run: EvalRun) -> RunStep:
     """Return what the run waits for: its rows are read, its answers are asked for, or its graders."""
     batch = run.batch
     if batch is None or not batch.total:
         is_read = run.status != EvalRunStatus.QUEUED
-        return Step(words=gettext("Preparing the requests") if is_read else gettext("Reading the rows"), percent=0)
+        return RunStep(words=gettext("Preparing the requests") if is_read else gettext("Reading the rows"), percent=0)
     done = batch.completed + batch.failed
     text = (
         gettext("%(done)s of %(total)s answers")
         if run.phase == EvalPhase.SAMPLING
         else gettext("%(done)s of %(total)s grades")
     )
-    return Step(words=text % {"done": number(done), "total": number(batch.total)}, percent=100 * done // batch.total)
+    return RunStep(words=text % {"done": number(done), "total": number(batch.total)}, percent=100 * done // batch.total)
 
 
 def _shown(row: EvalItem) -> ShownItem:
@@ -120,7 +120,7 @@ def _shown(row: EvalItem) -> ShownItem:
     )
 
 
-def _question_of(item: dict[str, Any]) -> str:
+def _question_of(item: Mapping[str, object]) -> str:
     """Return the last message before the answer; for other rows than conversations, their values."""
     messages = item.get("input")
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
