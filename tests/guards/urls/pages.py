@@ -214,7 +214,7 @@ PAGES: dict[str, Url] = {
     "web:completion_detail": page(get=P.VIEW, ids={"completion_id": "completion"}),
     "web:completion_export": page(get=P.VIEW),
     "web:eval_list": page(get=P.VIEW),
-    "web:eval_new": page(get=P.INFERENCE, post=P.INFERENCE, data={"name": "n"}, refs={"dataset": "file"}),
+    "web:eval_new": page(get=P.INFERENCE, post=P.INFERENCE, data={"name": "n"}, refs={"dataset": "dataset_version"}),
     "web:eval_delete": page(get=P.INFERENCE, post=P.INFERENCE, refs={"eval": "eval"}),
     "web:eval_cancel": page(get=P.INFERENCE, post=P.INFERENCE, refs={"run": "eval_run"}),
     "web:eval_run_new": page(get=P.INFERENCE, post=P.INFERENCE, ids={"eval_id": "eval"}, refs={"run": "eval_run"}),
