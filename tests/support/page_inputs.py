@@ -112,8 +112,8 @@ FORMS = [
     ),
     (
         "/evals/new",
-        {"criterion-0-kind": "json", "add": "1"},
-        ("name", "model", "dataset", "question", "temperature", "criterion-0-definition", "criterion-0-kind", "remove"),
+        {"criterion-0-kind": "json"},
+        ("name", "model", "other_model", "dataset", "question", "temperature", "criterion-0-definition"),
     ),
     ("/evals/cancel", {}, ("run", "confirm")),
     ("/evals/delete", {}, ("eval", "confirm")),

@@ -42,6 +42,7 @@ SCORED = criterion(
     1, "score_model", model=BASE_MODEL, system="Be\nfair.", question="{{sample.output_text}}", lowest="0", highest="10",
     pass_threshold="7",
 )  # fmt: skip
+HAS_NUL = '{"type": "string_check", "name": "a", "input": "\\u0000", "reference": "b", "operation": "eq"}'
 PAIRWISE = criterion(0, "pairwise_model", model=BASE_MODEL, baseline_model=OTHER, instructions="")
 
 
@@ -106,6 +107,7 @@ def test_what_is_wrong_stands_at_its_field(rows, client_for, bob, organization):
         ((EXACT, SCORED), {"criterion-1-highest": "0"}, "criterion-1-highest", "a higher one"),
         ((PAIRWISE,), {"model": OTHER}, "criterion-0-baseline_model", "compared with itself"),
         ((criterion(0, "json", definition='{"type": "python"}'),), {}, "criterion-0-definition", "nothing here runs"),
+        ((criterion(0, "json", definition=HAS_NUL),), {}, "criterion-0-definition", "Null characters"),
         ((criterion(0, "json", definition="{"),), {}, "criterion-0-definition", "This is no criterion"),
         ((criterion(0, "unknown"),), {}, "criterion-0-kind", "Select a valid choice"),
     ]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import msgspec
 from django import forms
+from django.core.validators import ProhibitNullCharactersValidator
 from django.http import QueryDict
 from django.utils.translation import gettext
 
@@ -159,6 +160,9 @@ class CriterionForm(forms.Form):
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             text = gettext("This is no criterion: %(error)s") % {"error": str(error)[:300]}
             self.add_error("definition" if "definition" in self.fields else None, text)
+            return cleaned
+        if "definition" in self.fields and rb"\u0000" in msgspec.json.encode(self.criterion):  # jsonb takes none
+            self.add_error("definition", ProhibitNullCharactersValidator.message)
         return cleaned
 
 
