@@ -166,8 +166,8 @@ class PriceRule(models.Model):
     id = IdField(prefix="price")
     sku = models.CharField(
         max_length=120,
-        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>, storage:bytes, "
-        "conversion:bytes",
+        help_text="training:<pool>, inference:input:<model>, inference:output:<model>, both also with :batch, "
+        "warm:<model>, storage:bytes, conversion:bytes",
     )
     organization = models.ForeignKey(
         "accounts.Organization", on_delete=models.PROTECT, null=True, related_name="+", help_text="Null: everybody."

@@ -21,7 +21,15 @@ from apps.catalog.model_files import (
     require_repository,
 )
 from apps.catalog.models import BaseModel, HubToken, PriceRule
-from apps.catalog.pricing import CONVERSION_SKU, STORAGE_SKU, Tier, unit_of
+from apps.catalog.pricing import (
+    CONVERSION_SKU,
+    STORAGE_SKU,
+    Tier,
+    batch_sku,
+    has_batch_price,
+    reduced_nano,
+    unit_of,
+)
 from apps.catalog.queries import hub_token_place, open_hub_token
 from apps.contracts.chat import chat_template_sha256
 from apps.core import audit
@@ -33,7 +41,9 @@ from apps.core.secrets.sealing import seal
 from apps.estimates.models.architectures import parameter_count
 
 _NAME = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
-_SKU = re.compile(r"training:[a-z0-9-]+|(?:inference:(?:input|output)|warm):[a-z0-9.-]+|(?:storage|conversion):bytes")
+_SKU = re.compile(
+    r"training:[a-z0-9-]+|inference:(?:input|output):[a-z0-9.-]+(?::batch)?|warm:[a-z0-9.-]+|(?:storage|conversion):bytes"
+)
 _DEMO = Path(__file__).resolve().parents[2] / "demo"
 UNKNOWN_CONTEXT_TOKENS = 4096  # for a model whose context no source gives: every listed family supports this
 
@@ -230,13 +240,50 @@ def set_price(
     """Set the price of `per` units of a SKU, from now or `effective_from`, for all customers or one organization.
 
     A price for one organization, or of 0, needs a second operator (price_requests.py), and the database checks that.
-    The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. Raises InvalidValue.
+    The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. A price of tokens
+    also sets that of the same tokens in batches, less settings.BATCH_REDUCTION_PERCENT. Raises InvalidValue.
     """
     check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now
     if begin < now:
         raise InvalidValue(gettext("A price can't start in the past."), param="effective_from")
-    owner = key_of(organization)
+    rule = PriceRule(
+        sku=sku,
+        organization_id=key_of(organization),
+        unit=unit,
+        price_nano=price_nano,
+        per=per,
+        tiers=[{"from_units": tier.from_units, "price_nano": tier.price_nano} for tier in tiers],
+        effective_from=begin,
+        created_by=by,
+        approved_by=approved_by,
+    )
+    _begin_rule(rule, by)
+    if has_batch_price(sku):
+        _begin_rule(_of_batches(rule), by)
+    return rule
+
+
+def _of_batches(rule: PriceRule) -> PriceRule:
+    """Return the rule of the same tokens in batches, not stored."""
+    off = settings.BATCH_REDUCTION_PERCENT
+    tiers = [each | {"price_nano": reduced_nano(each["price_nano"], percent_off=off)} for each in rule.tiers]
+    return PriceRule(
+        sku=batch_sku(rule.sku),
+        organization_id=rule.organization_id,
+        unit=rule.unit,
+        price_nano=reduced_nano(rule.price_nano, percent_off=off),
+        per=rule.per,
+        tiers=tiers,
+        effective_from=rule.effective_from,
+        created_by=rule.created_by,
+        approved_by=rule.approved_by,
+    )
+
+
+def _begin_rule(rule: PriceRule, by: str) -> None:
+    """Store a rule between those before and after it. Raises InvalidValue if another begins at its moment."""
+    sku, owner, begin = rule.sku, rule.organization_id, rule.effective_from
     lock(f"price:{sku}:{owner}")
     rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)
     before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()
@@ -246,23 +293,13 @@ def set_price(
     if before and (before.effective_to is None or before.effective_to > begin):
         before.effective_to = begin
         before.save(update_fields=["effective_to"])
-    rule = PriceRule.objects.create(
-        sku=sku,
-        organization_id=owner,
-        unit=unit,
-        price_nano=price_nano,
-        per=per,
-        tiers=[{"from_units": tier.from_units, "price_nano": tier.price_nano} for tier in tiers],
-        effective_from=begin,
-        effective_to=after.effective_from if after else None,
-        created_by=by,
-        approved_by=approved_by,
-    )
+    rule.effective_to = after.effective_from if after else None
+    rule.save(force_insert=True)
     audit.record(
-        organization=owner, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=price_nano, per=per,
-        approved_by=approved_by, before_nano=before.price_nano if before else None, effective_from=begin.isoformat(),
+        organization=owner, by=by, action="price.set", target=rule.pk, sku=sku, price_nano=rule.price_nano,
+        per=rule.per, approved_by=rule.approved_by, before_nano=before.price_nano if before else None,
+        effective_from=begin.isoformat(),
     )  # fmt: skip
-    return rule
 
 
 def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequence[Tier]) -> None:
@@ -270,8 +307,8 @@ def check_price(*, sku: str, unit: str, price_nano: int, per: int, tiers: Sequen
     if not _SKU.fullmatch(sku):
         raise InvalidValue(
             gettext(
-                "A SKU is training:<pool>, inference:<input or output>:<model>, warm:<model>, %(storage_sku)s or "
-                "%(conversion_sku)s."
+                "A SKU is training:<pool>, inference:<input or output>:<model>, the same with :batch, warm:<model>, "
+                "%(storage_sku)s or %(conversion_sku)s."
             )
             % {"storage_sku": STORAGE_SKU, "conversion_sku": CONVERSION_SKU},
             param="sku",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 STORAGE_SKU = "storage:bytes"
 CONVERSION_SKU = "conversion:bytes"
+_OF_TOKENS, _OF_BATCHES = "inference:", ":batch"
 # A gigabyte is 1e9 bytes and a month is always 730 hours, so that a gigabyte costs the same every day.
 GB_MONTH_BYTE_HOURS = 730 * 10**9
 HOUR_MS = 3_600_000
@@ -42,6 +43,21 @@ def unit_of(sku: str) -> str:
 def usual_per(unit: str) -> int:
     """Return how many units a price is usually for: an hour, a million tokens, a gigabyte, or one for a month."""
     return _PER[unit]
+
+
+def batch_sku(sku: str) -> str:
+    """Return the SKU of the same tokens in requests of batches and of evals."""
+    return sku + _OF_BATCHES
+
+
+def has_batch_price(sku: str) -> bool:
+    """Return whether the SKU is one of tokens, of which requests of batches have a price of their own."""
+    return sku.startswith(_OF_TOKENS) and not sku.endswith(_OF_BATCHES)
+
+
+def reduced_nano(price_nano: int, *, percent_off: int) -> int:
+    """Return a price less its reduction, rounded half up to the nano; a price above 0 stays above 0."""
+    return max(rated(quantity=100 - percent_off, price_nano=price_nano, per=100), min(price_nano, 1))
 
 
 def tiers_of(rule: "PriceRule") -> list[Tier]:

@@ -11,6 +11,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
+from apps.catalog.pricing import batch_sku
 from apps.contracts.adapter_files import MODEL_TYPES
 from apps.contracts.chat import ChatRenderer
 from apps.core.errors import InvalidState, NotFound
@@ -101,10 +102,18 @@ def active_price(
     return rules.order_by(F("organization").asc(nulls_last=True)).first()
 
 
-def active_prices(*, skus: Collection[str], organization: Organization | str) -> dict[str, PriceRule]:
-    """Return the price of each of these SKUs now, as `active_price` does. A SKU without a price is left out."""
+def active_prices(
+    *, skus: Collection[str], organization: Organization | str, batched: Collection[str] = ()
+) -> dict[str, PriceRule]:
+    """Return the price of each of these SKUs now, as `active_price` does. A SKU without a price is left out.
+
+    Of the SKUs in `batched`, which are of tokens, the price in batches is added under `batch_sku`: the usual one if
+    batches have none.
+    """
+    skus = {*skus, *batched, *map(batch_sku, batched)}
     rules = _in_force(None).filter(Q(organization=None) | Q(organization_id=key_of(organization)), sku__in=skus)
-    return {rule.sku: rule for rule in rules.order_by(F("organization").asc(nulls_first=True))}
+    found = {rule.sku: rule for rule in rules.order_by(F("organization").asc(nulls_first=True))}
+    return {batch_sku(sku): found[sku] for sku in batched if sku in found} | found
 
 
 def list_active_prices(

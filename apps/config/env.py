@@ -65,6 +65,7 @@ class Env:
     private_webhooks: bool
     most_unpaid_organizations: int
     welcome_credit_nano: int
+    batch_reduction_percent: int
     brand_name: str
     brand_hue: int | None
     brand_logo: Path | None
@@ -122,6 +123,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stored_completion_days=max(int(environ.get("ANNEAL_STORED_COMPLETION_DAYS", "30")), 1),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
         welcome_credit_nano=_dollars(environ, "ANNEAL_WELCOME_CREDIT_USD"),
+        batch_reduction_percent=_reduction(environ),
         brand_name=brand_name,
         brand_hue=_hue(environ),
         brand_logo=_logo(environ),
@@ -162,6 +164,14 @@ def _dollars(environ: Mapping[str, str], name: str) -> int:
     if nano < 0:
         raise MalformedVariable(f"{name} must not be negative, and is {text}.")
     return nano
+
+
+def _reduction(environ: Mapping[str, str]) -> int:
+    """Read by how many percent tokens of batches are cheaper. Raises MalformedVariable."""
+    text = environ.get("ANNEAL_BATCH_REDUCTION_PERCENT", "") or "50"
+    if not (text.isascii() and text.isdecimal() and int(text) < 100):
+        raise MalformedVariable(f"ANNEAL_BATCH_REDUCTION_PERCENT is a whole number from 0 to 99, not {text!r}.")
+    return int(text)
 
 
 def _hue(environ: Mapping[str, str]) -> int | None:

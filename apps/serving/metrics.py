@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from django.conf import settings
-from django.db.models import Count, Sum
+from django.db.models import CharField, Count, F, Func, Sum, Value
 
 from apps.billing.models import UsageSeries
 from apps.contracts.serving import LoadState
@@ -92,11 +92,12 @@ def _adapters() -> Iterator[str]:
         for _, name, _, quick, slow, noted_at in rows
     ])  # fmt: skip
     used: dict[str, list[Sample]] = defaultdict(list)
-    series = UsageSeries.objects.filter(subject__in=labels, sku__startswith="inference:").values_list("subject", "sku")
-    for subject, sku, tokens, requests in series.annotate(Sum("quantity"), Sum("request_count")).order_by("subject"):
-        way = sku.split(":")[1]
-        used["tokens"].append((labels[subject] | {"direction": way}, float(tokens)))
-        if way == "input":  # every request has one input line
+    series = UsageSeries.objects.filter(subject__in=labels, sku__startswith="inference:")
+    way = Func(F("sku"), Value(":"), Value(2), function="split_part", output_field=CharField())
+    ways = series.annotate(way=way).values_list("subject", "way").order_by("subject")
+    for subject, direction, tokens, requests in ways.annotate(Sum("quantity"), Sum("request_count")):
+        used["tokens"].append((labels[subject] | {"direction": direction}, float(tokens)))
+        if direction == "input":  # every request has one input line
             used["requests"].append((labels[subject], float(requests)))
     yield format_series("anneal_adapter_requests_total", "counter", "Requests answered and metered.", used["requests"])
     yield format_series("anneal_adapter_tokens_total", "counter", "Tokens metered.", used["tokens"])

@@ -15,6 +15,7 @@ from apps.batches.models import Batch
 from apps.batches.validation import validate
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
+from apps.finetuning.jobs.retraining.plans import EXACT
 from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan
 from apps.finetuning.usage.allowances import set_allowance
 from apps.serving.evals.models import Eval, EvalRun
@@ -47,7 +48,7 @@ CUSTOMERS = (
     "/jobs/retraining", "/jobs/retraining/new", "/jobs/retraining/{plan}", "/jobs/retraining/delete?plan={plan}",
     "/batches/{batch}", "/batches/cancel?batch={batch}", "/stored-completions", "/stored-completions/{completion}",
     "/stored-completions/delete?completion={completion}",
-    "/evals", "/evals/{eval}",
+    "/evals", "/evals/{eval}", "/evals/new", "/evals/{eval}/runs/new", "/evals/{eval}/runs/{run}",
 )  # fmt: skip
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
@@ -84,7 +85,7 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
 def graded_run(organization: Organization) -> None:
     evaluated = Eval.objects.create(
         organization=organization, name="sums", data_source_config={"type": "logs"}, created_by="system",
-        testing_criteria=[{"type": "string_check", "name": "exact"}],
+        testing_criteria=[msgspec.to_builtins(EXACT)],
     )  # fmt: skip
     EvalRun.objects.create(
         organization=organization, evaluated=evaluated, name="first", data_source={}, testing_criteria=[],
@@ -130,7 +131,7 @@ def test_pages_around_the_work_are_accessible_and_reflow(
         "organization": floor.organization.pk, "job": FineTuningJob.objects.get().pk, "worker": floor.worker.pk,
         "pool": floor.pool.pk, "lookup": make_hub_lookup(floor.base_model).pk, "batch": Batch.objects.get().pk,
         "plan": RetrainingPlan.objects.get().pk, "completion": StoredCompletion.objects.get().pk,
-        "eval": Eval.objects.get().pk,
+        "eval": Eval.objects.get().pk, "run": EvalRun.objects.get().pk,
     }  # fmt: skip
     page = open_page(paths[0], user=user)
 

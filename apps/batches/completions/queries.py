@@ -1,6 +1,6 @@
 """Queries on stored completions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,9 @@ from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
 from apps.core.errors import NotFound
 
+MAX_TABLE_ROWS, MAX_TABLE_BYTES = 10_000, 16 * 1024 * 1024  # of completions that a table has
 _MOST_NAMES = 100
+_READ_AT_ONCE = 4  # each may have 8 MiB
 _MOST_READ, _MOST_SHOWN = 64 * 1024, 200  # bytes of a completion that a list reads, characters that it shows
 
 
@@ -62,13 +64,25 @@ def last_questions(*, completions: Sequence[StoredCompletion]) -> dict[str, str]
     """Return the beginning of the last user message of each completion by its id, but of no large one."""
     small = [each.pk for each in completions if each.bytes <= _MOST_READ]
     found = StoredCompletion.objects.filter(pk__in=small).defer("answer") if small else ()
-    return {each.pk: _last_question(read_request(each)) for each in found}
+    return {each.pk: _question_of(read_request(each))[:_MOST_SHOWN] for each in found}
 
 
-def _last_question(request: Mapping[str, object]) -> str:
+def read_newest(*, completions: QuerySet[StoredCompletion]) -> Iterator[tuple[StoredCompletion, str, str]]:
+    """Yield the newest completions with their last question and first answer, as many as a table may have."""
+    read_bytes = 0
+    newest = completions.order_by("-created_at", "-id")[:MAX_TABLE_ROWS]
+    for completion in newest.iterator(_READ_AT_ONCE):
+        read_bytes += completion.bytes
+        if read_bytes > MAX_TABLE_BYTES:
+            return
+        choices = read_answer(completion)["choices"]
+        yield completion, _question_of(read_request(completion)), text_of(choices[0]["message"]) if choices else ""
+
+
+def _question_of(request: Mapping[str, object]) -> str:
     messages = request.get("messages")
     asked = [each for each in messages if each.get("role") == "user"] if isinstance(messages, list) else []
-    return text_of(asked[-1])[:_MOST_SHOWN] if asked else ""
+    return text_of(asked[-1]) if asked else ""
 
 
 def text_of(message: Mapping[str, object]) -> str:

@@ -214,6 +214,7 @@ ACCOUNT_RATE_LIMITS = {
 MAX_UNPAID_ORGANIZATIONS = ENV.most_unpaid_organizations
 # Granted to the first organization that a person founds, once the person's address is confirmed. 0: nothing.
 WELCOME_CREDIT_NANO = ENV.welcome_credit_nano
+BATCH_REDUCTION_PERCENT = ENV.batch_reduction_percent
 BRAND_NAME, BRAND_HUE, BRAND_LOGO = ENV.brand_name, ENV.brand_hue, ENV.brand_logo
 SUPPORT_EMAIL = ENV.support_email
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]

@@ -1,6 +1,6 @@
 """Display of anticipated failures: on the form that caused them, or above the next page."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from django.contrib import messages
@@ -11,6 +11,11 @@ from apps.core.errors import DomainError
 
 LARGEST_INTEGER = 2**31 - 1  # the maximum of an integer column
 LARGEST_BIG_INTEGER = 2**63 - 1
+
+
+def with_plain_breaks(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values with line breaks of one character, which scripts send; browsers send two by themselves."""
+    return {name: value.replace("\r\n", "\n") if isinstance(value, str) else value for name, value in values.items()}
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.operations import set_price
 from apps.catalog.price_requests import is_gift, request_price
-from apps.catalog.pricing import CONVERSION_SKU, STORAGE_SKU, Tier, unit_of, usual_per
+from apps.catalog.pricing import CONVERSION_SKU, STORAGE_SKU, Tier, batch_sku, unit_of, usual_per
 from apps.catalog.queries import inference_sku, warm_sku
 from apps.core.errors import InvalidValue
 from apps.finetuning.models import GpuPool
@@ -45,6 +45,11 @@ def list_skus(*, only_installed: bool = False) -> dict[str, Sku]:
         *_training_skus(),
         *(
             Sku(inference_sku(each, direction=way), "Tokens", f"{each}: {way} tokens")
+            for each in models
+            for way in ways
+        ),
+        *(
+            Sku(batch_sku(inference_sku(each, direction=way)), "Tokens", f"{each}: {way} tokens in batches and evals")
             for each in models
             for way in ways
         ),

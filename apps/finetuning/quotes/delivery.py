@@ -6,7 +6,7 @@ import msgspec
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
-from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
+from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, batch_sku
 from apps.catalog.queries import active_price, active_prices, inference_sku
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.errors import InvalidValue
@@ -50,6 +50,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[DeliveredFiles, ...]
     input_nano_per_million: int | None = None
     output_nano_per_million: int | None = None
+    batch_input_nano_per_million: int | None = None
+    batch_output_nano_per_million: int | None = None
 
 
 def deliver(
@@ -57,7 +59,7 @@ def deliver(
 ) -> Delivery:
     """Return the result of a job with this recipe, at the organization's prices."""
     skus = {direction: inference_sku(base_model, direction=direction) for direction in ("input", "output")}
-    prices = active_prices(skus=[STORAGE_SKU, *skus.values()], organization=organization)
+    prices = active_prices(skus=[STORAGE_SKU], batched=skus.values(), organization=organization)
     storage = prices.get(STORAGE_SKU)
     is_adapter = recipe.method is not Method.FULL
     is_served = kind_of(base_model=base_model, recipe=recipe).delivered_as == "adapter"
@@ -76,6 +78,8 @@ def deliver(
         files=tuple(files),
         input_nano_per_million=_per_million(prices.get(skus["input"])) if has_price else None,
         output_nano_per_million=_per_million(prices.get(skus["output"])) if has_price else None,
+        batch_input_nano_per_million=_per_million(prices.get(batch_sku(skus["input"]))) if has_price else None,
+        batch_output_nano_per_million=_per_million(prices.get(batch_sku(skus["output"]))) if has_price else None,
     )
 
 

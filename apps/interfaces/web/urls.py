@@ -36,6 +36,8 @@ from apps.interfaces.web.billing import (
 )
 from apps.interfaces.web.datasets import changes, columns, dataset_list, detail, row_editor, uploads
 from apps.interfaces.web.datasets import views as datasets
+from apps.interfaces.web.evals import creation as eval_creation
+from apps.interfaces.web.evals import runs as eval_runs
 from apps.interfaces.web.evals import views as evals
 from apps.interfaces.web.help import views as help_views
 from apps.interfaces.web.jobs import accuracy, comparison, job_list, retraining, tabs, tensorboard
@@ -143,12 +145,18 @@ urlpatterns = [
     path("batches/files/<str:file_id>", batches.download, name="batch_download"),
     path("batches/<str:batch_id>", batches.detail, name="batch_detail"),
     path("stored-completions", completions.index, name="completion_list"),
+    path("stored-completions/export", completions.export, name="completion_export"),
     path("stored-completions/dataset", completions.make_dataset, name="completion_dataset"),
     path("stored-completions/delete", completions.delete, name="completion_delete"),
     path("stored-completions/<str:completion_id>", completions.detail, name="completion_detail"),
     path("evals", evals.index, name="eval_list"),
     path("evals/export", evals.export, name="eval_export"),
+    path("evals/new", eval_creation.create, name="eval_new"),
+    path("evals/delete", evals.delete, name="eval_delete"),
+    path("evals/cancel", eval_runs.cancel, name="eval_cancel"),
     path("evals/<str:eval_id>", evals.detail, name="eval_detail"),
+    path("evals/<str:eval_id>/runs/new", eval_creation.run, name="eval_run_new"),
+    path("evals/<str:eval_id>/runs/<str:run_id>", eval_runs.detail, name="eval_run"),
     path("billing", payment_settings.index, name="billing"),
     path("billing/topups", payment_settings.top_up, name="billing_topup"),
     path("billing/card", payment_settings.leave_card, name="billing_card"),

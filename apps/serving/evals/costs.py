@@ -1,6 +1,6 @@
 """The models that a run asks, and the most that their answers can cost."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -10,6 +10,7 @@ from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name
 from apps.billing.usage.metering import price_ceiling
 from apps.catalog.models import BaseModel
+from apps.catalog.pricing import batch_sku
 from apps.catalog.queries import active_prices, get_base_model, inference_sku
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
 from apps.serving.models import Alias
@@ -85,14 +86,12 @@ def require_model(*, organization: Organization | str, name: str, param: str) ->
 def highest_cost_nano(
     *, organization: Organization | str, base_models: Mapping[str, BaseModel], asked: Iterable[Asked]
 ) -> int:
-    """Return the most that the requests can cost together. `base_models` is by the name of a model.
+    """Return the most that the requests can cost together, as requests of batches. `base_models`: by a model's name.
 
     Raises PriceMissing.
     """
-    skus: Collection[str] = {
-        inference_sku(model, direction=way) for model in base_models.values() for way in ("input", "output")
-    }
-    prices = active_prices(skus=skus, organization=organization)
+    skus = {inference_sku(model, direction=way) for model in base_models.values() for way in ("input", "output")}
+    prices = active_prices(skus=(), batched=skus, organization=organization)
     total = 0
     for one in asked:
         model = base_models[one.model_name]
@@ -101,7 +100,7 @@ def highest_cost_nano(
             "output": min(one.output_tokens, model.context_length),
         }
         for way, quantity in tokens.items():
-            price = prices.get(inference_sku(model, direction=way))
+            price = prices.get(batch_sku(inference_sku(model, direction=way)))
             if price is None:
                 raise PriceMissing(f"The model '{one.model_name[:60]}' has no price here.")
             total += price_ceiling(quantity=quantity, price_nano=price.price_nano, per=price.per)

@@ -21,10 +21,11 @@ from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.messages import outbox
 from apps.serving.evals.costs import require_model
-from apps.serving.evals.criteria import Criterion, PairwiseCriterion, SentCriterion, check_criteria, models_of
+from apps.serving.evals.criteria import Criterion, SentCriterion, check_criteria, models_of
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalRunStatus
 from apps.serving.evals.models import Eval, EvalRun
-from apps.serving.evals.sources import CompletionsSource, DataSource, check_source
+from apps.serving.evals.quotes import check_run
+from apps.serving.evals.sources import DataSource
 
 MAX_EVALS = 1_000  # of an organization
 MAX_RUNS = 1_000  # of an organization; each keeps its items until it is deleted
@@ -108,15 +109,9 @@ def create_run(
     """
     organization_id = evaluated.organization_id
     check_metadata(metadata)
-    check_source(source, organization=organization_id)
-    model_name = (source.model or "") if isinstance(source, CompletionsSource) else ""
     criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
-    if any(isinstance(one, PairwiseCriterion) for one in criteria) and not isinstance(source, CompletionsSource):
-        raise InvalidValue("A pairwise_model criterion needs a data source of type 'completions'.", param="data_source")
-    asked = [("data_source.model", model_name)] if model_name else []
-    for place, each in [*asked, *models_of(criteria)]:
-        require_model(organization=organization_id, name=each, param=place)
-    if (asked or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
+    model_name = check_run(organization=organization_id, criteria=criteria, source=source)
+    if (model_name or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
         raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
     size = _size_of(data_source, param="data_source") + len(msgspec.json.encode([evaluated.testing_criteria, metadata]))
     with transaction.atomic():

@@ -17,25 +17,22 @@ from apps.batches.models import Batch, BatchFile
 from apps.batches.operations import ENDPOINTS, create_eval_batch
 from apps.billing.queries import get_balance
 from apps.contracts.chat import split_lines
-from apps.contracts.evaluation.graders import MAX_CHARACTERS, TextTooLong, UnknownVariable
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
-from apps.core.errors import DomainError, InvalidValue, QuotaExceeded
+from apps.core.errors import DomainError, QuotaExceeded
 from apps.core.money import dollars
 from apps.core.objects.store import read_chunks, store
-from apps.serving.evals.costs import Asked, asked_by, highest_cost_nano
-from apps.serving.evals.criteria import LABEL_TOKENS, MAX_MESSAGES_CHARACTERS, ModelCriterion, PairwiseCriterion
+from apps.serving.evals.costs import Asked, asked_by
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalPhase, EvalRunStatus
 from apps.serving.evals.models import EvalItem, EvalRun
-from apps.serving.evals.plans import SAMPLE, Answers, Requests, RunPlan, no_answer
+from apps.serving.evals.plans import SAMPLE, Answers, Requests, RunPlan
+from apps.serving.evals.quotes import asked_about, cost_of
 from apps.serving.evals.results import finish
 from apps.serving.evals.sources import SourceItem, read_items
 
-MAX_REQUEST_BYTES = 64 * 1024 * 1024  # of all requests of a run, the graders' included
 MAX_ATTEMPTS = 8  # at a step, over eight minutes
 _ROWS_AT_ONCE = 20
 _MAX_LINE_BYTES = 32 * 1024 * 1024  # of a file of answers
-_UNKNOWN = {"text": ""}
 
 # --- The first step ---------------------------------------------------------------------------------------------------
 
@@ -73,21 +70,15 @@ def _prepare(plan: RunPlan) -> None:
 
     def asked() -> Iterator[Asked]:
         for number, item in enumerate(items):
-            source, requests, answers = msgspec.json.encode(item), {}, {}
-            try:
-                requests = plan.sampling(item)
-            except (UnknownVariable, TextTooLong) as error:
-                answers = {SAMPLE: no_answer(error)}
+            source, (requests, answers) = msgspec.json.encode(item), asked_about(plan, item)
             row = EvalItem(
                 organization_id=run.organization_id, run=run, number=number, source=source.decode(), bytes=len(source),
                 answers=msgspec.json.encode(answers).decode(),
             )  # fmt: skip
             rows.append(row)
-            yield from map(asked_by, requests.values())
-            if not answers:
-                yield from _gradings(plan, item)
+            yield from requests
 
-    cost = _cost_of(plan, asked())
+    cost = cost_of(plan, asked())
     size, left = sum(row.bytes for row in rows), storage_left(organization=run.organization_id)
     if left is not None and size > left:
         raise QuotaExceeded("Your organization's storage is too small for the items of the run: delete files.")
@@ -101,49 +92,6 @@ def _prepare(plan: RunPlan) -> None:
         _ask(plan, questions, EvalPhase.SAMPLING)
     if run.batch is None:
         _grade(plan)
-
-
-def _cost_of(plan: RunPlan, asked: Iterable[Asked]) -> int:
-    """Return the most that the requests should cost. Raises InvalidValue if they are too large together."""
-    organization = plan.run.organization_id
-    return highest_cost_nano(organization=organization, base_models=plan.models, asked=_bounded(asked))
-
-
-def _bounded(asked: Iterable[Asked]) -> Iterator[Asked]:
-    size = 0
-    for one in asked:
-        size += one.bytes
-        if size > MAX_REQUEST_BYTES:
-            raise InvalidValue(
-                f"The requests of the run exceed {MAX_REQUEST_BYTES // 1024**2} MiB: use fewer items, fewer criteria "
-                "or shorter templates.",
-                param="data_source",
-            )
-        yield one
-
-
-def _gradings(plan: RunPlan, item: SourceItem) -> Iterator[Asked]:
-    """Yield the requests that grade an answer which is not known yet. It counts four tokens for each of its own."""
-    unknown = dict.fromkeys(plan.sampled, _UNKNOWN)
-    for number, criterion in enumerate(plan.criteria):
-        if isinstance(criterion, ModelCriterion):
-            spare = _places_of(criterion) * plan.answer_tokens * 4 if unknown else 0
-            try:
-                for body in plan.grading_by(number, item, unknown).values():
-                    yield asked_by(body, spare_tokens=spare)
-            except (UnknownVariable, TextTooLong):  # with the answer it may be known
-                yield Asked(criterion.model, _most_tokens_of(criterion), LABEL_TOKENS)
-
-
-def _most_tokens_of(criterion: ModelCriterion) -> int:
-    """Return the most tokens of all messages that the criterion can ask. A character has at most four."""
-    count = 4 if isinstance(criterion, PairwiseCriterion) else len(criterion.input)
-    return 4 * min(count * MAX_CHARACTERS, MAX_MESSAGES_CHARACTERS)
-
-
-def _places_of(criterion: ModelCriterion) -> int:
-    """Return how many answers a question of this criterion repeats."""
-    return 2 if isinstance(criterion, PairwiseCriterion) else msgspec.json.encode(criterion).count(b"{{")
 
 
 def _require_affordable(run: EvalRun, cost_nano: int) -> None:
@@ -197,7 +145,7 @@ def _grade(plan: RunPlan) -> None:
     """Ask the models that grade; end the run if there are none, or if it would cost more than its limit."""
     run, error = plan.run, None
     try:
-        _require_within_limit(run, _cost_of(plan, _asked_so_far(plan)))
+        _require_within_limit(run, cost_of(plan, _asked_so_far(plan)))
         with transaction.atomic():
             is_current = {"pk": run.pk, "status": EvalRunStatus.IN_PROGRESS, "batch": run.batch_id}
             if not EvalRun.objects.select_for_update().filter(**is_current).exists():

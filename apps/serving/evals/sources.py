@@ -23,7 +23,7 @@ MAX_ITEM_BYTES = 256 * 1024
 MAX_SOURCE_BYTES = 16 * 1024 * 1024
 MAX_FILE_BYTES, MAX_LINES = 2 * MAX_SOURCE_BYTES, 10 * MAX_ITEMS  # read of a file, blank lines included
 MAX_INLINE_BYTES = 128 * 1024  # of items that come with the request, which the run repeats
-DEFAULT_ANSWER_TOKENS = 1_024
+DEFAULT_ANSWER_TOKENS, MAX_ANSWER_TOKENS = 1_024, 4_096
 _MAX_DEPTH = 64
 _READ_AT_ONCE = 4  # each may have 8 MiB
 
@@ -62,7 +62,7 @@ class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference", forb
 
 
 class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=4_096)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     seed: int | None = None

@@ -17,6 +17,8 @@ SERVICE_ACCOUNT = {"service_account_id": "service_account"}
 NEW_WEBHOOK = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
 NEW_PLAN = {
     "name": "weekly", "schedule": "week-1", "hour_utc": "3", "min_gain_points": "0", "max_usd": "20",
+    "criterion-0-kind": "string_check", "criterion-0-name": "exact", "criterion-0-operation": "eq",
+    "criterion-0-input": "{{sample.output_text}}", "criterion-0-reference": "{{item.reference}}",
 }  # fmt: skip
 
 Kind = Literal["page", "person", "api", "staff", "public", "signed"]

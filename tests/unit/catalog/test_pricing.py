@@ -33,8 +33,31 @@ def test_a_customers_own_price_is_theirs_alone(organization: Organization, rival
 
     assert active_price(sku=SKU, organization=organization, now=NOW) == own
     assert active_price(sku=SKU, organization=rival, now=NOW) == general
-    assert list_active_prices(prefix="inference:", organization=organization, now=NOW) == [own]
-    assert list_active_prices(prefix="inference:", now=NOW) == [general]
+    assert list_active_prices(prefix="inference:", organization=organization, now=NOW)[0] == own
+    assert list_active_prices(prefix="inference:", now=NOW)[0] == general
+
+
+@pytest.mark.django_db
+def test_batches_pay_half_of_each_price_rounded_up_and_never_nothing(organization: Organization, settings) -> None:
+    price(101, tiers=[Tier(10, 50), Tier(20, 1)])
+    general = price_of_batches()
+    assert (general.price_nano, [tier["price_nano"] for tier in general.tiers]) == (51, [25, 1])
+    price(0, organization=organization, approved_by="user_2")
+    own = price_of_batches(organization)
+    assert (own.price_nano, own.organization_id, own.approved_by) == (0, organization.pk, "user_2")
+
+    set_price(sku=f"{SKU}:batch", unit="tokens", price_nano=90, per=1_000_000, by="user_1", now=NOW + DAY)
+    assert price_of_batches(now=NOW + DAY).price_nano == 90
+    settings.BATCH_REDUCTION_PERCENT = 20
+    price(1_000, now=NOW + 2 * DAY)
+    assert price_of_batches(now=NOW + 2 * DAY).price_nano == 800
+    assert not active_price(sku=f"{SKU}:batch:batch", now=NOW + 2 * DAY)
+
+
+def price_of_batches(organization: Organization | None = None, *, now: datetime.datetime = NOW) -> PriceRule:
+    found = active_price(sku=f"{SKU}:batch", organization=organization, now=now)
+    assert found
+    return found
 
 
 def ask(organization: Organization | None, **fields) -> PriceRequest:

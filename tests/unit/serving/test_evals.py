@@ -18,7 +18,7 @@ from apps.core.objects.store import ObjectMissing
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.api.openai.eval_objects import ItemRenderer
 from apps.interfaces.api.requests.pagination import PageQuery, take
-from apps.serving.evals import operations, plans, progress, results
+from apps.serving.evals import operations, plans, progress, quotes, results
 from apps.serving.evals.costs import asked_by
 from apps.serving.evals.criteria import (
     MAX_MESSAGES_CHARACTERS,
@@ -88,7 +88,7 @@ def ended(run: EvalRun, status: BatchStatus, **fields: object) -> Batch:
 
 def test_the_requests_of_a_run_are_limited_together_and_written_as_they_are_made(tenant, monkeypatch) -> None:
     run = make_run(tenant, ASKING)
-    monkeypatch.setattr(progress, "MAX_REQUEST_BYTES", 100)
+    monkeypatch.setattr(quotes, "MAX_REQUEST_BYTES", 100)
     progress.prepare(run.pk)
     run.refresh_from_db()
     assert (run.status, run.error["code"], run.batch) == (EvalRunStatus.FAILED, "invalid_value", None)
@@ -181,7 +181,7 @@ def test_images_cost_the_whole_context_and_every_message_of_a_template_counts(te
     assert asked_by(body | {"messages": [{"role": "user", "content": picture}]}).input_tokens >= CONTEXT_LENGTH
     unknown = labels(*["{{sample.output_json.a}}"] * 3)
     plan = plans.RunPlan(make_run(tenant, ASKING, unknown))
-    (asked,) = progress._gradings(plan, progress.SourceItem({"question": "one"}))
+    (asked,) = quotes.gradings(plan, progress.SourceItem({"question": "one"}))
     assert asked.input_tokens == 4 * 3 * MAX_CHARACTERS
 
 

@@ -12,6 +12,10 @@ from tests.factories.retraining import DATASET, HELD_OUT, REGRESSION, make_plan,
 from tests.support.pages import text
 
 NEW = "/jobs/retraining/new"
+CRITERION = {
+    "criterion-0-kind": "string_check", "criterion-0-name": "exact", "criterion-0-operation": "eq",
+    "criterion-0-input": "{{sample.output_text}}", "criterion-0-reference": "{{item.reference}}",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def form(job: FineTuningJob, **changes: str) -> dict[str, str]:
     sent = {
         "name": "support, weekly", "source_job": job.pk, "dataset": ids[DATASET], "held_out": ids[HELD_OUT],
         "alias": Alias.objects.get().pk, "schedule": "week-1", "hour_utc": "3", "min_gain_points": "1",
-        "min_new_rows": "", "regression": "", "max_loss_points": "", "max_usd": "20",
+        "min_new_rows": "", "regression": "", "max_loss_points": "", "max_usd": "20", **CRITERION,
     }  # fmt: skip
     return sent | {name: ids.get(value, value) for name, value in changes.items()}
 
@@ -132,6 +136,27 @@ def test_what_is_wrong_stands_at_its_field_and_nothing_is_kept(job, client_for, 
         assert answer.status_code == 422 and words in page.partition(f'id="id_{field}_error"')[2][:300], (field, page)
         assert words in part and "confirmed" not in page + part
     assert not RetrainingPlan.objects.exists()
+
+
+def test_a_plan_grades_by_the_criteria_of_its_form(job, client_for, bob):
+    browser, model = client_for(bob), job.base_model.name
+    scored = {
+        "criterion-1-kind": "score_model", "criterion-1-name": "kind", "criterion-1-model": model,
+        "criterion-1-system": "Be fair.", "criterion-1-question": "{{sample.output_text}}", "criterion-1-lowest": "0",
+        "criterion-1-highest": "1", "criterion-1-pass_threshold": "0.5",
+    }  # fmt: skip
+    shaped = text(browser.post(NEW, form(job) | {"add": "1"}, headers={"HX-Request": "true"}))
+    assert "criterion-1-kind" in shaped and "A model that compares" not in shaped, "each model is graded by itself"
+    wrong = browser.post(NEW, form(job, **(scored | {"criterion-1-model": "gone"})))
+    assert wrong.status_code == 422 and "does not exist" in text(wrong).partition('id="id_criterion-1-model_error"')[2]
+
+    page = text(browser.post(NEW, form(job, **scored)))
+    browser.post(NEW, form(job, **scored) | confirmation(page))
+
+    made = RetrainingPlan.objects.get()
+    assert [each["type"] for each in made.testing_criteria] == ["string_check", "score_model"]
+    shown = text(browser.get(f"/jobs/retraining/{made.pk}"))
+    assert "Be fair." in shown and 'value="score_model" selected' in shown
 
 
 def test_a_plan_is_changed_and_deleted_and_keeps_what_the_form_does_not_ask(plan, client_for, bob):

@@ -8,7 +8,7 @@ from apps.batches.completions.records import record_completions
 from apps.core.objects.store import read_object
 from apps.datasets.models import DatasetVersion
 from tests.factories.usage import make_completion
-from tests.support.pages import text
+from tests.support.pages import csv_rows, text
 
 
 @pytest.fixture
@@ -87,3 +87,18 @@ def test_what_is_listed_becomes_a_dataset(stored, client_for, bob, vera):
     assert made["Location"] == f"/datasets/{version.pk}" and version.dataset.name == "kept"
     rows = [msgspec.json.decode(line) for line in read_object(version.object_key, limit_bytes=10_000).splitlines()]
     assert [row["messages"][-1]["content"] for row in rows] == ["Answer 2 <b>.", "Answer 0 <b>."]
+
+
+def test_what_is_listed_is_a_table_with_questions_and_answers(stored, client_for, vera, charlie, rival):
+    browser = client_for(vera)
+    assert 'href="/stored-completions/export?model=tiny"' in text(browser.get("/stored-completions?model=tiny"))
+
+    rows = csv_rows(browser.get("/stored-completions/export?model=tiny"))
+
+    assert [(row["question"], row["answer"]) for row in rows] == [
+        ("Question 2?", "Answer 2 <b>."), ("Question 0?", "Answer 0 <b>."),
+    ]  # fmt: skip
+    assert rows[0]["model"] == "tiny" and '"topic":"items"' in rows[0]["metadata"]
+    assert csv_rows(browser.get("/stored-completions/export?metadata=topic")) == []
+    assert csv_rows(client_for(charlie).get("/stored-completions/export")) == []
+    assert client_for(None).get("/stored-completions/export").status_code == 302

@@ -123,8 +123,12 @@ class DeliveredFilesObject(TypedDict):
 
 
 class ServingPrice(TypedDict):
+    """`batch_input` and `batch_output` are the prices in requests of batches and of evals."""
+
     input: str | None
     output: str | None
+    batch_input: str | None
+    batch_output: str | None
 
 
 class DeliveryObject(TypedDict):
@@ -282,6 +286,8 @@ def delivery_object(delivery: Delivery) -> DeliveryObject:
         "serving_usd_per_million_tokens": {
             "input": usd(delivery.input_nano_per_million),
             "output": usd(delivery.output_nano_per_million),
+            "batch_input": usd(delivery.batch_input_nano_per_million),
+            "batch_output": usd(delivery.batch_output_nano_per_million),
         },
     }
 

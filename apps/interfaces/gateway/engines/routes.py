@@ -6,12 +6,14 @@ import math
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from django.db import connection, transaction
 
 from apps.adapters.operations import CHECKPOINT_MARK
+from apps.catalog.pricing import batch_sku
 from apps.catalog.queries import ModelNotFound, list_all_active_prices
 from apps.core.database.clock import db_now
 from apps.core.errors import Unavailable
@@ -55,7 +57,8 @@ class _Table:
     clock_offset_seconds: float
     aliases: dict[tuple[str, str], AliasRoute]  # by organization and name
     largest_body_bytes: int = largest_body(0, takes_media=False)
-    found_prices: dict[tuple[str, str], Prices] = field(default_factory=dict)  # by base model and organization
+    # By base model and organization, and whether batches ask.
+    found_prices: dict[tuple[str, str, bool], Prices] = field(default_factory=dict)
 
 
 class Routes:
@@ -201,13 +204,13 @@ class Routes:
         """Return the size in bytes of the largest body that any model here can use."""
         return self._table.largest_body_bytes
 
-    def prices_of(self, route: Route, *, organization_id: str) -> Prices:
+    def prices_of(self, route: Route, *, organization_id: str, is_batched: bool = False) -> Prices:
         """Return the route's token prices for the organization. Adapters cost the same as their base model.
 
         Raises PriceNotSet.
         """
         known = self._table.found_prices
-        asked = (route.base_model_name, organization_id)
+        asked = (route.base_model_name, organization_id, is_batched)
         found = known.get(asked)
         if found is None:
             found = known[asked] = _prices_of(self._table.prices, *asked)
@@ -218,16 +221,23 @@ class Routes:
         return time.time() + self._table.clock_offset_seconds
 
 
-def _prices_of(prices: dict[tuple[str, str | None], Price], base_model_name: str, organization_id: str) -> Prices:
+def _prices_of(
+    prices: dict[tuple[str, str | None], Price], base_model_name: str, organization_id: str, is_batched: bool
+) -> Prices:
     """Return the input and output prices, an organization's own before the general one. Raises PriceNotSet."""
     skus = [f"inference:{way}:{base_model_name}" for way in ("input", "output")]
-    found = [prices.get((sku, organization_id)) or prices.get((sku, None)) for sku in skus]
+    found = [_price_of(prices, (batch_sku(sku), sku) if is_batched else (sku,), organization_id) for sku in skus]
     if found[0] is None or found[1] is None:
         raise PriceNotSet(
             "No price is set for this model, so it cannot answer yet. Ask the operator of this installation.",
             param="model",
         )
     return Prices(input=found[0], output=found[1])
+
+
+def _price_of(prices: dict[tuple[str, str | None], Price], skus: Iterable[str], organization_id: str) -> Price | None:
+    owned = (prices.get((sku, owner)) for sku in skus for owner in (organization_id, None))
+    return next((price for price in owned if price is not None), None)
 
 
 def _read() -> _Table:

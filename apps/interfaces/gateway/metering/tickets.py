@@ -140,8 +140,11 @@ class Metering:
         usage_id: str,
         charged_id: str = "",
     ) -> Ticket:
-        """Reserve the worst case of the request and begin it. Raises PriceNotSet, InsufficientBalance, Unavailable."""
-        prices = self._routes.prices_of(route, organization_id=caller.organization_id)
+        """Reserve the worst case of the request and begin it. A request of a batch has a `charged_id` and its price.
+
+        Raises PriceNotSet, InsufficientBalance, Unavailable.
+        """
+        prices = self._routes.prices_of(route, organization_id=caller.organization_id, is_batched=bool(charged_id))
         if not self._recorder.has_room():
             raise Unavailable("Requests cannot be metered at the moment. Try again shortly.", retry_after_seconds=5)
         meter.bounds = bounds = bounds_of(request, route.context_length)

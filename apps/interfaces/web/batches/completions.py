@@ -8,7 +8,8 @@ import msgspec
 from django import forms
 from django.conf import settings
 from django.contrib import messages
-from django.http import HttpResponse, QueryDict
+from django.db.models import QuerySet
+from django.http import HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -25,8 +26,10 @@ from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.downloads import download_csv
 
 _PAGE = 25
+_EXPORTED = ("id", "model", "created_at", "metadata", "bytes", "question", "answer")
 _MOST_CHARACTERS, _MOST_MESSAGES = 20_000, 100  # of a message, and of a completion, that a page shows
 _SETTINGS = ("temperature", "top_p", "max_completion_tokens", "max_tokens", "seed", "n", "stop", "response_format")
 
@@ -111,8 +114,7 @@ def _filter(request: OrganizationRequest) -> CompletionFilterForm:
 
 def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResponse:
     chosen = _filter(request)
-    found = queries.list_completions(organization=request.organization, **(chosen.chosen if chosen.is_valid() else {}))
-    rows = found.none() if chosen.errors else found.defer("request", "answer")
+    rows = _found(request, chosen).defer("request", "answer")
     page = read_page(rows, request.GET, order=("-created_at", "-id"), size=_PAGE)
     openings = queries.last_questions(completions=page.rows)
     asked = {name: request.GET[name] for name in ("model", "metadata") if request.GET.get(name)}
@@ -125,6 +127,7 @@ def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResp
         "filter": chosen,
         "is_filtered": bool(asked),
         "form": form,
+        "export_url": f"{reverse('web:completion_export')}?{urlencode(asked)}",
         "dataset_url": f"{reverse('web:completion_dataset')}?{urlencode(asked)}",
         "previous": f"{address}?{urlencode(asked | page.previous)}" if page.has_previous else "",
         "next": f"{address}?{urlencode(asked | page.next)}" if page.has_next else "",
@@ -135,6 +138,27 @@ def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResp
         "may_make": has_permission(request.membership.role, Permission.DATASET_WRITE),
     }
     return render(request, "batches/completions.html", context, status=422 if form.errors or chosen.errors else 200)
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def export(request: OrganizationRequest) -> HttpResponseBase:
+    """Send the newest completions that the filter in the address shows as a CSV file, with question and answer."""
+    rows = [
+        (
+            row.pk, row.model_name, row.created_at.isoformat(), msgspec.json.encode(row.metadata).decode(), row.bytes,
+            question, answer,
+        )
+        for row, question, answer in queries.read_newest(completions=_found(request, _filter(request)))
+    ]  # fmt: skip
+    return download_csv(request, _EXPORTED, rows, filename="stored-completions.csv")
+
+
+def _found(request: OrganizationRequest, chosen: CompletionFilterForm) -> QuerySet[StoredCompletion]:
+    """Return what the filter shows; nothing, if it cannot be read."""
+    if not chosen.is_valid():
+        return queries.list_completions(organization=request.organization).none()
+    return queries.list_completions(organization=request.organization, **chosen.chosen)
 
 
 @require_safe

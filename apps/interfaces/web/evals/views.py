@@ -1,21 +1,25 @@
-"""The list of evals, the same rows as CSV, and one eval with the scores of its runs by criterion."""
+"""The list of evals, the same rows as CSV, one eval with the scores of its runs by criterion, and deletion."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from django.db.models import Q
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
-from django.views.decorators.http import require_safe
+from django.utils.translation import gettext
+from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.queries import name_of_actor
-from apps.accounts.roles import Permission
+from apps.accounts.roles import Permission, has_permission
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
+from apps.interfaces.web.evals.run_forms import can_run_again
+from apps.interfaces.web.evals.shown import shown_run
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
-from apps.serving.evals import queries
-from apps.serving.evals.lifecycle import ACTIVE, EvalRunStatus
-from apps.serving.evals.models import Eval, EvalRun
+from apps.serving.evals import operations, queries
+from apps.serving.evals.lifecycle import ACTIVE
+from apps.serving.evals.models import Eval
 
 _SHOWN = 50  # runs of an eval
 _OF_PLAN = Q(metadata__has_key="retraining_plan")
@@ -40,39 +44,21 @@ _LIST = Listing[Eval](
 _EXPORTED = ("id", "name", "criteria", "created_at")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """How many answers of a run passed one criterion, or all of them. `share` is None without a graded answer."""
-
-    name: str
-    passed: int
-    graded: int
-
-    @property
-    def share(self) -> float | None:
-        return self.passed / self.graded if self.graded else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShownRun:
-    """A run as pages show it; `state` is a word of the table of states."""
-
-    run: EvalRun
-    state: str
-    total: Score
-    scores: list[Score]
-
-
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
     page = _LIST.page(request, queries.list_evals(organization=request.organization))
     latest = queries.latest_runs(organization=request.organization, evals=page.rows)
     rows = [
-        {"evaluated": one, "latest": _shown(latest[one.pk]) if one.pk in latest else None, "criteria": _criteria(one)}
+        {
+            "evaluated": one,
+            "latest": shown_run(latest[one.pk]) if one.pk in latest else None,
+            "criteria": _criteria(one),
+        }
         for one in page.rows
     ]
-    return render_list(request, "evals/list.html", page, {"evals": rows})
+    may_write = has_permission(request.membership.role, Permission.INFERENCE)
+    return render_list(request, "evals/list.html", page, {"evals": rows, "may_write": may_write})
 
 
 @require_safe
@@ -92,12 +78,13 @@ def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     """Show an eval with its latest runs. Until all of them have ended, htmx asks again for them."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
     runs = queries.list_runs(evaluated=evaluated).defer("data_source").order_by("-created_at", "-pk")[:_SHOWN]
-    shown = [_shown(run) for run in runs]
+    shown = [shown_run(run) for run in runs]
     context = {
         "evaluated": evaluated,
         "owner": name_of_actor(organization=request.organization, actor=evaluated.created_by),
         "criteria": _criteria(evaluated),
-        "runs": shown,
+        "runs": [(each, can_run_again(each.run)) for each in shown],
+        "may_write": has_permission(request.membership.role, Permission.INFERENCE),
         "is_live": any(each.run.status in ACTIVE for each in shown),
     }
     response = render(request, "evals/detail.html" + ("#runs" if request.htmx else ""), context)
@@ -105,18 +92,37 @@ def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     return response
 
 
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.INFERENCE)
+def delete(request: OrganizationRequest) -> HttpResponse:
+    """Delete one or several evals with their runs, after their name or their number was typed."""
+    return confirm(request, _DELETE)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    effect = gettext("Its runs are deleted with their answers and grades.")
+    found = queries.list_evals(organization=request.organization).filter(pk__in=ids)
+    return [AffectedRow(one.pk, one.name or one.pk, effect) for one in found]
+
+
+def _delete(request: OrganizationRequest, eval_id: str) -> None:
+    evaluated = queries.get_eval(organization=request.organization, id=eval_id)
+    operations.delete_eval(evaluated=evaluated, by=request.membership.user_id)
+
+
+_DELETE = ConfirmedAction[OrganizationRequest](
+    parameter="eval",
+    verb=later("Delete"),
+    nouns=(later("eval"), later("evals")),
+    warning=later("A deleted eval cannot be restored."),
+    done=later("Deleted"),
+    list_url_name="web:eval_list",
+    list_title=later("Evals"),
+    find=_find,
+    act=_delete,
+)
+
+
 def _criteria(evaluated: Eval) -> list[tuple[str, str]]:
     """Return the name and the type of each criterion."""
     return [(str(one.get("name", "")), str(one.get("type", ""))) for one in evaluated.testing_criteria]
-
-
-def _shown(run: EvalRun) -> ShownRun:
-    return ShownRun(
-        run=run,
-        state="cancelled" if run.status == EvalRunStatus.CANCELED else run.status,
-        total=Score(name="", passed=run.passed, graded=run.passed + run.failed),
-        scores=[
-            Score(name=one["testing_criteria"], passed=one["passed"], graded=one["passed"] + one["failed"])
-            for one in run.criteria_results
-        ],
-    )

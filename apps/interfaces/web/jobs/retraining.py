@@ -112,8 +112,8 @@ def _sent(request: OrganizationRequest) -> QueryDict | None:
 def _edit(request: OrganizationRequest, form: PlanForm) -> HttpResponse:
     """Answer with the form, or its price alone to htmx. Only values whose price was shown are kept."""
     price = None
-    if form.is_valid():
-        with domain_errors_on(form):
+    if form.is_valid() and form.criteria.is_valid():
+        with domain_errors_on(form), form.criteria.errors_placed():
             if request.POST.get("confirmed") == form.fingerprint and not request.htmx:
                 return _keep(request, form)
             now = db_now()
@@ -125,11 +125,13 @@ def _edit(request: OrganizationRequest, form: PlanForm) -> HttpResponse:
     context = {
         "form": form,
         "plan": form.plan,
-        "price": None if form.errors else price,
+        "criteria": form.criteria,
+        "price": None if form.errors or form.criteria.errors else price,
         "most_a_day": MAX_A_DAY,
     }
-    is_wrong = bool(form.errors) and not request.htmx
-    page = "jobs/retraining_form.html" + ("#price" if request.htmx else "")
+    is_wrong = bool(form.errors or form.criteria.errors) and not request.htmx
+    part = "#criteria" if form.is_changed else "#price"
+    page = "jobs/retraining_form.html" + (part if request.htmx else "")
     return render(request, page, context, status=422 if is_wrong else 200)
 
 

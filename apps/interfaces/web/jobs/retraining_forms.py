@@ -20,7 +20,9 @@ from apps.finetuning.jobs.retraining.plans import EXACT, PlanRequest, list_repea
 from apps.finetuning.jobs.retraining.schedules import Schedule, schedule_of
 from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import FineTuningJob, RetrainingPlan
-from apps.serving.aliases import is_imported, list_aliases
+from apps.interfaces.web.evals.criteria_forms import CriteriaForms, values_of
+from apps.interfaces.web.evals.models_offered import list_models, name_of_alias
+from apps.serving.aliases import list_aliases
 from apps.serving.models import Alias
 
 _MOST = 200  # that a list to choose from holds, besides what the plan names
@@ -33,7 +35,8 @@ _Choices = list[tuple[str, Any]]
 class PlanForm(forms.Form):
     """A new plan, or the changes of `plan`. `job`, if it may be repeated, fills in what it tells about a new plan.
 
-    A checked form has `asked`, the request of the domain, and `fingerprint`, which names its values.
+    A checked form, whose `criteria` are valid as well, has `asked`, the request of the domain, and `fingerprint`, which
+    names its values. With `is_changed` the number or kinds of criteria changed, and nothing is checked.
     """
 
     name = forms.CharField(max_length=80, label=later("Name"))
@@ -98,12 +101,20 @@ class PlanForm(forms.Form):
         self.plan = plan
         known = list_aliases(organization=organization)
         initial = _values_of(plan) if plan else _first_values(job, known)
-        super().__init__(data, initial=initial)
+        self.criteria = CriteriaForms(
+            data,
+            models=list_models(organization=organization),
+            initial=[values_of(one) for one in (request_of(plan).testing_criteria if plan else (EXACT,))],
+            is_pairwise_offered=False,
+        )
+        self.is_changed = data is not None and self.criteria.is_changed_by(data)
+        initial |= data.dict() if data is not None and self.is_changed else {}
+        super().__init__(None if self.is_changed else data, initial=initial)
         sent = data or QueryDict()
         given = {name: str(sent.get(name) or initial.get(name) or "") for name in self.fields}
         self._offer(["source_job"], given, list_repeatable(organization=organization), _name_of_job)
         self._offer(["dataset", "held_out", "regression"], given, list_datasets(organization=organization), str)
-        self._offer(["alias"], given, known, _name_of_alias)
+        self._offer(["alias"], given, known, name_of_alias)
         self._set_choices("schedule", _schedules(given["schedule"]))
 
     def _offer(
@@ -147,7 +158,7 @@ class PlanForm(forms.Form):
             min_gain_points=data["min_gain_points"],
             schedule=_read_schedule(data["schedule"], data["hour_utc"]),
             min_new_rows=data["min_new_rows"],
-            testing_criteria=request_of(self.plan).testing_criteria if self.plan else (EXACT,),
+            testing_criteria=self.criteria.criteria,
             is_enabled=self.plan.is_enabled if self.plan else True,
         )
 
@@ -233,7 +244,3 @@ def _first_values(job: FineTuningJob | None, aliases: QuerySet[Alias]) -> dict[s
 
 def _name_of_job(job: FineTuningJob) -> str:
     return f"{job.suffix or job.pk}, {job.base_model.display_name}, {job.created_at:%Y-%m-%d}"
-
-
-def _name_of_alias(alias: Alias) -> str:
-    return alias.name if is_imported(alias) else f"{alias.name}, {alias.adapter.name}"

@@ -71,7 +71,7 @@ def assert_charged_once(tenant, count: int) -> None:
     assert all(event.key_id == tenant.key.key.pk and event.pk.startswith("useb_") for event in events)
     rate_usage()
     cost = sum(
-        rated(quantity=sum(getattr(event, way) for event in events), price_nano=nano, per=PER)
+        rated(quantity=sum(getattr(event, way) for event in events), price_nano=nano // 2, per=PER)
         for way, nano in (("input_tokens", INPUT_NANO), ("output_tokens", OUTPUT_NANO))
     )
     assert abs(get_spending(organization=tenant.organization).inference_nano - cost) <= 1

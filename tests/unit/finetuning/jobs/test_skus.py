@@ -29,6 +29,8 @@ def test_a_sku_is_named_after_its_gpu_type_or_model() -> None:
         "training:one": "Training on CPU, per GPU-hour",
         "inference:input:tiny": "Anneal demo: input tokens, per million",
         "inference:output:tiny": "Anneal demo: output tokens, per million",
+        "inference:input:tiny:batch": "Anneal demo: input tokens in batches and evals, per million",
+        "inference:output:tiny:batch": "Anneal demo: output tokens in batches and evals, per million",
         "warm:tiny": "Anneal demo: time kept warm, per hour",
         "storage:bytes": "Storage of files, checkpoints and adapters, per GB-month",
         "conversion:bytes": "Merging or converting a finished model, per GB",
@@ -44,7 +46,7 @@ def test_pools_of_one_gpu_type_are_told_apart() -> None:
     assert names == ["Training on CPU, pool one", "Training on CPU, pool two", "training:gone"]
 
 
-@pytest.mark.parametrize("sku", ["training:gone", "inference:input:listed", "inference:cached:tiny", "x", ""])
+@pytest.mark.parametrize("sku", ["training:gone", "inference:input:listed", "inference:input:listed:batch", "inference:cached:tiny", "x", ""])
 def test_what_does_not_exist_gets_no_price(sku: str, organization: Organization) -> None:
     make_base_model("tiny")
     make_listed_model("listed")

@@ -1,0 +1,208 @@
+"""A new eval with its first runs, and further runs of an eval: both show their price before anything starts."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+from django.contrib import messages
+from django.db import transaction
+from django.http import HttpResponse
+from django.shortcuts import redirect, render
+from django.utils.translation import gettext, ngettext
+from django.views.decorators.http import require_http_methods
+
+from apps.accounts.roles import Permission
+from apps.billing.queries import get_balance
+from apps.core.database.clock import db_now
+from apps.core.errors import DomainError
+from apps.core.http.forms import domain_errors_on
+from apps.interfaces.web.evals.criteria_forms import CriteriaForms
+from apps.interfaces.web.evals.models_offered import list_models
+from apps.interfaces.web.evals.run_forms import EvalForm, RunForm, can_run_again
+from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.serving.evals import operations, queries
+from apps.serving.evals.criteria import PairwiseCriterion, SentCriterion
+from apps.serving.evals.models import Eval
+from apps.serving.evals.quotes import RunQuote, quote_run
+from apps.serving.evals.sources import CompletionsSource
+
+_CONFIG = {"type": "custom", "item_schema": {"type": "object"}, "include_sample_schema": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuotedRun:
+    """A run that may start, and what it asks and costs."""
+
+    source: CompletionsSource
+    quote: RunQuote
+
+    @property
+    def model_name(self) -> str:
+        return self.source.model or ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalPrice:
+    """What all runs of a form cost together. `fingerprint` names their values and prices."""
+
+    runs: list[QuotedRun]
+    available_nano: int
+    fingerprint: str
+
+    @property
+    def highest_nano(self) -> int:
+        return sum(each.quote.highest_cost_nano for each in self.runs)
+
+    @property
+    def is_affordable(self) -> bool:
+        return self.highest_nano <= self.available_nano
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.INFERENCE)
+def create(request: OrganizationRequest) -> HttpResponse:
+    """Ask for criteria, rows and models; a POST shows the price, and a confirmed one creates the eval and its runs."""
+    models = list_models(organization=request.organization)
+    sent = request.POST if request.method == "POST" else None
+    criteria = CriteriaForms(sent, models=models, initial=[{}])
+    is_changed = sent is not None and criteria.is_changed_by(sent)
+    initial = {"model": request.GET.get("model", "").replace("\x00", "")} if sent is None else sent.dict()
+    form = EvalForm(None if is_changed else sent, organization=request.organization, models=models, initial=initial)
+    if is_changed:
+        return _answer(request, form, criteria, None, part="criteria")
+    price = _price(request, form, criteria.criteria, criteria) if form.is_valid() & criteria.is_valid() else None
+    if price and _is_confirmed(request, price):
+        with domain_errors_on(form):
+            return _create(request, form, criteria, price)
+    return _answer(request, form, criteria, price)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@organization_view(Permission.INFERENCE)
+def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
+    """Ask for a model, `?run=` if it is asked what that run asked; a confirmed POST starts the runs."""
+    evaluated = queries.get_eval(organization=request.organization, id=eval_id)
+    again = queries.get_run(evaluated=evaluated, id=request.GET["run"]) if request.GET.get("run") else None
+    if again is not None and not can_run_again(again):
+        again = None
+    form = RunForm(
+        request.POST if request.method == "POST" else None,
+        organization=request.organization,
+        models=list_models(organization=request.organization),
+        again=again,
+    )
+    graded_by = msgspec.convert(evaluated.testing_criteria, list[SentCriterion])
+    price = _price(request, form, graded_by) if form.is_valid() else None
+    if price and _is_confirmed(request, price):
+        with domain_errors_on(form):
+            with transaction.atomic():
+                _start(request, evaluated, price)
+            return _done(request, evaluated, price)
+    return _answer(request, form, None, price, evaluated=evaluated, again=again)
+
+
+def _is_confirmed(request: OrganizationRequest, price: EvalPrice) -> bool:
+    return request.POST.get("confirmed") == price.fingerprint and not request.htmx
+
+
+def _price(
+    request: OrganizationRequest,
+    form: RunForm,
+    graded_by: Sequence[SentCriterion],
+    criteria: CriteriaForms | None = None,
+) -> EvalPrice | None:
+    """Return what the runs cost, None if one cannot be made: the forms then say why."""
+    runs: list[QuotedRun] = []
+    for field, source in form.sources():
+        if _is_compared_with_itself(form, criteria, graded_by, field, source):
+            return None
+        try:
+            quote = quote_run(organization=request.organization, criteria=graded_by, source=source)
+        except DomainError as error:
+            if criteria is None or not criteria.place_error(error):
+                form.place_error(error, model_field=field)
+            return None
+        runs.append(QuotedRun(source=source, quote=quote))
+    shown = repr((form.cleaned_data, graded_by, [each.quote for each in runs]))
+    return EvalPrice(
+        runs=runs,
+        available_nano=get_balance(organization=request.organization).available_nano,
+        fingerprint=hashlib.sha256(shown.encode()).hexdigest(),
+    )
+
+
+def _is_compared_with_itself(
+    form: RunForm,
+    criteria: CriteriaForms | None,
+    graded_by: Sequence[SentCriterion],
+    field: str,
+    source: CompletionsSource,
+) -> bool:
+    """Return whether a model is its own baseline; the field that names it then says so."""
+    text = gettext("This model is compared with itself. Choose another.")
+    for number, one in enumerate(graded_by):
+        if isinstance(one, PairwiseCriterion) and one.baseline_model == source.model:
+            own = criteria.forms[number] if criteria else None
+            if own is not None and "baseline_model" in own.fields:
+                own.add_error("baseline_model", text)
+            else:
+                form.add_error(field, text)
+            return True
+    return False
+
+
+@transaction.atomic
+def _keep(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: EvalPrice) -> Eval:
+    made = operations.create_eval(
+        organization=request.organization,
+        name=form.cleaned_data["name"],
+        data_source_config=_CONFIG,
+        criteria=criteria.criteria,
+        metadata={},
+        by=request.membership.user_id,
+    )
+    _start(request, made, price)
+    return made
+
+
+def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: EvalPrice) -> HttpResponse:
+    return _done(request, _keep(request, form, criteria, price), price)
+
+
+def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> None:
+    """Create the runs, each with its price for a limit."""
+    now = db_now()
+    for each in price.runs:
+        operations.create_run(
+            evaluated=evaluated,
+            name=evaluated.name,
+            data_source=msgspec.to_builtins(each.source),
+            source=each.source,
+            metadata={},
+            cost_limit_nano=each.quote.highest_cost_nano,
+            by=request.membership.user_id,
+            now=now,
+        )
+
+
+def _done(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> HttpResponse:
+    count = len(price.runs)
+    messages.success(request, ngettext("The run starts.", "%(count)s runs start.", count) % {"count": count})
+    return redirect("web:eval_detail", eval_id=evaluated.pk)
+
+
+def _answer(
+    request: OrganizationRequest,
+    form: RunForm,
+    criteria: CriteriaForms | None,
+    price: EvalPrice | None,
+    *,
+    part: str = "price",
+    **context: object,
+) -> HttpResponse:
+    """Answer with the page, or with its part alone to htmx."""
+    is_wrong = bool(form.errors or (criteria and criteria.errors))
+    shown = {"form": form, "criteria": criteria, "price": None if is_wrong else price, **context}
+    page = "evals/form.html" + (f"#{part}" if request.htmx else "")
+    return render(request, page, shown, status=422 if is_wrong and not request.htmx else 200)
