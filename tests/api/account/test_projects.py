@@ -4,18 +4,20 @@ import openai
 import pytest
 
 from apps.accounts.login.key_operations import IssuedKey, issue_key, rotate_key
-from apps.accounts.members.projects import create_project, get_project, set_project_member
+from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import Membership, Project, default_project_id
 from apps.accounts.roles import ROLES, SCOPES, Admin, Member, Viewer
 from apps.billing.budget_settings import set_budget
+from apps.billing.budgets import Attribution
 from apps.billing.models import Hold, TrafficHour
+from apps.billing.usage.sums import Group, sum_by_group
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.models import AuditEntry
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key, make_service_account
-from tests.factories.money import USD
+from tests.factories.money import USD, spend
 from tests.support.sdk import create, openai_client
 
 PROJECTS = "/api/v1/projects"
@@ -212,9 +214,18 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
             now=db_now(),
         )  # fmt: skip
 
-    used = {"organization": organization, "hour_at": db_now(), "model_name": "m", "requests": 1}
+    none = ("aborted", "rate_limited", "over_quota", "not_found", "invalid", "failed", "cached_input_tokens")
     for key in (key_in(project, bob), make_key(organization, alice)):
-        TrafficHour.objects.create(key_id=key.key.pk, **used)
+        TrafficHour.objects.create(
+            organization=organization, model_name="m", key_id=key.key.pk, hour_at=db_now(), requests=1, input_tokens=5,
+            output_tokens=6, cost_nano=7, first_token_counts=[], latency_counts=[], **dict.fromkeys(none, 0),
+        )  # fmt: skip
     assert len(owner.get(f"/api/v1/usage?project={project.pk}").json()["data"]) == 1
-    assert owner.get(f"{PROJECTS}/{project.pk}").json()["spent_usd"] == "0"
-    assert get_project(organization=organization, id=project.pk).name == "Search"
+    assert float(owner.get(f"{PROJECTS}/{project.pk}").json()["spent_usd"]) == 0
+    spend(organization, 2 * USD, "ftjob-spent", attribution=Attribution(project_id=project.pk))
+    spend(organization, 3 * USD, "ftjob-before", attribution=Attribution())  # as before there were projects
+    spent = [owner.get(f"{PROJECTS}/{each['id']}").json()["spent_usd"] for each in owner.get(PROJECTS).json()["data"]]
+    assert [float(each) for each in spent] == [3, 2]
+    today = db_now().date()
+    sums = sum_by_group(organization=organization, first=today, last=today, group=Group.PROJECT)
+    assert sums == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}
