@@ -1,6 +1,6 @@
 """Projects of an organization: created, changed and archived by those who manage members, each audited.
 
-Whoever manages members manages the projects that they see; owners see all. A member works in a project with the role
+Those who manage members manage the projects that they see, and owners see all. A member works in a project with the role
 that they have in the organization, or less: `viewer` in a project allows no more than to look.
 """
 
