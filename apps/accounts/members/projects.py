@@ -1,7 +1,7 @@
 """Projects of an organization: created, changed and archived by those who manage members, each audited.
 
-Those who manage members manage the projects that they see, and owners see all. A member works in a project with the role
-that they have in the organization, or less: `viewer` in a project allows no more than to look.
+Those who manage members manage the projects that they see, and owners see all. A member works in a project with their
+role in the organization, or less: `viewer` in a project allows no more than to look.
 """
 
 import datetime
