@@ -103,9 +103,18 @@ def create_project(
 
 @transaction.atomic
 def change_project(
-    *, organization: Organization, id: str, by: User, name: str | None = None, is_private: bool | None = None
+    *,
+    organization: Organization,
+    id: str,
+    by: User,
+    name: str | None = None,
+    is_private: bool | None = None,
+    default_model: str | None = None,
+    default_pool: str | None = None,
 ) -> Project:
-    """Rename a project, or say who sees it; None stays. Keys of those who do not see it stop working at once.
+    """Rename a project, or say who sees it and what its fine-tunes begin with; None stays.
+
+    Keys of those who do not see it stop working at once.
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
@@ -116,14 +125,22 @@ def change_project(
             gettext("The default project is open to all members. Create another one for what is private."),
             param="is_private",
         )
-    before = {"name": project.name, "is_private": project.is_private}
-    project.name = project.name if name is None else _free_name(organization, name, but=project)
-    project.is_private = project.is_private if is_private is None else is_private
-    project.save(update_fields=["name", "is_private"])
-    audit.record(
-        organization=organization, by=by.pk, action="project.change", target=project.pk, before=before,
-        after={"name": project.name, "is_private": project.is_private},
-    )  # fmt: skip
+    changes = {
+        "name": None if name is None else _free_name(organization, name, but=project),
+        "is_private": is_private,
+        "default_model": default_model,
+        "default_pool": default_pool,
+    }
+    changes = {field: value for field, value in changes.items() if value not in (None, getattr(project, field))}
+    before = {field: getattr(project, field) for field in changes}
+    for field, value in changes.items():
+        setattr(project, field, value)
+    if changes:
+        project.save(update_fields=list(changes))
+        audit.record(
+            organization=organization, by=by.pk, action="project.change", target=project.pk, before=before,
+            after=changes,
+        )  # fmt: skip
     return project
 
 

@@ -63,6 +63,8 @@ class Migration(migrations.Migration):
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='proj', primary_key=True, separator='_', serialize=False)),
                 ('name', models.CharField(max_length=80)),
                 ('is_private', models.BooleanField(db_default=False, help_text='Only its members and the owners see what is in it.')),
+                ('default_model', models.CharField(blank=True, db_default='', help_text='The base model that the wizard offers first.', max_length=200)),
+                ('default_pool', models.CharField(blank=True, db_default='', help_text='The pool, likewise.', max_length=64)),
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('archived_at', models.DateTimeField(null=True)),

@@ -31,6 +31,10 @@ class Project(OrganizationModel):
     id = IdField(prefix="proj")
     name = models.CharField(max_length=80)
     is_private = models.BooleanField(db_default=False, help_text="Only its members and the owners see what is in it.")
+    default_model = models.CharField(
+        max_length=200, blank=True, db_default="", help_text="The base model that the wizard offers first."
+    )
+    default_pool = models.CharField(max_length=64, blank=True, db_default="", help_text="The pool, likewise.")
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     archived_at = models.DateTimeField(null=True)

@@ -206,6 +206,12 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="0.01", mode="block")
     with pytest.raises(openai.RateLimitError, match="budget of the project Search"):
         create(sdk, file_id)
+    one = f"{PROJECTS}/{project.pk}"
+    assert post(owner, one, default_model="anneal-demo", default_pool="local-cpu").json()["name"] == "Search"
+    for field in ("default_model", "default_pool"):
+        assert post(owner, one, **{field: "unknown"}).json()["error"]["param"] == field
+    kept = post(owner, one, default_pool="").json()
+    assert (kept["default_model"], kept["default_pool"]) == ("anneal-demo", None)
     unknown = post(owner, "/api/v1/budgets", scope="project", target="proj_unknown", limit_usd="1")
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "target")
     with pytest.raises(NotFound):
@@ -222,6 +228,7 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
         )  # fmt: skip
     assert len(owner.get(f"/api/v1/usage?project={project.pk}").json()["data"]) == 1
     assert float(owner.get(f"{PROJECTS}/{project.pk}").json()["spent_usd"]) == 0
+    post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="50", mode="block")
     spend(organization, 2 * USD, "ftjob-spent", attribution=Attribution(project_id=project.pk))
     spend(organization, 3 * USD, "ftjob-before", attribution=Attribution())  # as before there were projects
     spent = [owner.get(f"{PROJECTS}/{each['id']}").json()["spent_usd"] for each in owner.get(PROJECTS).json()["data"]]

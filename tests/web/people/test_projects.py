@@ -9,6 +9,8 @@ from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key
+from tests.factories.catalog import make_base_model
+from tests.factories.market import Market
 from tests.factories.money import USD
 from tests.support.pages import text
 
@@ -96,3 +98,19 @@ def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organizati
     )  # fmt: skip
     assert "Default project" in text(owner.get("/quotas")) and "Default project" in text(owner.get("/budgets"))
     assert owner.post(f"/projects/{default}", {"name": "Default", "is_private": "on"}).status_code == 422
+
+
+def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, organization, alice, bob, project):
+    market, small = Market(organization), make_base_model("small-demo")
+    owner, member, page = client_for(alice), client_for(bob), f"/projects/{project.pk}"
+    assert owner.post(page, {"name": "Search", "default_model": "unknown"}).status_code == 422
+    defaults = {"name": "Search", "default_model": market.base_model.name, "default_pool": "a100"}
+    assert owner.post(page, defaults).status_code == 302
+
+    def offered() -> tuple[str, str]:
+        model = member.get(f"/jobs/new?dataset={market.version.pk}&step=model").context["chosen"]
+        return model, member.get(f"{market.wizard}&step=compute").context["auto"]
+
+    assert offered()[0] == small.name and not offered()[1].startswith("a100")
+    member.post("/projects/choose", {"project": project.pk})
+    assert offered() == (market.base_model.name, "a100")

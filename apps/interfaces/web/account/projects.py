@@ -15,12 +15,14 @@ from apps.accounts.queries import list_keys, names_of_memberships
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budgets import get_states, list_budgets, spent_by_project
 from apps.billing.models import BudgetScope
+from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
-from apps.finetuning.queries import list_jobs
+from apps.finetuning.jobs.project_settings import change_project_settings
+from apps.finetuning.queries import list_jobs, list_pools
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.current_project import choose_project, find_current_project
 
@@ -32,6 +34,21 @@ class ProjectForm(forms.Form):
         label=later("Private"),
         help_text=later("Only its members and the owners see its fine-tunes and API keys."),
     )
+
+
+class ProjectSettingsForm(ProjectForm):
+    default_model = forms.ChoiceField(
+        required=False, label=later("Base model"), help_text=later("Offered first for a new fine-tune.")
+    )
+    default_pool = forms.ChoiceField(
+        required=False, label=later("Pool"), help_text=later("Chosen first, if it can run the job.")
+    )
+
+    def __init__(self, data: QueryDict | None = None, *, project: Project) -> None:
+        super().__init__(data, initial={name: getattr(project, name) for name in self.base_fields})
+        models = [(each.name, each.display_name) for each in list_base_models(only_installed=True)]
+        self.fields["default_model"].choices = [("", "–"), *models]  # type: ignore[attr-defined]
+        self.fields["default_pool"].choices = [("", "–"), *((each.name, each.name) for each in list_pools())]  # type: ignore[attr-defined]
 
 
 class ProjectMemberForm(forms.Form):
@@ -81,16 +98,15 @@ def choose(request: OrganizationRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, project_id: str) -> HttpResponse:
-    """Show a project. A POST changes its name and who sees it."""
+    """Show a project. A POST changes its settings."""
     project = projects.get_project(organization=request.organization, id=project_id)
     if request.method != "POST":
-        initial = {"name": project.name, "is_private": project.is_private}
-        return _page(request, project, ProjectForm(initial=initial))
+        return _page(request, project, ProjectSettingsForm(project=project))
     require(request.membership, Permission.MEMBER_MANAGE)
-    form = ProjectForm(request.POST)
+    form = ProjectSettingsForm(request.POST, project=project)
     if form.is_valid():
         with domain_errors_on(form):
-            projects.change_project(
+            change_project_settings(
                 organization=request.organization, id=project_id, by=request.membership.user, **form.cleaned_data
             )
             messages.success(request, gettext("Saved."))
@@ -98,7 +114,7 @@ def detail(request: OrganizationRequest, project_id: str) -> HttpResponse:
     return _page(request, project, form, status=422)
 
 
-def _page(request: OrganizationRequest, project: Project, form: ProjectForm, status: int = 200) -> HttpResponse:
+def _page(request: OrganizationRequest, project: Project, form: ProjectSettingsForm, status: int = 200) -> HttpResponse:
     organization, now = request.organization, db_now()
     budget = list_budgets(organization=organization).filter(scope=BudgetScope.PROJECT, target=project.pk).first()
     spent = spent_by_project(organization=organization, projects=[project.pk], now=now)[project.pk]

@@ -12,6 +12,7 @@ from apps.accounts.roles import Permission
 from apps.billing.budgets import spent_by_project
 from apps.core.database.clock import db_now
 from apps.core.money import usd_decimal
+from apps.finetuning.jobs.project_settings import change_project_settings
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
 from apps.interfaces.api.views import ApiView
 
@@ -27,14 +28,19 @@ class CreateProject(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangeProject(msgspec.Struct, forbid_unknown_fields=True):
-    """What is left out stays."""
+    """What is left out stays. An empty default is none."""
 
     name: Name | None = None
     is_private: bool | None = None
+    default_model: Annotated[str, Meta(max_length=200)] | None = None
+    default_pool: Annotated[str, Meta(max_length=64)] | None = None
 
 
 class ProjectObject(TypedDict):
-    """`is_default` is true for the project of all that names none."""
+    """`is_default` is true for the project of all that names none.
+
+    `default_model` and `default_pool` are what the dashboard offers first for a new fine-tune.
+    """
 
     object: Literal["organization.project"]
     id: str
@@ -42,6 +48,8 @@ class ProjectObject(TypedDict):
     status: Literal["active", "archived"]
     is_default: bool
     is_private: bool
+    default_model: str | None
+    default_pool: str | None
     created_at: int
     archived_at: int | None
 
@@ -89,16 +97,18 @@ class ProjectDetail(ApiView):
         return {**_object(project), "spent_usd": usd_decimal(spent[project.pk])}
 
     def post(self, request: Request, project_id: str, body: ChangeProject) -> ProjectObject:
-        """Rename a project, or say who sees it.
+        """Rename a project, or say who sees it and what its fine-tunes begin with.
 
         Keys whose maker does not see a private project stop working at once, and work again when the maker does.
         """
         return _object(
-            projects.change_project(
+            change_project_settings(
                 organization=self.organization,
                 id=project_id,
                 name=body.name,
                 is_private=body.is_private,
+                default_model=body.default_model,
+                default_pool=body.default_pool,
                 by=self.maker,
             )
         )
@@ -183,6 +193,8 @@ def _object(project: Project) -> ProjectObject:
         "status": "archived" if project.archived_at else "active",
         "is_default": project.is_default,
         "is_private": project.is_private,
+        "default_model": project.default_model or None,
+        "default_pool": project.default_pool or None,
         "created_at": int(project.created_at.timestamp()),
         "archived_at": int(project.archived_at.timestamp()) if project.archived_at else None,
     }
