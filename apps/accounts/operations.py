@@ -7,7 +7,15 @@ from django.db import IntegrityError, transaction
 from django.utils.text import slugify
 from django.utils.translation import gettext
 
-from apps.accounts.models import Membership, Organization, SavedView, User
+from apps.accounts.models import (
+    DEFAULT_NAME,
+    Membership,
+    Organization,
+    Project,
+    SavedView,
+    User,
+    default_project_id,
+)
 from apps.accounts.queries import list_saved_views
 from apps.accounts.roles import Owner
 from apps.core import audit
@@ -23,9 +31,16 @@ _SLUG_ATTEMPTS = 8
 
 @transaction.atomic
 def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
-    """Create an organization owned by `owner`. A surrounding `tenant` block acts for it from here on."""
+    """Create an organization owned by `owner`, and its default project.
+
+    A surrounding `tenant` block acts for it from here on.
+    """
     organization = _insert_organization(name=clean_name(name), owner=owner, now=now)
     Membership.objects.create(organization=organization, user=owner, role=Owner.name, created_at=now)
+    Project.objects.create(
+        id=default_project_id(organization), organization=organization, name=DEFAULT_NAME, created_by=owner.pk,
+        created_at=now,
+    )  # fmt: skip
     audit.record(
         organization=organization, by=owner.pk, action="organization.create", target=organization.pk, name=name
     )

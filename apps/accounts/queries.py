@@ -15,6 +15,7 @@ from django.db.models.expressions import RawSQL
 from django.utils.translation import gettext
 
 from apps.accounts.login.api_keys import fingerprint, is_well_formed
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import (
     ApiKey,
     Invitation,
@@ -42,7 +43,10 @@ class MemberKind(StrEnum):
 
 
 class KeyIdentity(msgspec.Struct, frozen=True):
-    """The identity behind a bearer key. `scopes` are those that both the key and its maker's role allow now."""
+    """The identity behind a bearer key. `scopes` are those that both the key and its maker's role allow now.
+
+    `project_id` is the project of all that is created with the key.
+    """
 
     key_id: str
     organization_id: str
@@ -52,6 +56,7 @@ class KeyIdentity(msgspec.Struct, frozen=True):
     kind: str
     expires_at: datetime.datetime | None
     last_used_at: datetime.datetime | None
+    project_id: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ def find_key(*, secret: str) -> KeyIdentity | None:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT key_id, organization_id, organization_slug, scopes, created_by_id, role, kind, expires_at,"
-            " last_used_at FROM find_api_key(%s)",
+            " last_used_at, project_id FROM find_api_key(%s)",
             [fingerprint(secret)],
         )
         row = cursor.fetchone()
@@ -85,7 +90,7 @@ def find_key(*, secret: str) -> KeyIdentity | None:
 
 
 def _identity(row: tuple[Any, ...]) -> KeyIdentity:
-    key_id, organization_id, slug, scopes, created_by_id, role, kind, expires_at, last_used_at = row
+    key_id, organization_id, slug, scopes, created_by_id, role, kind, expires_at, last_used_at, project_id = row
     return KeyIdentity(
         key_id=key_id,
         organization_id=organization_id,
@@ -95,6 +100,7 @@ def _identity(row: tuple[Any, ...]) -> KeyIdentity:
         kind=kind,
         expires_at=expires_at,
         last_used_at=last_used_at,
+        project_id=project_id,
     )
 
 
@@ -154,9 +160,17 @@ def find_service_account(*, organization: Organization, user_id: str) -> Members
 
 def names_of_makers(*, organization: Organization | str) -> dict[str, str]:
     """Return the names of all under whose ids costs are counted, by id: people, and then service accounts."""
+    return {each.user_id: str(each.user) for each in _makers(organization)}
+
+
+def names_of_memberships(*, organization: Organization | str) -> dict[str, str]:
+    """Return the names of people and service accounts by the id of their membership, people first."""
+    return {each.pk: str(each.user) for each in _makers(organization)}
+
+
+def _makers(organization: Organization | str) -> QuerySet[Membership]:
     rows = Membership.objects.for_organization(organization).select_related("user")
-    people_first = F("user__service_account_of").asc(nulls_first=True)
-    return {each.user_id: str(each.user) for each in rows.order_by(people_first, "created_at", "id")}
+    return rows.order_by(F("user__service_account_of").asc(nulls_first=True), "created_at", "id")
 
 
 def list_saved_views(*, membership: Membership, listing: str) -> QuerySet[SavedView]:
@@ -180,8 +194,11 @@ def get_invitation(*, organization: Organization, id: str) -> Invitation:
 
 
 def list_keys(*, organization: Organization) -> QuerySet[ApiKey]:
-    """Return the API keys, newest first, including revoked ones but not members' browser tokens."""
-    rows = ApiKey.objects.for_organization(organization).filter(kind=KeyKind.SECRET)
+    """Return the API keys, newest first, including revoked ones but not members' browser tokens.
+
+    Keys of private projects that the request does not see are left out.
+    """
+    rows = visible(ApiKey.objects.for_organization(organization).filter(kind=KeyKind.SECRET))
     return rows.select_related("created_by", "issued_by").order_by("-created_at", "-id")
 
 

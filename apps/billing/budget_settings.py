@@ -8,7 +8,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.models import ApiKey, Organization, User, key_of
+from apps.accounts.models import ApiKey, Organization, Project, User, key_of
 from apps.accounts.queries import KeyIdentity, KeyLimits
 from apps.billing.budgets import Attribution, attribution_of_key, list_budgets, period_of, send_alerts
 from apps.billing.ledger import lock_wallet
@@ -86,6 +86,7 @@ def _check(
         BudgetScope.LABEL: 0 < target.find("=") < len(target) - 1,
         BudgetScope.KEY: keys.filter(pk=target).exists(),
         BudgetScope.MEMBER: target.startswith("user_"),
+        BudgetScope.PROJECT: Project.objects.filter(organization_id=organization_id, pk=target).exists(),
     }
     if scope not in is_known:
         raise InvalidValue(
@@ -93,7 +94,10 @@ def _check(
         )
     if not is_known[BudgetScope(scope)]:
         raise InvalidValue(
-            gettext("Name a label as name=value, or a key or member by its id. Leave it empty for the organization."),
+            gettext(
+                "Name a label as name=value, or a key, member or project by its id. Leave it empty for the "
+                "organization."
+            ),
             param="target",
         )
 
@@ -120,6 +124,7 @@ def issue_key(
     now: datetime.datetime,
     identity: KeyIdentity | None = None,
     service_account_id: str = "",
+    project_id: str = "",
 ) -> IssuedKey:
     """Create a key as `key_operations.issue_key` does; it has the labels of the key that asks, `identity`.
 
@@ -127,7 +132,7 @@ def issue_key(
     """
     issued = key_operations.issue_key(
         organization=organization, name=name, scopes=scopes, by=by, expires_at=expires_at, limits=limits, now=now,
-        identity=identity, service_account_id=service_account_id,
+        identity=identity, service_account_id=service_account_id, project_id=project_id,
     )  # fmt: skip
     if identity:
         return _with_labels(organization, issued, identity.key_id, identity)

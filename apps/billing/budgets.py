@@ -11,7 +11,7 @@ from functools import partial
 from django.db.models import F, Q, QuerySet, Sum
 from django.utils.translation import gettext
 
-from apps.accounts.models import ApiKey, Organization, key_of
+from apps.accounts.models import ApiKey, Organization, Project, default_project_id, key_of
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
 from apps.billing.models import (
@@ -39,11 +39,18 @@ class BudgetExceeded(QuotaExceeded):
 
 @dataclass(frozen=True)
 class Attribution:
-    """Whose budgets a cost counts under: the key, the member behind it, and metadata labels."""
+    """Whose budgets a cost counts under: the key, the member behind it, metadata labels, and the project."""
 
     key_id: str = ""
     member_id: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    project_id: str = ""
+
+    @classmethod
+    def of_hold(cls, hold: Hold) -> "Attribution":
+        """Return the attribution of what a hold pays for."""
+        project_id = hold.project_id or default_project_id(hold.organization_id)
+        return cls(hold.key_id, hold.member_id, hold.labels, project_id)
 
     def targets(self) -> Q:
         """Return the condition that selects the budgets this cost falls under."""
@@ -54,29 +61,35 @@ class Attribution:
             | Q(scope=BudgetScope.KEY, target__in=ApiKey.objects.filter(pk=self.key_id).values("first_key"))
             | Q(scope=BudgetScope.MEMBER, target=self.member_id or None)
             | Q(scope=BudgetScope.LABEL, target__in=labels)
+            | Q(scope=BudgetScope.PROJECT, target=self.project_id or None)
         )
 
 
 def attribution_of_key(*, organization: Organization | str, key_id: str) -> Attribution:
     """Return the attribution of requests with this key, with the key's current labels."""
+    default = default_project_id(organization)
     if not key_id:
-        return Attribution()
-    keys = ApiKey.objects.for_organization(organization)
-    member_id = keys.filter(pk=key_id).values_list("created_by_id", flat=True).first()
+        return Attribution(project_id=default)
+    keys = ApiKey.objects.for_organization(organization).filter(pk=key_id)
+    member_id, project_id = keys.values_list("created_by_id", "project_id").first() or ("", default)
     labels = KeyLabel.objects.for_organization(organization).filter(key_id=key_id)
-    return Attribution(key_id, member_id or "", dict(labels.values_list("name", "value")))
+    return Attribution(key_id, member_id, dict(labels.values_list("name", "value")), project_id)
 
 
-def attribution_of_actor(*, organization: Organization | str, by: str, labels: Mapping[str, object]) -> Attribution:
+def attribution_of_actor(
+    *, organization: Organization | str, by: str, labels: Mapping[str, object], project_id: str = ""
+) -> Attribution:
     """Return the attribution of a job that `by` started.
 
-    A label of the job overrides the key's label of the same name.
+    A label of the job overrides the key's label of the same name. What a key starts is in its project; `project_id` is
+    that of what a member starts, or else the default.
     """
     own = {str(name): str(value) for name, value in labels.items()}
     if by.startswith("key_"):
         found = attribution_of_key(organization=organization, key_id=by)
-        return Attribution(by, found.member_id, {**found.labels, **own})
-    return Attribution("", by if by.startswith("user_") else "", own)
+        return Attribution(by, found.member_id, {**found.labels, **own}, found.project_id)
+    project_id = project_id or default_project_id(organization)
+    return Attribution("", by if by.startswith("user_") else "", own, project_id)
 
 
 # --- Decisions --------------------------------------------------------------------------------------------------------
@@ -160,6 +173,9 @@ def describe(budget: Budget) -> str:
             return budget.target
         case BudgetScope.KEY:
             return gettext("key %(name)s") % {"name": budget.target}
+        case BudgetScope.PROJECT:
+            name = Project.objects.values_list("name", flat=True).get(pk=budget.target)
+            return gettext("the project %(name)s") % {"name": name}
         case _:
             return gettext("member %(name)s") % {"name": budget.target}
 
@@ -183,9 +199,23 @@ def _covers(budget: Budget) -> Q:
             return holds & Q(key_id__in=_keys_of(budget).values("pk"))
         case BudgetScope.MEMBER:
             return holds & Q(member_id=budget.target)
+        case BudgetScope.PROJECT:
+            is_default = budget.target == default_project_id(budget.organization_id)
+            return holds & Q(project_id__in=[budget.target, *([""] if is_default else [])])
         case _:
             name, _, value = budget.target.partition("=")
             return holds & Q(labels__contains={name: value})
+
+
+def spent_by_project(
+    *, organization: Organization | str, projects: Sequence[str], now: datetime.datetime
+) -> dict[str, int]:
+    """Return by id what each of these projects cost this month, in nano-USD."""
+    owner, month = key_of(organization), month_of(now)
+    return {
+        project: _spent_so_far(Budget(organization_id=owner, scope=BudgetScope.PROJECT, target=project), month)
+        for project in projects
+    }
 
 
 def _keys_of(budget: Budget) -> QuerySet[ApiKey]:
@@ -207,6 +237,8 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
             series = series.filter(key_id__in=_keys_of(budget).values("pk"))
         case BudgetScope.MEMBER:
             series = series.filter(key_id__in=keys.filter(created_by_id=budget.target).values("pk"))
+        case BudgetScope.PROJECT:
+            series = series.filter(key_id__in=keys.filter(project_id=budget.target).values("pk"))
         case BudgetScope.LABEL:
             name, _, value = budget.target.partition("=")
             labelled = KeyLabel.objects.filter(organization_id=budget.organization_id, name=name, value=value)

@@ -27,8 +27,8 @@ _FIND = "SELECT id FROM billing_ledgertransaction WHERE idempotency_key = %s"
 _POST = "SELECT ledger_post(%s, %s, %s, %s, %s, %s, %s, %s, %s::text[], %s::bigint[], %s::text[], %s::bigint[], %s)"
 _OPEN = """
     INSERT INTO billing_hold (id, organization_id, purpose, source, price_rule_id, key_id, member_id, labels,
-        amount_nano, captured_nano, refunded_nano, invoiced_nano, used_nano, status, expires_at)
-    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s, 0, 0, 0, 0, 'open', %s);
+        project_id, amount_nano, captured_nano, refunded_nano, invoiced_nano, used_nano, status, expires_at)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s::jsonb, %s, %s, 0, 0, 0, 0, 'open', %s);
 """
 _CLOSE = "UPDATE billing_hold SET status = 'closed', captured_nano = %s, closed_at = %s WHERE id = %s;"
 _FLOORED = {AccountKind.WALLET: 0, AccountKind.HOLD: 0}
@@ -176,7 +176,7 @@ def _with_hold(opens: Hold | None, closes: Hold | None) -> tuple[str, tuple[int 
         labels = json.dumps(opens.labels)
         return _OPEN, (
             opens.pk, opens.organization_id, opens.purpose, opens.source, opens.price_rule_id, opens.key_id,
-            opens.member_id, labels, opens.amount_nano, opens.expires_at,
+            opens.member_id, labels, opens.project_id, opens.amount_nano, opens.expires_at,
         )  # fmt: skip
     if closes is not None:
         return _CLOSE, (closes.captured_nano, closes.closed_at, closes.pk)

@@ -230,6 +230,7 @@ def hold(
         key_id=whose.key_id,
         member_id=whose.member_id,
         labels=dict(whose.labels),
+        project_id=whose.project_id,
         amount_nano=amount_nano,
         expires_at=expires_at,
     )
@@ -268,7 +269,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
     if found.purpose == HoldPurpose.JOB and wallet.has_budgets:  # budgets count requests when their series are charged
-        record_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=charge)
+        record_spending(organization=found.organization_id, attribution=Attribution.of_hold(found), amount_nano=charge)
     found.status, found.captured_nano, found.closed_at = HoldStatus.CLOSED, capture_nano, wallet.locked_at
     if charge or rest:
         post(
@@ -342,15 +343,13 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
                 organization_id=wallet.owner_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
             ),
         )
-        record_spending(organization=found.organization_id, attribution=_whose(found), amount_nano=-amount_nano)
+        record_spending(
+            organization=found.organization_id, attribution=Attribution.of_hold(found), amount_nano=-amount_nano
+        )
         found.refunded_nano = found.captured_nano
         found.save(update_fields=["refunded_nano"])
         total += amount_nano
     return total
-
-
-def _whose(found: Hold) -> Attribution:
-    return Attribution(found.key_id, found.member_id, found.labels)
 
 
 def require_spending(wallet: LedgerAccount) -> None:

@@ -73,6 +73,13 @@ class InvalidApiKey(DomainError):
     status = Status.UNAUTHENTICATED
 
 
+class MismatchedProject(DomainError):
+    """The header OpenAI-Project names another project than that of the key, or one that does not exist."""
+
+    code = "mismatched_project"
+    status = Status.UNAUTHENTICATED
+
+
 class InvalidJson(DomainError):
     """The body is not JSON, or holds a value that cannot be stored."""
 

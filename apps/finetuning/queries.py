@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
@@ -24,8 +25,11 @@ _WITH = (
 
 
 def get_job(*, organization: Organization | str, id: str, related: Sequence[str] = _WITH) -> FineTuningJob:
-    """Return the organization's job with `related` rows. Raises NotFound, the same for unknown and foreign ids."""
-    job = FineTuningJob.objects.for_organization(organization).select_related(*related).filter(pk=id).first()
+    """Return the organization's job with `related` rows.
+
+    Raises NotFound, the same for unknown and foreign ids and for private projects that the request does not see.
+    """
+    job = visible(FineTuningJob.objects.for_organization(organization)).select_related(*related).filter(pk=id).first()
     if job is None:
         raise NotFound(
             gettext("No fine-tuning job has the id %(id)s.") % {"id": repr(id[:64])},
@@ -36,8 +40,9 @@ def get_job(*, organization: Organization | str, id: str, related: Sequence[str]
 
 
 def list_jobs(*, organization: Organization | str) -> QuerySet[FineTuningJob]:
-    """Return the organization's jobs, newest first."""
-    return FineTuningJob.objects.for_organization(organization).select_related(*_WITH).order_by("-created_at", "-id")
+    """Return the organization's jobs, newest first, without those of private projects that the request does not see."""
+    jobs = visible(FineTuningJob.objects.for_organization(organization))
+    return jobs.select_related(*_WITH).order_by("-created_at", "-id")
 
 
 def find_jobs_of_adapters(

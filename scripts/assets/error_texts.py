@@ -180,6 +180,11 @@ ERRORS: dict[str, Words] = {
     "method_not_allowed": Words(
         "The address exists, but not for this HTTP method.", "Use a method that the header `Allow` lists."
     ),
+    "mismatched_project": Words(
+        "The header `OpenAI-Project` names a project that is not the one of the API key, or that does not exist.",
+        "Leave the header out, send the key's own project, or use a key of the project that you want. The page "
+        "*Projects* shows the ids.",
+    ),
     "missing_required_parameter": Words("A field is missing.", "Send the field that `param` names."),
     "model_not_found": Words(
         f"No model has this name. {_NOT_YOURS}",
@@ -212,6 +217,10 @@ ERRORS: dict[str, Words] = {
     "payments_unavailable": Words("The payment provider did not answer.", _REPEAT),
     "price_not_set": Words(
         "No operator has set a price for the model, so it is not served.", "Ask the operator. Waiting does not help."
+    ),
+    "project_not_found": Words(
+        f"No project has this id, or it is private and you do not see it. {_NOT_YOURS}",
+        "List the projects that you see, and send the id of one of them.",
     ),
     "query_timeout": Words(
         "The database took too long for this request, so it was stopped. It changed nothing.",

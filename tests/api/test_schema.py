@@ -26,6 +26,7 @@ WITHOUT_BODY = {
     "batch_cancel_post", "model_conversion_cancel_post",
     "eval_run_cancel_post",
     "retraining_list_post",
+    "project_archive_post",
     "webhook_rotate_post",
     "webhook_replay_post",
     "webhook_test_post",

@@ -58,7 +58,7 @@ def make_world() -> dict[str, int]:
     from django.core.management import call_command
     from django.db import connection
 
-    from apps.accounts.models import Organization
+    from apps.accounts.models import DEFAULT_NAME, Organization, Project, default_project_id
     from apps.finetuning.models import Quota, Worker
     from tests.factories.accounts import make_organization, make_user
     from tests.factories.finetuning import TrainingSetup
@@ -70,6 +70,10 @@ def make_world() -> dict[str, int]:
     organizations = Organization.objects.bulk_create(
         Organization(name=f"Tenant {number}", slug=f"tenant-{number}", has_own_share=True)
         for number in range(ORGANIZATIONS)
+    )
+    Project.objects.bulk_create(
+        Project(id=default_project_id(each), organization=each, name=DEFAULT_NAME, created_by="system")
+        for each in organizations
     )
     Quota.objects.bulk_create(
         Quota(
@@ -94,6 +98,7 @@ def make_world() -> dict[str, int]:
 
 def _fill_queue(template: Any, organizations: Sequence[Any]) -> None:
     """Queue the large organizations' runs first, then one of each other in turn, behind the runs that ended."""
+    from apps.accounts.models import default_project_id
     from apps.core.ids import new_id
     from apps.finetuning.models import FineTuningJob, Run
 
@@ -108,6 +113,7 @@ def _fill_queue(template: Any, organizations: Sequence[Any]) -> None:
         at = base + datetime.timedelta(milliseconds=number)
         job = FineTuningJob.objects.get(pk=template.pk) if not jobs else _copy(jobs[0])
         job.pk, job.organization_id, job.last_event_sequence = new_id("ftjob", "-"), organization.pk, 0
+        job.project_id = default_project_id(organization)
         job.status, job.finished_at = ("succeeded", at) if has_ended else ("queued", None)
         spent = {"status": "succeeded", "leased_at": at - datetime.timedelta(hours=1), "finished_at": at}
         jobs.append(job)

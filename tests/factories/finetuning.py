@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, default_project_id
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
@@ -126,6 +126,7 @@ def make_checkpoint(organization: Organization, base_model: BaseModel, *, step: 
     """A checkpoint of a job that does not run; its files do not exist."""
     job = FineTuningJob.objects.create(
         organization=organization,
+        project_id=default_project_id(organization),
         base_model=base_model,
         training_file=make_training_file(organization, base_model),
         suffix="bot",

@@ -8,7 +8,15 @@ from collections.abc import Callable
 import msgspec
 
 from apps.accounts.members.invitations import invitation_token, invite_member
-from apps.accounts.models import Membership, Notification, OrganizationEvent, WebhookDelivery, WebhookEndpoint
+from apps.accounts.members.projects import create_project
+from apps.accounts.models import (
+    Membership,
+    Notification,
+    OrganizationEvent,
+    ProjectMember,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
 from apps.accounts.notices.deliveries import queue_delivery
 from apps.accounts.notices.endpoints import create_endpoint
 from apps.accounts.notices.events import announce
@@ -61,6 +69,13 @@ def _membership(tenant: Tenant) -> str:
 
 def _service_account(tenant: Tenant) -> str:
     return make_service_account(tenant.organization, tenant.owner, role="viewer", name=tenant.canary).pk
+
+
+def _project(tenant: Tenant) -> str:
+    """An open project of which the owner is a member."""
+    return create_project(
+        organization=tenant.organization, name=tenant.canary, is_private=False, by=tenant.owner, now=db_now()
+    ).pk
 
 
 def _invitation(tenant: Tenant) -> str:
@@ -291,6 +306,8 @@ MAKERS: dict[str, Maker] = {
     "organization": lambda tenant: tenant.organization.pk,
     "membership": _membership,
     "service_account": _service_account,
+    "project": _project,
+    "project_member": lambda tenant: ProjectMember.objects.get(project=tenant.ids["project"]).pk,
     "invitation": _invitation,
     "invitation_token": lambda tenant: invitation_token(tenant.ids["invitation"]),
     "saved_view": _saved_view,

@@ -1,6 +1,9 @@
-"""API keys in an Authorization header. Every key that does not work gets the same answer, for any reason."""
+"""API keys in an Authorization header. Every key that does not work gets the same answer, for any reason.
 
-from apps.core.errors import InvalidApiKey
+OpenAI's clients name a project in the header OpenAI-Project as well. It must be the one of the key.
+"""
+
+from apps.core.errors import InvalidApiKey, MismatchedProject
 
 _SHOWN_LENGTH = 13
 
@@ -23,3 +26,12 @@ def wrong_key(secret: str) -> InvalidApiKey:
     return InvalidApiKey(
         f"Incorrect API key provided: {shown}. It is malformed, unknown, revoked or expired; see the page API keys."
     )
+
+
+def require_project_of_key(*, named: str, own: str) -> None:
+    """Raise MismatchedProject if the header OpenAI-Project, `named`, is sent and is not the key's `own` project."""
+    if named and named != own:
+        raise MismatchedProject(
+            f"OpenAI-Project header should match project for API key. The key belongs to {own}: send that, or a key of "
+            "the other project. The page Projects shows the ids."
+        )

@@ -9,8 +9,9 @@ from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
 from apps.accounts.members.memberships import MANAGING, lock_members
+from apps.accounts.members.projects import project_of_new_key
 from apps.accounts.members.service_accounts import lock_service_account
-from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User
+from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User, default_project_id
 from apps.accounts.operations import clean_name
 from apps.accounts.queries import (
     NO_LIMITS,
@@ -53,13 +54,14 @@ def issue_key(
     limits: KeyLimits = NO_LIMITS,
     identity: KeyIdentity | None = None,
     service_account_id: str = "",
+    project_id: str = "",
 ) -> IssuedKey:
     """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
 
     The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
-    `by` leaves. It names the person who knows it, also when the key of a service account asks. Limits that are left out
-    are those of that key. Raises InvalidValue, PermissionDenied, NotFound, and
-    InvalidState above MAX_KEYS.
+    `by` leaves. It names the person who knows it, also when the key of a service account asks. The project and limits
+    that are left out are those of that key, else the default project. Raises InvalidValue, PermissionDenied, NotFound,
+    and InvalidState above MAX_KEYS and for an archived project.
     """
     if service_account_id:
         maker = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
@@ -67,6 +69,10 @@ def issue_key(
         maker = lock_members(organization, by)
     issued_by = _issuer(by, identity) if service_account_id or by.service_account_of_id else None
     _require_scopes(maker, frozenset(scopes))
+    project = project_of_new_key(
+        organization=organization, id=project_id, membership=maker, own=identity.project_id if identity else "",
+        scopes=identity.scopes if identity else None,
+    )  # fmt: skip
     if identity:
         limits = _within(identity, scopes, expires_at, limits)
     if expires_at is not None and expires_at <= now:
@@ -80,12 +86,13 @@ def issue_key(
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
         name=clean_name(name), scopes=sorted(scopes), created_by_id=maker.user_id, created_at=now,
-        expires_at=expires_at, issued_by=issued_by,
+        project=project, expires_at=expires_at, issued_by=issued_by,
         made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
-        name=issued.key.name, scopes=issued.key.scopes, service_account=maker.user_id if service_account_id else None,
+        name=issued.key.name, scopes=issued.key.scopes, project=project.pk,
+        service_account=maker.user_id if service_account_id else None,
     )  # fmt: skip
     return issued
 
@@ -127,9 +134,9 @@ def rotate_key(
 ) -> IssuedKey:
     """Create a key like this one, and end this one after the overlap. Both work until then.
 
-    Name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate it,
-    because the new key acts in their name, or those who manage the service account that is its maker. `identity`, the
-    key that asks, rotates only a key that may do no more.
+    Project, name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate
+    it, because the new key acts in their name, or those who manage the service account that is its maker. `identity`,
+    the key that asks, rotates only a key that may do no more.
     Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
     """
     key = get_key(organization=organization, id=key_id)
@@ -154,6 +161,7 @@ def rotate_key(
     issued = issue_key(
         organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
         limits=limits, now=now, identity=identity, service_account_id=account.pk if account else "",
+        project_id=key.project_id,
     )  # fmt: skip
     if limits != get_key_limits(key_id=issued.key.pk):
         raise PermissionDenied(gettext("This API key has lower limits than that one, so it may not rotate it."))
@@ -175,6 +183,7 @@ def issue_member_token(
     now: datetime.datetime,
     name: str = browser_tokens.NAME,
     lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
+    project_id: str = "",
 ) -> IssuedKey:
     """Create a key, valid for minutes, that acts for a member: inference only.
 
@@ -191,6 +200,7 @@ def issue_member_token(
     return _issue(
         api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
         name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
+        project_id=project_id or default_project_id(membership.organization_id),
     )  # fmt: skip
 
 

@@ -12,8 +12,10 @@ from apps.accounts.models.notices import (
     WebhookFormat,
 )
 from apps.accounts.models.people import Invitation, Membership, Organization, SavedView, User, key_of
+from apps.accounts.models.projects import DEFAULT_NAME, Project, ProjectMember, ProjectRole, default_project_id
 
 __all__ = [
+    "DEFAULT_NAME",
     "ApiKey",
     "DeliveryStatus",
     "EndpointStatus",
@@ -24,10 +26,14 @@ __all__ = [
     "NotificationKind",
     "Organization",
     "OrganizationEvent",
+    "Project",
+    "ProjectMember",
+    "ProjectRole",
     "SavedView",
     "User",
     "WebhookDelivery",
     "WebhookEndpoint",
     "WebhookFormat",
+    "default_project_id",
     "key_of",
 ]

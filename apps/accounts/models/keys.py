@@ -29,6 +29,9 @@ class ApiKey(OrganizationModel):
     """A bearer key for programs. The key is shown once; only its HMAC is stored."""
 
     id = IdField(prefix="key")
+    project = models.ForeignKey(
+        "accounts.Project", on_delete=models.PROTECT, related_name="+", help_text="Of all that is created with it."
+    )
     kind = models.CharField(max_length=8, choices=KeyKind, default=KeyKind.SECRET)
     name = models.CharField(max_length=80)
     prefix = models.CharField(max_length=20, help_text="First characters, to recognise the key by.")

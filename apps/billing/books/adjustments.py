@@ -223,8 +223,7 @@ def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTr
     left = wanted.amount_nano
     for hold in _refundable(wallet, wanted.source):
         part = min(left, hold.captured_nano - hold.refunded_nano)
-        whose = Attribution(hold.key_id, hold.member_id, hold.labels)
-        record_spending(organization=hold.organization_id, attribution=whose, amount_nano=-part)
+        record_spending(organization=hold.organization_id, attribution=Attribution.of_hold(hold), amount_nano=-part)
         hold.refunded_nano += part
         hold.save(update_fields=["refunded_nano"])
         left -= part

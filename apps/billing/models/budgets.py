@@ -1,4 +1,4 @@
-"""Budgets: an organization's own monthly limits, in total or for a label, a key or a member."""
+"""Budgets: an organization's own monthly limits, in total or for a label, a key, a member or a project."""
 
 import pgtrigger
 from django.db import models
@@ -15,6 +15,7 @@ class BudgetScope(models.TextChoices):
     LABEL = "label", "a metadata label"
     KEY = "key", "an API key"
     MEMBER = "member", "a member"
+    PROJECT = "project", "a project"
 
 
 class BudgetMode(models.TextChoices):
@@ -28,7 +29,9 @@ class Budget(OrganizationModel):
 
     id = IdField(prefix="bud")
     scope = models.CharField(max_length=16, choices=BudgetScope)
-    target = models.CharField(max_length=600, blank=True, help_text="name=value, or the id of the key or member.")
+    target = models.CharField(
+        max_length=600, blank=True, help_text="name=value, or the id of the key, member or project."
+    )
     limit_nano = models.BigIntegerField()
     mode = models.CharField(max_length=8, choices=BudgetMode)
     thresholds = models.JSONField(default=list, help_text="Percent of the limit at which to alert, each once a month.")

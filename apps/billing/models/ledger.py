@@ -221,6 +221,9 @@ class Hold(OrganizationModel):
     price_rule = models.ForeignKey("catalog.PriceRule", on_delete=models.PROTECT, null=True, related_name="+")
     key_id = models.CharField(max_length=40, blank=True, help_text="Slices: the key that spends it.")
     member_id = models.CharField(max_length=40, blank=True, help_text="Who started the job, or made the key.")
+    project_id = models.CharField(
+        max_length=40, blank=True, db_default="", help_text="Of the job or key; empty: it is older than projects."
+    )
     labels = models.JSONField(default=dict, help_text="Metadata labels it is charged back by, as they were then.")
     amount_nano = models.BigIntegerField()
     captured_nano = models.BigIntegerField(default=0)

@@ -84,6 +84,7 @@ def _open(organization: Organization | str, amount_nano: int, by: str, whose: At
         key_id=whose.key_id,
         member_id=whose.member_id,
         labels=dict(whose.labels),
+        project_id=whose.project_id,
         amount_nano=amount_nano,
         expires_at=_expiry(),
     )

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Any
 
 from django.db.models import Case, CharField, Count, DecimalField, F, Func, Max, Q, Sum, Value, When
-from django.db.models.functions import Cast, NullIf, TruncDay, TruncHour
+from django.db.models.functions import Cast, Coalesce, NullIf, TruncDay, TruncHour
 
-from apps.accounts.models import ApiKey, Organization, key_of
+from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
 from apps.billing.models import KeyLabel, LineKind
 from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
 from apps.billing.usage.traffic import Step
@@ -42,10 +42,11 @@ _INPUT, _OUTPUT = Q(sku__startswith="inference:input:"), Q(sku__startswith="infe
 
 
 class Group(StrEnum):
-    """What spending is grouped by: the key, who made the key or the job, or the value of one label."""
+    """What spending is grouped by: the key, who made the key or the job, the project, or the value of one label."""
 
     KEY = "key"
     MEMBER = "member"
+    PROJECT = "project"
     LABEL = "label"
 
 
@@ -155,9 +156,9 @@ def sum_uses_by_day(
 def sum_by_group(
     *, organization: Organization | str, first: datetime.date, last: datetime.date, group: Group, label: str = ""
 ) -> dict[str, int]:
-    """Return the nano spent with each key, by each member, or under each value of the label named `label`.
+    """Return the nano spent with each key, by each member, in each project, or under each value of the label `label`.
 
-    The largest is first. What has no key, member or label is under "", as rebates are.
+    The largest is first. What has no key, member, project or label is under "", as rebates are.
     """
     organization_id = key_of(organization)
     used = used_series(organization_id, first, last).values_list("key_id").annotate(nano=Sum(_RATED)).order_by()
@@ -169,6 +170,10 @@ def sum_by_group(
         case Group.MEMBER:
             keys = ApiKey.objects.filter(organization_id=organization_id, pk__in=nano_of_keys)
             groups = dict(keys.values_list("pk", "created_by_id"))
+        case Group.PROJECT:
+            keys = ApiKey.objects.filter(organization_id=organization_id, pk__in=nano_of_keys)
+            groups = dict(keys.values_list("pk", "project_id"))
+            of_hold = Coalesce(NullIf("project_id", Value("")), Value(default_project_id(organization_id)))
         case Group.LABEL:
             labels = KeyLabel.objects.filter(organization_id=organization_id, name=label, key_id__in=nano_of_keys)
             groups = dict(labels.values_list("key_id", "value"))

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from django.db.models import Case, F, QuerySet, Sum, Value, When
 from django.db.models.functions import TruncDay, TruncHour
 
-from apps.accounts.models import Organization
+from apps.accounts.models import ApiKey, Organization
 from apps.billing.models import TrafficHour
 from apps.core.errors import DomainError, QuotaExceeded, Status
 
@@ -190,11 +190,18 @@ def list_traffic_hours(
     until: datetime.datetime,
     key_id: str = "",
     model_name: str = "",
+    project_id: str = "",
 ) -> QuerySet[TrafficHour]:
-    """Return the counts of each hour, key and model that had requests, newest first, without latencies."""
+    """Return the counts of each hour, key and model that had requests, newest first, without latencies.
+
+    Those of a project are the requests with its keys.
+    """
     rows = _rows(organization, since, until).defer(*_HISTOGRAMS)
     rows = rows.filter(key_id=key_id) if key_id else rows
     rows = rows.filter(model_name=model_name) if model_name else rows
+    if project_id:
+        keys = ApiKey.objects.for_organization(organization).filter(project=project_id)
+        rows = rows.filter(key_id__in=keys.values("pk"))
     return rows.order_by("-hour_at", "-id")
 
 

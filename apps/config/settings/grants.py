@@ -17,6 +17,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "catalog.hublookup": "none",
         "accounts.organization": "read",
         "accounts.membership": "read",
+        "accounts.project": "read",
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",
         "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
@@ -25,6 +26,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.apikey": "write",
         "accounts.organization": "read",
         "accounts.membership": "read",
+        "accounts.project": "read",  # the names of those with a budget
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",
         "adapters": "read",

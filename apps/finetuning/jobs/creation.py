@@ -7,13 +7,14 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
-from apps.accounts.models import Organization, key_of
+from apps.accounts.members.projects import require_project
+from apps.accounts.models import Membership, Organization, key_of
 from apps.billing.budgets import attribution_of_actor
 from apps.catalog.licences import require_licence
 from apps.contracts.runs import Hyperparameters
 from apps.core import audit
 from apps.core.database import locks
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, NotFound
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import admit, is_ready_to_admit
@@ -45,7 +46,7 @@ def create_job(
 
     The same idempotency key returns the same job, and so does a client's automatic retry within minutes. Raises
     NotFound, LicenceNotAccepted, InvalidValue, InvalidTrainingFile, DoesNotFit, CannotLaunch, QuotaExceeded,
-    InsufficientBalance; an error leaves nothing behind.
+    InsufficientBalance, and what `require_project` raises; an error leaves nothing behind.
     """
     if found := _created_before(organization, request, by, now):
         return found
@@ -92,7 +93,8 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         raise InvalidValue(gettext("The spend cap must be above zero."), param="budget.max_cost_usd")
     if request.spend_cap_nano is not None:  # admission checks the cost of a start on the chosen pool
         require_cap(cap_nano=request.spend_cap_nano, least_nano=cheapest_start_nano(organization=organization))
-    whose = attribution_of_actor(organization=organization, by=by, labels=request.metadata)
+    project_id = _project_of_member(organization, request, by)
+    whose = attribution_of_actor(organization=organization, by=by, labels=request.metadata, project_id=project_id)
     return FineTuningJob.objects.create(
         organization_id=key_of(organization),
         base_model=base_model,
@@ -120,12 +122,23 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
             )
         ),
         metadata=dict(request.metadata),
+        project_id=whose.project_id,
         member_id=whose.member_id,
         labels=dict(whose.labels),
         seed=recipe.seed,
         created_by=by,
         idempotency_key=request.idempotency_key,
     )
+
+
+def _project_of_member(organization: Organization | str, request: JobRequest, by: str) -> str:
+    """Return the project that a member asks for; "" if none. Raises NotFound, InvalidState, PermissionDenied."""
+    if not request.project or not by.startswith("user_"):
+        return ""
+    membership = Membership.objects.for_organization(organization).filter(user_id=by).first()
+    if membership is None:
+        raise NotFound(gettext("No such organization."))
+    return require_project(organization=organization, id=request.project, membership=membership).pk
 
 
 def _check_machines(request: JobRequest, recipe: Hyperparameters) -> None:

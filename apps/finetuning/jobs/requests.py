@@ -22,7 +22,7 @@ class JobRequest:
     `hyperparameters` may be partial. `pool` and `gpu_count` None mean the cheapest; `pool` may be the key of an option,
     which includes its GPUs. `gpu_count` counts those of all `node_count` machines. `base_model` may name an adapter
     version or a checkpoint to continue from. `objective` None follows the rows. A job whose maximum is above
-    `shown_max_nano` is not launched.
+    `shown_max_nano` is not launched. `project` is that of what a member starts, else the default; a key has its own.
     """
 
     base_model: str
@@ -37,6 +37,7 @@ class JobRequest:
     spend_cap_nano: int | None = None
     shown_max_nano: int | None = None
     suffix: str = ""
+    project: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     integrations: Sequence[Mapping[str, object]] = ()

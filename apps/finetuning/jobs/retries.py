@@ -116,6 +116,7 @@ def _request(
         node_count=before.node_count,
         spend_cap_nano=cap_nano,
         suffix=before.suffix or job.suffix,
+        project=job.project_id,
         metadata=job.metadata,
         integrations=[msgspec.to_builtins(each) for each in before.integrations],
         evaluation=before.evaluation,

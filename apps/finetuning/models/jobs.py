@@ -21,6 +21,7 @@ class AllowanceScope(models.TextChoices):
 
     MEMBER = "member", gettext_noop("a member")
     LABEL = "label", gettext_noop("a metadata label")
+    PROJECT = "project", gettext_noop("a project")
 
 
 class Quota(OrganizationModel):
@@ -44,11 +45,18 @@ class Quota(OrganizationModel):
 
 
 class Allowance(OrganizationModel):
-    """What an organization lets the jobs of a member or of a label use, within its quota; null means no limit."""
+    """What an organization lets the jobs of a member, label or project use, within its quota; null means no limit."""
 
     id = IdField(prefix="allow")
     member_id = models.CharField(max_length=40, null=True, help_text="The member whose jobs it covers.")
     label = models.JSONField(null=True, help_text="The label whose jobs it covers: one name and its value.")
+    project = models.ForeignKey(
+        "accounts.Project",
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="+",
+        help_text="The project whose jobs it covers.",
+    )
     concurrent_gpus = models.PositiveIntegerField(null=True)
     queued_jobs = models.PositiveIntegerField(null=True)
     gpu_seconds_per_month = models.PositiveBigIntegerField(null=True)
@@ -59,10 +67,12 @@ class Allowance(OrganizationModel):
         constraints = [
             models.UniqueConstraint(fields=["organization", "member_id"], name="allowance_once_of_a_member"),
             models.UniqueConstraint(fields=["organization", "label"], name="allowance_once_of_a_label"),
+            models.UniqueConstraint(fields=["organization", "project"], name="allowance_once_of_a_project"),
             models.CheckConstraint(
                 name="allowance_of_one",
-                condition=Q(member_id__isnull=False, label__isnull=True)
-                | Q(member_id__isnull=True, label__isnull=False),
+                condition=Q(member_id__isnull=False, label=None, project=None)
+                | Q(member_id=None, label__isnull=False, project=None)
+                | Q(member_id=None, label=None, project__isnull=False),
             ),
             models.CheckConstraint(
                 name="allowance_limits",
@@ -72,26 +82,34 @@ class Allowance(OrganizationModel):
 
     @property
     def scope(self) -> AllowanceScope:
+        if self.project_id is not None:
+            return AllowanceScope.PROJECT
         return AllowanceScope.MEMBER if self.label is None else AllowanceScope.LABEL
 
     @property
     def target(self) -> str:
-        """Return the id of the member, or the label as name=value."""
+        """Return the id of the member or project, or the label as name=value."""
         if self.label is None:
-            return self.member_id or ""
+            return self.project_id or self.member_id or ""
         ((name, value),) = self.label.items()
         return f"{name}={value}"
 
     def covers(self, job: "FineTuningJob") -> bool:
         """Return whether a job of its organization counts."""
         if self.label is None:
-            return job.member_id == self.member_id
+            return self.target in (job.member_id, job.project_id)
         return self.label.items() <= job.labels.items()
 
     @property
     def covered(self) -> Q:
         """Return the condition that selects the jobs that it covers."""
-        whose = Q(member_id=self.member_id) if self.label is None else Q(labels__contains=self.label)
+        match self.scope:
+            case AllowanceScope.PROJECT:
+                whose = Q(project_id=self.project_id)
+            case AllowanceScope.MEMBER:
+                whose = Q(member_id=self.member_id)
+            case _:
+                whose = Q(labels__contains=self.label)
         return whose & Q(organization_id=self.organization_id)
 
 
@@ -128,6 +146,7 @@ class FineTuningJob(OrganizationModel):
     hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
     requested = models.JSONField(default=dict, help_text="The request as sent, for the API to echo.")
     metadata = models.JSONField(default=dict)
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     member_id = models.CharField(max_length=40, blank=True, help_text="The member behind it, whose allowance counts.")
     labels = models.JSONField(default=dict, help_text="Its metadata, and the labels of the key that created it.")
     seed = models.BigIntegerField()

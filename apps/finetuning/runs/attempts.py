@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from apps.adapters.models import AdapterVersion
@@ -216,8 +217,9 @@ def hold_cap(
 
 
 def attribution_of(*, job: FineTuningJob) -> Attribution:
-    """Return the attribution of the job's cost: its creator and its metadata."""
-    return attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)
+    """Return the attribution of the job's cost: its creator, its metadata and its project."""
+    by = attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)
+    return replace(by, project_id=job.project_id)
 
 
 def resume_hold_nano(*, job: FineTuningJob) -> int:

@@ -71,5 +71,7 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
         raise PermissionDenied(gettext("Who created the job has left, or the key that did was revoked or has expired."))
-    issued = issue_member_token(membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME)
+    issued = issue_member_token(
+        membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME, project_id=job.project_id
+    )
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

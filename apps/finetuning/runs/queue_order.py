@@ -91,7 +91,7 @@ _ROOMS = f"""
     , rooms AS MATERIALIZED (
         SELECT jsonb_object_agg(organization_id, rooms) AS found FROM (
             SELECT allowance.organization_id, jsonb_agg(jsonb_build_object(
-                'member', allowance.member_id, 'label', allowance.label,
+                'member', allowance.member_id, 'project', allowance.project_id, 'label', allowance.label,
                 'gpus', allowance.concurrent_gpus - coalesce((
                     SELECT sum(job.gpu_count)
                     FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
@@ -106,7 +106,9 @@ _ROOMS = f"""
 """  # noqa: S608 - constants
 _ALLOWED = """((SELECT found FROM rooms) IS NULL OR NOT EXISTS (
     SELECT FROM jsonb_array_elements((SELECT found FROM rooms) -> waiting.organization_id) AS room
-    WHERE job.gpu_count > (room->>'gpus')::bigint AND (job.member_id = room->>'member' OR job.labels @> (room->'label'))
+    WHERE job.gpu_count > (room->>'gpus')::bigint AND (
+        job.member_id = room->>'member' OR job.project_id = room->>'project' OR job.labels @> (room->'label')
+    )
 ))"""
 _FITTING = f"""
     FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id

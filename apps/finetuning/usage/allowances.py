@@ -1,4 +1,4 @@
-"""Allowances: what an organization lets the jobs of a member or of a label use, within its quota."""
+"""Allowances: what an organization lets the jobs of a member, label or project use, within its quota."""
 
 import datetime
 from collections.abc import Mapping
@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import get_project
 from apps.accounts.models import Organization, key_of
 from apps.accounts.queries import names_of_makers
 from apps.accounts.shares import get_share_holder
@@ -32,7 +33,7 @@ def set_allowance(
     by: str,
     now: datetime.datetime,
 ) -> Allowance:
-    """Set what the jobs of a member (its id) or a label (name=value) may use, in place of what was set before.
+    """Set what the jobs of a member or project (its id) or a label (name=value) may use, in place of what was set.
 
     `limits` has those of `ALLOWED`; one that is missing or None is no limit. Raises InvalidValue naming the field, such
     as a limit above the organization's quota, and InvalidState above MAX_ALLOWANCES.
@@ -67,7 +68,7 @@ def end_allowance(*, organization: Organization | str, allowance_id: str, by: st
 
 
 def list_allowances(*, organization: Organization | str) -> QuerySet[Allowance]:
-    """Return the allowances in force, those of members first."""
+    """Return the allowances in force: those of labels, then those of members and projects."""
     return Allowance.objects.for_organization(organization).order_by("label", "pk")
 
 
@@ -86,6 +87,8 @@ def _whose(organization_id: str, scope: str, target: str) -> dict[str, Any]:
             text = gettext("Give the id of a member or service account of the organization.")
             raise InvalidValue(text, param="target")
         return {"member_id": target}
+    if scope == AllowanceScope.PROJECT:
+        return {"project_id": get_project(organization=organization_id, id=target).pk}
     if scope != AllowanceScope.LABEL:
         values = ", ".join(AllowanceScope.values)
         raise InvalidValue(gettext("scope is one of %(values)s.") % {"values": values}, param="scope")

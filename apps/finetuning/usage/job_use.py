@@ -45,7 +45,10 @@ HOLDING = ", ".join(f"'{status}'" for status in RUN_HOLDING_LEASE)
 
 def covers(allowance: str, job: str) -> str:
     """Return the SQL condition that an allowance covers a job of the same organization, both by their aliases."""
-    return f"({job}.member_id = {allowance}.member_id OR {job}.labels @> {allowance}.label)"
+    return (
+        f"({job}.member_id = {allowance}.member_id OR {job}.project_id = {allowance}.project_id"
+        f" OR {job}.labels @> {allowance}.label)"
+    )
 
 
 _OF_MONTH = """
@@ -69,7 +72,7 @@ _LISTED = f"""
         coalesce((
             SELECT jsonb_agg(jsonb_build_array(
                 jsonb_build_object('id', id, 'organization_id', organization_id, 'member_id', member_id, 'label', label,
-                    'concurrent_gpus', concurrent_gpus, 'queued_jobs', queued_jobs,
+                    'project_id', project_id, 'concurrent_gpus', concurrent_gpus, 'queued_jobs', queued_jobs,
                     'gpu_seconds_per_month', gpu_seconds_per_month),
                 gpus, running_seconds, jobs,
                 CASE WHEN gpu_seconds_per_month IS NULL THEN 0 ELSE coalesce((
@@ -88,7 +91,7 @@ _USE = f"""
         SELECT run.job_id FROM sharing JOIN finetuning_run run ON run.organization_id = sharing.id
         WHERE run.finished_at IS NULL AND run.status IN ({HOLDING})
     ), needed AS MATERIALIZED (
-        SELECT job.id, job.organization_id, job.member_id, job.labels, job.gpu_count,
+        SELECT job.id, job.organization_id, job.member_id, job.project_id, job.labels, job.gpu_count,
             running.job_id IS NOT NULL AS is_running, greatest(
             job.gpu_count * coalesce(
                 nullif((job.estimate->>'run_seconds_p50')::float8, 0), (job.estimate->>'train_seconds_p50')::float8, 0

@@ -1,4 +1,4 @@
-"""How much of each limit an organization uses: of its quota, and of what it allows members and labels."""
+"""How much of each limit an organization uses: of its quota, and of what it allows members, labels and projects."""
 
 import datetime
 from collections import defaultdict
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from django.db.models import Q
 
-from apps.accounts.models import Organization
+from apps.accounts.members.projects import names_of_projects
+from apps.accounts.models import Organization, default_project_id
 from apps.accounts.queries import names_of_makers
 from apps.accounts.shares import get_share_holder, share_of
 from apps.finetuning.lifecycle import JOB_OPEN
@@ -18,7 +19,7 @@ from apps.finetuning.usage.job_use import month_of, read_use
 from apps.finetuning.usage.quotas import LIMITS, get_quota
 from apps.finetuning.usage.storage import stored_bytes
 
-_MOST_TARGETS = 20  # members and labels without an allowance: those that used the most GPU time
+_MOST_TARGETS = 20  # those without an allowance that used the most GPU time
 Target = tuple[AllowanceScope, str]
 
 
@@ -52,7 +53,7 @@ class RecentUse:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetUse:
-    """A member or label: its name, its allowance if it has one, and what its jobs use, as the organization's quota."""
+    """A member, label or project: its name, its allowance if it has one, and what its jobs use of each limit."""
 
     scope: AllowanceScope
     target: str
@@ -83,13 +84,19 @@ def list_quota_use(*, organization: Organization, now: datetime.datetime) -> lis
 
 
 def list_target_use(*, organization: Organization, now: datetime.datetime) -> list[TargetUse]:
-    """Return each member and label with an allowance, and then those whose jobs used GPU time in the last 30 days."""
+    """Return each member, label and project with an allowance, and then those that used GPU time in the last 30 days.
+
+    Jobs of the default project count for it only if it has an allowance: without projects, all jobs are its own.
+    """
     allowances = {(each.scope, each.target): each for each in list_allowances(organization=organization)}
     jobs = _Jobs.read(organization, now)
     recent = {target: jobs.recent_of(target) for target in {*jobs.targets, *allowances}}
-    others = [target for target, use in recent.items() if target not in allowances and use.gpu_seconds]
+    default = (AllowanceScope.PROJECT, default_project_id(organization))
+    others = [
+        target for target, use in recent.items() if use.gpu_seconds and target != default and target not in allowances
+    ]
     others.sort(key=lambda target: (-recent[target].gpu_seconds, target))
-    names = names_of_makers(organization=organization)
+    names = names_of_makers(organization=organization) | names_of_projects(organization=organization)
     return [
         TargetUse(
             scope=target[0],
@@ -105,7 +112,7 @@ def list_target_use(*, organization: Organization, now: datetime.datetime) -> li
 
 @dataclass(frozen=True)
 class _Jobs:
-    """An organization's jobs of the last 30 days and of this month, by member and label.
+    """An organization's jobs of the last 30 days and of this month, by member, label and project.
 
     `held` are the spans in which their attempts held GPUs, `lives` those from creation to end, and `needed` has the
     GPU-seconds that its unfinished jobs still need.
@@ -123,23 +130,23 @@ class _Jobs:
         held: dict[Target, list[Span]] = defaultdict(list)
         lives: dict[Target, list[Span]] = defaultdict(list)
         needed: dict[Target, float] = defaultdict(float)
-        columns = ("pk", "member_id", "labels", "created_at", "finished_at")
+        columns = ("pk", "member_id", "project_id", "labels", "created_at", "finished_at")
         # Two statements, each with an index of its own.
         rows = [row for each in (Q(status__in=JOB_OPEN), ended) for row in jobs.filter(each).values_list(*columns)]
         unfinished = [pk for pk, *_, finished in rows if finished is None]
         remaining = read_use(holder=organization.pk, jobs=unfinished, now=now).remaining if unfinished else {}
-        for pk, member, labels, created, finished in rows:
-            for target in _targets_of(member, labels):
+        for pk, member, project, labels, created, finished in rows:
+            for target in _targets_of(member, project, labels):
                 lives[target].append((created, finished, 1))
                 needed[target] += remaining.get(pk, 0.0)
         runs = Run.objects.for_organization(organization).filter(Q(finished_at=None) | ended)
         spans = runs.order_by().values_list(
-            "job__member_id", "job__labels", "leased_at", "finished_at", "job__gpu_count"
+            "job__member_id", "job__project_id", "job__labels", "leased_at", "finished_at", "job__gpu_count"
         )
-        for member, labels, leased, finished, gpus in spans:
+        for member, project, labels, leased, finished, gpus in spans:
             if leased is None:
                 continue
-            for target in _targets_of(member, labels):
+            for target in _targets_of(member, project, labels):
                 held[target].append((leased, finished, gpus))
         return cls(now, held, lives, needed)
 
@@ -168,6 +175,7 @@ class _Jobs:
         )
 
 
-def _targets_of(member: str, labels: Mapping[str, str]) -> list[Target]:
+def _targets_of(member: str, project: str, labels: Mapping[str, str]) -> list[Target]:
     found = [(AllowanceScope.LABEL, f"{name}={value}") for name, value in labels.items()]
+    found.append((AllowanceScope.PROJECT, project))
     return [*([(AllowanceScope.MEMBER, member)] if member else []), *found]

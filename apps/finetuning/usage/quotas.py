@@ -1,6 +1,6 @@
 """Limits of an organization, checked when a job is created and again when a worker would start it.
 
-So are its allowances, the limits that it sets for members and labels itself (allowances.py).
+So are its allowances, the limits that it sets for members, labels and projects itself (allowances.py).
 """
 
 import datetime
@@ -21,7 +21,7 @@ from apps.core.database import locks
 from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_OPEN
-from apps.finetuning.models import Allowance, FineTuningJob, Quota
+from apps.finetuning.models import Allowance, AllowanceScope, FineTuningJob, Quota
 from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, has_allowances, month_of, read_use
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
@@ -194,14 +194,16 @@ def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse
 
 
 def words_of(allowance: Allowance, *, names: Mapping[str, str] | None = None) -> str:
-    """Return whose jobs an allowance covers, as part of a sentence: the name of a member, or the label.
+    """Return whose jobs an allowance covers, as part of a sentence: the name of a member or project, or the label.
 
     `names` are those of `names_of_makers`, if they are read already.
     """
-    if allowance.member_id is None:
+    if allowance.scope == AllowanceScope.LABEL:
         return gettext("the label %(label)s") % {"label": allowance.target}
+    if allowance.project is not None:
+        return gettext("the project %(name)s") % {"name": allowance.project.name}
     known = names_of_makers(organization=allowance.organization_id) if names is None else names
-    return known.get(allowance.member_id, allowance.member_id)
+    return known.get(allowance.target, allowance.target)
 
 
 def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, str]:

@@ -14,7 +14,6 @@ from apps.interfaces.api.native import (
     keys,
     me,
     members,
-    service_accounts,
     serving,
     usage,
     webhooks,
@@ -27,6 +26,7 @@ from apps.interfaces.api.native.models import (
     model_files,
     retraining_plans,
 )
+from apps.interfaces.api.native.organization import projects, service_accounts
 from apps.interfaces.api.openai import (
     batches,
     checkpoint_permissions,
@@ -45,6 +45,7 @@ _COMPLETION = "v1/chat/completions/<str:completion_id>"
 _RUN = "v1/evals/<str:eval_id>/runs/<str:run_id>"
 _PERMISSIONS = "v1/fine_tuning/checkpoints/<path:model>/permissions"
 _GRADERS = "v1/fine_tuning/alpha/graders"
+_PROJECT = "api/v1/projects/<str:project_id>"
 _SERVICE_ACCOUNT = "api/v1/service-accounts/<str:service_account_id>"
 _PLAN = "api/v1/fine_tuning/retraining_plans/<str:plan_id>"
 _WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
@@ -148,6 +149,11 @@ urlpatterns = [
     path("api/v1/members/<str:membership_id>", members.MemberDetail.as_view(), name="api_member_detail"),
     path("api/v1/invitations", members.InvitationList.as_view(), name="api_invitation_list"),
     path("api/v1/invitations/<str:invitation_id>", members.InvitationDetail.as_view(), name="api_invitation_detail"),
+    path("api/v1/projects", projects.ProjectList.as_view(), name="api_project_list"),
+    path(_PROJECT, projects.ProjectDetail.as_view(), name="api_project_detail"),
+    path(f"{_PROJECT}/archive", projects.ProjectArchive.as_view(), name="api_project_archive"),
+    path(f"{_PROJECT}/members", projects.ProjectMembers.as_view(), name="api_project_members"),
+    path(f"{_PROJECT}/members/<str:member_id>", projects.ProjectMemberDetail.as_view(), name="api_project_member"),
     path("api/v1/service-accounts", service_accounts.ServiceAccountList.as_view(), name="api_service_account_list"),
     path(
         _SERVICE_ACCOUNT,

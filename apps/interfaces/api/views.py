@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from apps.accounts.login.key_operations import note_key_use
+from apps.accounts.members.visibility import seeing, sight_of_key
 from apps.accounts.models import Organization, User
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
@@ -57,7 +58,8 @@ class ApiView(APIView):
         identity = self.identity = cast(KeyIdentity, request.auth)
         with tenant(organization=identity.organization_id):
             note_key_use(identity=identity, now=db_now())
-        with with_key(identity.key_id), tenant(organization=identity.organization_id):
+        sight = sight_of_key(project_id=identity.project_id, scopes=identity.scopes)
+        with with_key(identity.key_id), seeing(sight), tenant(organization=identity.organization_id):
             self.organization = get_organization(id=identity.organization_id)
             handler = self._handler(request)
             self.check_permissions(request)

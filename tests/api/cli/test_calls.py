@@ -332,6 +332,7 @@ def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
     assert revoked.exit_code == 0 and anneal("login", answer="", key=rotated["secret"]).exit_code == 3
     assert anneal("keys", "create", "x", "--scope", "fly").exit_code == 5
     assert anneal("keys", "revoke", "../me").exit_code == 4
+    assert anneal("keys", "create", "x", "--scope", "view", "--project", "proj_unknown").exit_code == 4
 
 
 # --- lost answers -----------------------------------------------------------------------------------------------------

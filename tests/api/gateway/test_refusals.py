@@ -2,6 +2,7 @@
 
 from time import monotonic
 
+import httpx
 import openai
 import pytest
 
@@ -37,6 +38,22 @@ def test_each_route_asks_for_a_key_with_the_scope_of_inference(gateway, world, p
     assert error_of(answers["no scope"])["code"] == "insufficient_permissions"
     assert error_of(answers["anonymous"])["code"] == "invalid_api_key"
     assert answers["anonymous"].headers["www-authenticate"] == "Bearer"
+
+
+def test_the_project_that_openais_clients_name_must_be_the_one_of_the_key(gateway, world):
+    http, own = gateway.http(world.acme.key), world.acme.key.key.project_id
+    bodies = {"/v1/chat/completions": {"messages": HI}, "/v1/embeddings": {"input": "Hi"}}
+    for path, body in bodies.items():
+        answers = {
+            named: http.post(path, json={"model": world.acme.model_name} | body, headers={"OpenAI-Project": named})
+            for named in (own, world.rival.key.key.project_id, "proj_unknown")
+        }
+        mismatched = {named for named, answer in answers.items() if error_of_any(answer) == "mismatched_project"}
+        assert mismatched == set(answers) - {own} and {answers[each].status_code for each in mismatched} == {401}
+
+
+def error_of_any(answer: httpx.Response) -> str:
+    return "" if answer.status_code == 200 else error_of(answer)["code"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ OTHER_MEANINGS = {
     "meter": "a meter of Stripe; the count of a stream's tokens",
     "model": "a base model, or Django's",
     "plan": "what memory, replicas and spans are planned to be",
-    "project": "the word of Weights & Biases, and of OpenAI",
     "queue": "a queue of the broker, a pool or the gateway",
     "record": "a verb: to write down",
     "retry": "a new attempt at a call; a job that repeats another",

@@ -9,6 +9,8 @@ from tests.guards.urls.kinds import (
     NEW_PLAN,
     NEW_WEBHOOK,
     PLAN,
+    PROJECT,
+    PROJECT_MEMBER,
     SERVICE_ACCOUNT,
     UPLOAD,
     WEBHOOK,
@@ -57,6 +59,14 @@ PAGES: dict[str, Url] = {
     "web:member_role": page(post=P.MEMBER_MANAGE, ids={"membership_id": "membership"}, data={"role": "member"}),
     "web:member_remove": page(get=P.VIEW, post=P.VIEW, refs={"member": "membership"}),
     "web:member_export": page(get=P.VIEW),
+    "web:project_list": page(get=P.VIEW, post=P.MEMBER_MANAGE, data={"name": "Search"}),
+    "web:project_choose": page(post=P.VIEW, refs={"project": "project"}),
+    "web:project_archive": page(get=P.MEMBER_MANAGE, post=P.MEMBER_MANAGE, refs={"project": "project"}),
+    "web:project_detail": page(get=P.VIEW, post=P.MEMBER_MANAGE, ids=PROJECT, data={"name": "Renamed"}),
+    "web:project_member_set": page(
+        post=P.MEMBER_MANAGE, ids=PROJECT, data={"role": "viewer"}, refs={"member": "membership"}
+    ),
+    "web:project_member_remove": page(post=P.MEMBER_MANAGE, ids=PROJECT_MEMBER),
     "web:service_account_list": page(get=P.VIEW, post=P.MEMBER_MANAGE, data={"name": "ci", "role": "viewer"}),
     "web:service_account_role": page(post=P.MEMBER_MANAGE, ids=SERVICE_ACCOUNT, data={"role": "member"}),
     "web:service_account_remove": page(get=P.MEMBER_MANAGE, post=P.MEMBER_MANAGE, refs={"account": "service_account"}),

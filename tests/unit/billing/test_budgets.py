@@ -8,7 +8,7 @@ import pytest
 from django.core import mail
 
 from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.models import Organization, User
+from apps.accounts.models import Organization, User, default_project_id
 from apps.billing import budget_settings
 from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
 from apps.billing.budgets import Attribution, BudgetExceeded, attribution_of_key, get_states
@@ -165,7 +165,7 @@ def test_a_keys_labels_and_maker_are_whom_its_requests_are_charged_to(rich, key:
 
     whose = attribution_of_key(organization=rich, key_id=key.key.pk)
 
-    assert whose == Attribution(key.key.pk, alice.pk, {"team": "ads"})
+    assert whose == Attribution(key.key.pk, alice.pk, {"team": "ads"}, default_project_id(rich))
     assert KeyLabel.objects.count() == 1
 
 

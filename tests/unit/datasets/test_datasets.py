@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, default_project_id
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.errors import InvalidState, InvalidValue
@@ -368,6 +368,7 @@ def make_job(organization: Organization, version: DatasetVersion) -> None:
 
     FineTuningJob.objects.create(
         organization=organization,
+        project_id=default_project_id(organization),
         base_model=make_base_model(),
         training_file=version,
         method="lora",

@@ -106,6 +106,7 @@ def job_request(plan: RetrainingPlan, training: DatasetVersion, held_out: Datase
         gpu_count=before.gpu_count,
         node_count=before.node_count,
         suffix=before.suffix or job.suffix,
+        project=job.project_id,
         integrations=[msgspec.to_builtins(each) for each in before.integrations],
         evaluation=before.evaluation,
         exports=before.exports,

@@ -30,12 +30,14 @@ _STATUSES = {
 
 class KeysQuery(SearchQuery):
     status: Literal["active", "expired", "revoked"] | None = None
+    project: Annotated[str, Meta(max_length=40, description="The id of a project.")] | None = None
 
 
 class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
     """`expires_at` is in Unix seconds. The new key may do no more, and live no longer, than the one that makes it.
 
-    Limits that you leave out, and the labels, are those of the key that makes it.
+    The project and limits that you leave out, and the labels, are those of the key that makes it. Another project needs
+    the scope `member.manage`.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=80)]
@@ -44,6 +46,7 @@ class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
     concurrent_requests: Limit | None = None
+    project: Annotated[str, Meta(max_length=40)] | None = None
 
 
 class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,12 +57,14 @@ class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
 
 class ApiKeyObject(TypedDict):
     """`prefix` is the begin of the secret. `created_by` is the member or service account in whose name the key acts.
+    `project` is the one of all that is created with it.
 
     `issued_by` is set for keys of service accounts: who created the key, and so knows it.
     """
 
     object: Literal["api_key"]
     id: str
+    project: str
     name: str
     prefix: str
     status: str
@@ -88,6 +93,7 @@ class KeyList(ApiView):
         """List API keys, newest first. `q` searches name, prefix and maker."""
         rows = queries.list_keys(organization=self.organization)
         rows = rows.filter(_STATUSES[query.status]) if query.status else rows
+        rows = rows.filter(project=query.project) if query.project else rows
         now = db_now()
         fields = ("name", "prefix", "created_by__name", "created_by__email")
         return page(query, with_words_of(query, rows, fields=fields), lambda key: key_object(key, now))
@@ -125,7 +131,9 @@ class KeyRotation(ApiView):
     examples = {"POST": {"overlap_hours": 24}}
 
     def post(self, request: Request, key_id: str, body: RotateKey) -> IssuedKeyObject:
-        """Replace a key by a new one with the same scopes, limits, labels and budget. Both work for `overlap_hours`.
+        """Replace a key by a new one with the same project, scopes, limits, labels and budget.
+
+        Both work for `overlap_hours`.
 
         Only the maker of a key may rotate it, with that key or one that may do at least as much. Keys of service
         accounts are also rotated by those who manage the account.
@@ -156,6 +164,7 @@ def create_key(view: ApiView, body: CreateKey, service_account_id: str = "") -> 
         now=now,
         identity=view.identity,
         service_account_id=service_account_id,
+        project_id=body.project or "",
     )
     return issued_object(issued, now)
 
@@ -168,6 +177,7 @@ def key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
     return {
         "object": "api_key",
         "id": key.pk,
+        "project": key.project_id,
         "name": key.name,
         "prefix": key.prefix,
         "status": key.status(now=now),

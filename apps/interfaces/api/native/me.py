@@ -15,7 +15,10 @@ class OrganizationObject(TypedDict):
 
 
 class KeyObject(TypedDict):
+    """`project` is the one of all that is created with the key."""
+
     id: str
+    project: str
     scopes: list[str]
     expires_at: int | None
 
@@ -37,6 +40,7 @@ class MeView(ApiView):
             "organization": {"id": organization.pk, "name": organization.name, "slug": organization.slug},
             "key": {
                 "id": identity.key_id,
+                "project": identity.project_id,
                 "scopes": sorted(identity.scopes),
                 "expires_at": int(identity.expires_at.timestamp()) if identity.expires_at else None,
             },

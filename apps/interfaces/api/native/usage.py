@@ -61,9 +61,12 @@ class QuotaList(ApiView):
 
 
 class SetAllowance(msgspec.Struct, forbid_unknown_fields=True):
-    """`target` is the id of a member's user, or a label as name=value. A limit that is missing or null is none."""
+    """`target` is the id of a member's user or of a project, or a label as name=value.
 
-    scope: Literal["member", "label"]
+    A limit that is missing or null is none.
+    """
+
+    scope: Literal["member", "label", "project"]
     target: Annotated[str, Meta(max_length=577, examples=["team=search"])]
     concurrent_gpus: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
     gpu_seconds_per_month: Annotated[int, Meta(ge=0, le=LARGEST_BIG_INTEGER)] | None = None
@@ -86,7 +89,7 @@ class RecentUseObject(TypedDict):
 
 
 class AllowanceObject(TypedDict):
-    """What an organization lets the jobs of a member or of a label use, within its quota, and what they use."""
+    """What an organization lets the jobs of a member, label or project use, within its quota, and what they use."""
 
     object: Literal["allowance"]
     id: str
@@ -110,11 +113,11 @@ class AllowanceList(ApiView):
     examples = {"POST": {"scope": "label", "target": "team=search", "concurrent_gpus": 1}}
 
     def get(self, request: Request) -> ListObject[AllowanceObject]:
-        """Return what the organization allows its members and labels, and what they use. There are at most 100."""
+        """Return what the organization allows its members, labels and projects, and what they use. At most 100."""
         return list_object(_allowance_objects(self.organization))
 
     def post(self, request: Request, body: SetAllowance) -> AllowanceObject:
-        """Set what the jobs of a member or a label may use, within the organization's quota.
+        """Set what the jobs of a member, label or project may use, within the organization's quota.
 
         It replaces the allowance before, and counts what they use already.
         """
@@ -172,13 +175,13 @@ def _allowance_object(use: TargetUse, allowance: Allowance) -> AllowanceObject:
 
 
 class SetBudget(msgspec.Struct, forbid_unknown_fields=True):
-    """`target` is a label as name=value, the id of a key, or that of a member's user; empty for the organization.
+    """`target` is a label as name=value, or the id of a key, project or member's user; empty for the organization.
 
     The budget of a key also covers the keys that replace it by rotation, and its `target` is the first of them.
     """
 
     limit_usd: Annotated[str, Meta(max_length=30, examples=["250.00"])] | float
-    scope: Literal["organization", "label", "key", "member"] = "organization"
+    scope: Literal["organization", "label", "key", "member", "project"] = "organization"
     target: Annotated[str, Meta(max_length=577)] = ""
     mode: Literal["alert", "block", "pause"] = "alert"
     thresholds: Annotated[tuple[int, ...], Meta(max_length=MAX_THRESHOLDS)] = DEFAULT_THRESHOLDS
@@ -212,7 +215,7 @@ class BudgetList(ApiView):
         return list_object(_budget_objects(self.organization, list(list_budgets(organization=self.organization))))
 
     def post(self, request: Request, body: SetBudget) -> BudgetObject:
-        """Set the monthly budget of the organization, a label, a key or a member. It replaces the one before."""
+        """Set the monthly budget of the organization, a label, key, member or project. It replaces the one before."""
         budget = set_budget(
             organization=self.organization,
             scope=body.scope,
@@ -265,6 +268,7 @@ class UsageQuery(PageQuery):
     end_time: Moment | None = None
     key: Annotated[str, Meta(max_length=40, description="The id of a key.")] | None = None
     model: Annotated[str, Meta(max_length=200)] | None = None
+    project: Annotated[str, Meta(max_length=40, description="The id of a project.")] | None = None
 
 
 class UsageObject(TypedDict):
@@ -300,6 +304,7 @@ class UsageList(ApiView):
             until=until,
             key_id=query.key or "",
             model_name=query.model or "",
+            project_id=query.project or "",
         )
         return page(query, rows, _usage_object, order=("-hour_at", "-id"))
 

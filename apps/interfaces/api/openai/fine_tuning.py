@@ -83,6 +83,7 @@ class JobsQuery(SearchQuery):
     status: JobStatus | None = None
     model: Annotated[str, Meta(description="The name of a base model.")] | None = None
     metadata: _MetadataFilter | None = None
+    project: Annotated[str, Meta(max_length=40, description="The id of a project.")] | None = None
 
 
 class CheckpointsQuery(PageQuery):
@@ -107,6 +108,7 @@ class JobList(ApiView):
         rows = _with_metadata(queries.list_jobs(organization=self.organization), query)
         rows = rows.filter(status=query.status) if query.status else rows
         rows = rows.filter(base_model__name=query.model) if query.model else rows
+        rows = rows.filter(project=query.project) if query.project else rows
         rows = with_words_of(query, rows, fields=("id", "suffix", "base_model__name", "training_file__filename"))
         return page_together(query, rows, job_objects)
 

@@ -104,6 +104,7 @@ class JobObject(OurMembers, WaitMembers):
     model: str
     fine_tuned_model: str | None
     organization_id: str
+    project_id: str
     status: str
     training_file: str
     validation_file: str | None
@@ -149,6 +150,7 @@ def _job_object(
         "model": job.base_model.name,
         "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
         "organization_id": job.organization_id,
+        "project_id": job.project_id,
         "status": job.status,
         "training_file": job.training_file_id,
         "validation_file": job.validation_file_id,

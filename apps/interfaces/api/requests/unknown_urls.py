@@ -19,7 +19,7 @@ _NOT_OFFERED = (
     ("/v1/images", "Images are"),
     ("/v1/moderations", "Moderations are"),
     ("/v1/organization", "The administration API is"),
-    ("/v1/projects", "Projects are"),
+    ("/v1/projects", "The administration API is"),
     ("/v1/realtime", "Realtime sessions are"),
     ("/v1/responses/", "Stored responses are"),
     ("/v1/skills", "Skills are"),
@@ -29,9 +29,9 @@ _NOT_OFFERED = (
     ("/v1/webhook_endpoints", "Webhooks are"),
 )
 _OFFERED = ("chat", "completions", "embeddings", "files", "fine_tuning", "models", "responses", "uploads")
-# First parts of addresses requested by a client whose base URL lacks /v1. /organization is a page as well, and
-# so is /batches.
-WITHOUT_V1 = sorted({*_OFFERED, *(prefix.split("/")[2] for prefix, _ in _NOT_OFFERED)} - {"organization"})
+# First parts of addresses requested by a client whose base URL lacks /v1. /organization and /projects are pages
+# as well, and so is /batches.
+WITHOUT_V1 = sorted({*_OFFERED, *(prefix.split("/")[2] for prefix, _ in _NOT_OFFERED)} - {"organization", "projects"})
 
 
 class NotOffered(NotFound):

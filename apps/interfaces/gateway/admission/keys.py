@@ -13,7 +13,7 @@ from functools import partial
 from django.conf import settings
 
 from apps.accounts.login.api_keys import is_well_formed
-from apps.accounts.login.bearer_keys import read_bearer, wrong_key
+from apps.accounts.login.bearer_keys import read_bearer, require_project_of_key, wrong_key
 from apps.accounts.login.key_operations import note_key_use
 from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
@@ -80,10 +80,11 @@ class Keys:
         self._entries.clear()
         self._forgotten += 1
 
-    async def identify(self, authorization: str, address_of: Callable[[], str]) -> InferenceCaller:
+    async def identify(self, authorization: str, address_of: Callable[[], str], project: str = "") -> InferenceCaller:
         """Return the caller that the key belongs to. `address_of` is asked only for a key not seen valid before.
 
-        Raises InvalidApiKey, PermissionDenied (no scope for inference), RateLimited, Unavailable.
+        `project` is the header OpenAI-Project. Raises InvalidApiKey, MismatchedProject, PermissionDenied (no
+        scope for inference), RateLimited, Unavailable.
         """
         secret = read_bearer(authorization)
         known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
@@ -92,6 +93,7 @@ class Keys:
             entry = await self._entry(known, secret, address_of)
         if entry.identity is None:
             raise wrong_key(secret)
+        require_project_of_key(named=project, own=entry.identity.project_id)
         if entry.caller is None:
             raise PermissionDenied(
                 "This API key lacks the scope 'inference', or its maker's role no longer holds it.",

@@ -34,6 +34,7 @@ class Client:
         "batch_key_id",
         "is_batched",
         "limit_headers",
+        "project",
         "request_id",
         "ulid",
     )
@@ -43,6 +44,7 @@ class Client:
         self._peer: tuple[str, int] | None = scope.get("client")
         headers = self._exchange.headers
         self.authorization = headers.get(b"authorization", b"").decode("latin-1")
+        self.project = headers.get(b"openai-project", b"").decode("latin-1").strip()
         batched = headers.get(_BATCH_REQUEST)
         named = signatures.read(batched.decode("latin-1"), authorization=self.authorization) if batched else None
         self.is_batched = named is not None

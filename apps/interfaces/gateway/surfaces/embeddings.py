@@ -50,7 +50,7 @@ class Embeddings:
         caller: InferenceCaller | None = None
         progress = CallProgress()
         try:
-            caller = await services.keys.identify(client.authorization, client.address)
+            caller = await services.keys.identify(client.authorization, client.address, client.project)
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             with (

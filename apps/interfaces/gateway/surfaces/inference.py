@@ -130,7 +130,7 @@ class Inference:
         caller: InferenceCaller | None = None
         progress = CallProgress()
         try:
-            caller = await services.keys.identify(client.authorization, client.address)
+            caller = await services.keys.identify(client.authorization, client.address, client.project)
             if client.batch_key_id:
                 caller = await services.keys.for_key(caller, client.batch_key_id)
             client.limit_headers = lambda: services.rates.headers(caller.limits)

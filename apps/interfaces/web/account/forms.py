@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http import QueryDict
 from django.utils.translation import gettext
 
-from apps.accounts.models import Membership
+from apps.accounts.models import Membership, Project, default_project_id
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import ROLES, SCOPES, Permission, has_permission
 from apps.core.http.forms import LARGEST_INTEGER
@@ -120,6 +120,9 @@ _OWN_LIMIT = later("For model calls with this key. Leave empty to use only the o
 
 
 class KeyForm(forms.Form):
+    project = forms.ChoiceField(
+        label=later("Project"), required=False, help_text=later("All that is created with the key is in it.")
+    )
     service_account = forms.ChoiceField(
         label=later("Acts for"),
         required=False,
@@ -145,9 +148,17 @@ class KeyForm(forms.Form):
     )
 
     def __init__(
-        self, data: QueryDict | None = None, *, by: Membership, service_accounts: Iterable[Membership] = ()
+        self,
+        data: QueryDict | None = None,
+        *,
+        by: Membership,
+        service_accounts: Iterable[Membership] = (),
+        projects: Iterable[Project] = (),
+        project: Project | None = None,
     ) -> None:
         super().__init__(data)
+        self.fields["project"].choices = [(each.pk, each.name) for each in projects]  # type: ignore[attr-defined]
+        self.fields["project"].initial = project.pk if project else default_project_id(by.organization_id)
         may_manage, grantable = has_permission(by.role, Permission.MEMBER_MANAGE), grantable_roles(by)
         offered = [(each.pk, str(each.user)) for each in service_accounts if may_manage and each.role in grantable]
         self.fields["service_account"].choices = [("", gettext("You")), *offered]  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts import queries
 from apps.accounts.login import key_operations
+from apps.accounts.members import projects
 from apps.accounts.models import ApiKey
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budget_settings import issue_key
@@ -24,6 +25,7 @@ from apps.core.messages.translation import later
 from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
+from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _SESSION_ISSUED = "issued_key"
@@ -75,6 +77,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 limits=form.limits(),
                 now=now,
                 service_account_id=form.cleaned_data["service_account"],
+                project_id=form.cleaned_data["project"],
             )
             keep_secret(request, _SESSION_ISSUED, owner=issued.key.pk, secret=issued.secret)
             return redirect("web:key_list")
@@ -84,7 +87,14 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def _form(request: OrganizationRequest) -> KeyForm:
     data = request.POST if request.method == "POST" else None
     accounts = queries.list_service_accounts(organization=request.organization)
-    return KeyForm(data, by=request.membership, service_accounts=accounts)
+    offered = list(projects.list_projects(organization=request.organization))
+    return KeyForm(
+        data,
+        by=request.membership,
+        service_accounts=accounts,
+        projects=offered,
+        project=find_current_project(request),
+    )
 
 
 def _page(
@@ -111,7 +121,9 @@ def _page(
 
 
 def _listed(request: OrganizationRequest) -> QuerySet[ApiKey]:
-    keys = queries.list_keys(organization=request.organization)
+    keys = queries.list_keys(organization=request.organization).select_related("created_by", "issued_by", "project")
+    if project := find_current_project(request):
+        keys = keys.filter(project=project)
     return keys.annotate(sorted_name=Lower("name"), used_at=Coalesce("last_used_at", "created_at"))
 
 

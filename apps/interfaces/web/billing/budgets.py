@@ -8,6 +8,7 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
+from apps.accounts.members.projects import names_of_projects
 from apps.accounts.queries import names_of_keys, names_of_makers
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
@@ -27,7 +28,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
     """List budgets with the amounts spent and held under each; a POST sets one."""
-    form = BudgetForm(request.POST or None, organization=request.organization)
+    form = BudgetForm(request.POST or None, organization=request.organization, asked=request.GET.dict())
     if request.method == "POST":
         require(request.membership, Permission.ORGANIZATION_MANAGE)
         if form.is_valid():
@@ -141,6 +142,7 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
 
 
 def _names_of(request: OrganizationRequest, ids: Sequence[str]) -> dict[str, str]:
-    """Return the names of keys and members, and of the target of the organization's own budget."""
+    """Return the names of keys, members and projects, and of the target of the organization's own budget."""
     names = {"": gettext("The whole organization")} | names_of_keys(organization=request.organization, ids=ids)
+    names |= names_of_projects(organization=request.organization)
     return names | names_of_makers(organization=request.organization)

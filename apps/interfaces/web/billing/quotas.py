@@ -1,4 +1,4 @@
-"""The quota of an organization, and what it allows its members and labels within it."""
+"""The quota of an organization, and what it allows its members, labels and projects within it."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
@@ -36,13 +36,13 @@ _NAMES: dict[str, tuple[str, Callable[[int], str]]] = {
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """Show what is used, held and left of each limit; a POST sets what a member or a label may use."""
+    """Show what is used, held and left of each limit; a POST sets what a member, label or project may use."""
     now = db_now()
     uses = list_target_use(organization=request.organization, now=now)
     asked = request.POST if request.method == "POST" else request.GET
     target = asked.get("target", "") or asked.get(asked.get("scope", ""), "")
     chosen = next((use for use in uses if (use.scope.value, use.target) == (asked.get("scope"), target)), None)
-    form = AllowanceForm(request.POST or None, organization=request.organization, chosen=chosen)
+    form = AllowanceForm(request.POST or None, organization=request.organization, chosen=chosen, asked=asked.dict())
     if request.method == "POST":
         require(request.membership, Permission.ORGANIZATION_MANAGE)
         if form.is_valid():

@@ -1,5 +1,6 @@
 """Forms for budgets, quotas and spending."""
 
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -8,6 +9,7 @@ from django.db.models import QuerySet
 from django.http import QueryDict
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import list_projects
 from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import list_keys, names_of_makers
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS
@@ -21,8 +23,17 @@ from apps.finetuning.usage.quota_use import RecentUse, TargetUse
 _ASKED_FOR: dict[str, str] = {
     BudgetScope.KEY: later("Choose an API key."),
     BudgetScope.MEMBER: later("Choose a member."),
+    BudgetScope.PROJECT: later("Choose a project."),
     BudgetScope.LABEL: later("Enter a label as name=value, such as team=search."),
 }
+
+
+def _from_address(asked: Mapping[str, str] | None) -> dict[str, str]:
+    return {name: value for name, value in (asked or {}).items() if name in ("scope", "project")}
+
+
+def _project_choices(organization: Organization) -> list[tuple[str, str]]:
+    return [("", "–"), *((each.pk, each.name) for each in list_projects(organization=organization))]
 
 
 def _usable_keys(organization: Organization) -> QuerySet[ApiKey]:
@@ -30,11 +41,15 @@ def _usable_keys(organization: Organization) -> QuerySet[ApiKey]:
 
 
 class BudgetForm(forms.Form):
-    """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key or member."""
+    """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key, member or project.
+
+    `asked` is the query of the address, which may choose the scope and a project.
+    """
 
     scope = forms.ChoiceField(choices=BudgetScope.choices, label=later("For"))
     key = forms.ChoiceField(required=False, label=later("Key"))
     member = forms.ChoiceField(required=False, label=later("Member"))
+    project = forms.ChoiceField(required=False, label=later("Project"))
     label = forms.CharField(
         max_length=577, required=False, label=later("Label"), help_text=later("name=value, such as team=search")
     )
@@ -49,12 +64,15 @@ class BudgetForm(forms.Form):
         help_text=later("Each alert is sent once a month."),
     )
 
-    def __init__(self, data: QueryDict | None = None, *, organization: Organization) -> None:
-        super().__init__(data)
+    def __init__(
+        self, data: QueryDict | None = None, *, organization: Organization, asked: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(data, initial=_from_address(asked))
         keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in _usable_keys(organization)]
         makers = names_of_makers(organization=organization).items()
         self.fields["key"].choices = [("", "–"), *keys]  # type: ignore[attr-defined]
         self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
+        self.fields["project"].choices = _project_choices(organization)  # type: ignore[attr-defined]
 
     def clean_thresholds(self) -> tuple[int, ...]:
         try:
@@ -77,10 +95,14 @@ class BudgetForm(forms.Form):
 
 
 class AllowanceForm(forms.Form):
-    """What a member or a label may use, each with the use of the last 30 days if one is `chosen`. Empty: no limit."""
+    """What a member, label or project may use, with the use of the last 30 days if one is `chosen`. Empty: no limit.
+
+    `asked` is the query of the address, which may choose the scope and a project.
+    """
 
     scope = forms.ChoiceField(choices=[(each.value, later(each.label)) for each in AllowanceScope], label=later("For"))
     member = forms.ChoiceField(required=False, label=later("Member"))
+    project = forms.ChoiceField(required=False, label=later("Project"))
     label = forms.CharField(
         max_length=577, required=False, label=later("Label"), help_text=later("name=value, such as team=search")
     )
@@ -95,11 +117,17 @@ class AllowanceForm(forms.Form):
     )
 
     def __init__(
-        self, data: QueryDict | None = None, *, organization: Organization, chosen: TargetUse | None = None
+        self,
+        data: QueryDict | None = None,
+        *,
+        organization: Organization,
+        chosen: TargetUse | None = None,
+        asked: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(data, initial=_initial_of(chosen) if chosen else None)
+        super().__init__(data, initial=_initial_of(chosen) if chosen else _from_address(asked))
         makers = names_of_makers(organization=organization).items()
         self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
+        self.fields["project"].choices = _project_choices(organization)  # type: ignore[attr-defined]
         for name, words in (_recent_in_words(chosen.recent) if chosen else {}).items():
             self.fields[name].help_text = words
 

@@ -11,6 +11,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
+from apps.accounts.members.projects import names_of_projects
 from apps.accounts.models import Organization
 from apps.accounts.queries import names_of_keys, names_of_makers
 from apps.accounts.roles import Permission
@@ -54,9 +55,19 @@ _SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models 
 _OTHER = later("Other models")
 _PAGE = 20
 _JOBS_SHOWN = 10
-_SHOWN = 50  # of models, and of keys, members or labels
-_GROUPS = {Group.KEY: later("Key"), Group.MEMBER: later("Member"), Group.LABEL: later("Label")}
-_GROUP_WORDS = {Group.KEY: later("key"), Group.MEMBER: later("member"), Group.LABEL: later("label")}
+_SHOWN = 50  # of models, and of keys, members, projects or labels
+_GROUPS = {
+    Group.KEY: later("Key"),
+    Group.MEMBER: later("Member"),
+    Group.PROJECT: later("Project"),
+    Group.LABEL: later("Label"),
+}
+_GROUP_WORDS = {
+    Group.KEY: later("key"),
+    Group.MEMBER: later("member"),
+    Group.PROJECT: later("project"),
+    Group.LABEL: later("label"),
+}
 # The columns of each table as CSV.
 _HEADERS: dict[str, tuple[str, ...]] = {
     "lines": (
@@ -192,13 +203,15 @@ def _group(request: HttpRequest) -> Group:
 
 
 def _grouped(organization: Organization, group: Group, period: Period) -> list[tuple[str, int]]:
-    """Return the cost of each key, member or label in the period, highest first."""
+    """Return the cost of each key, member, project or label in the period, highest first."""
     label = get_profile(organization=organization).chargeback_label if group is Group.LABEL else ""
     sums = sum_by_group(organization=organization, first=period.first, last=period.last, group=group, label=label)
     if group is Group.LABEL:
         return [(f"{label}={value}" if value else f"{_WITHOUT} {label}", nano) for value, nano in sums.items()]
-    names = names_of_keys(organization=organization, ids=list(sums))
-    names |= names_of_makers(organization=organization)
+    if group is Group.PROJECT:
+        names = names_of_projects(organization=organization)
+    else:
+        names = names_of_keys(organization=organization, ids=list(sums)) | names_of_makers(organization=organization)
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
 
 

@@ -164,7 +164,16 @@ PAGES = (
         "docs/security/accounts.md",
         "Sign-up, second factors, roles, API keys, the audit log",
         Audience.OPERATORS,
-        ("web:member_", "web:organization_", "web:audit", "staff:organization_", "staff:audit", "account_", "mfa_"),
+        (
+            "web:member_",
+            "web:project_",
+            "web:organization_",
+            "web:audit",
+            "staff:organization_",
+            "staff:audit",
+            "account_",
+            "mfa_",
+        ),
     ),
     HelpPage(
         "limits",

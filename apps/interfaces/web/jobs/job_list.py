@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse, HttpResponseBase
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
+from apps.accounts.models import Project
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
@@ -21,6 +22,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _STATES = {
@@ -57,7 +59,8 @@ _EXPORTED = (
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    page = _LIST.page(request, queries.list_jobs(organization=request.organization))
+    project = find_current_project(request)
+    page = _LIST.page(request, _listed(request, project))
     now = db_now()
     waiting = reasons_to_wait(jobs=[job for job in page.rows if job.status == JobStatus.QUEUED], now=now)
     progress = list_progress(jobs=page.rows, now=now)
@@ -71,17 +74,22 @@ def index(request: OrganizationRequest) -> HttpResponse:
             }
             for job in page.rows
         ],
+        "project": project,
         "may_create": has_permission(request.membership.role, Permission.JOB_WRITE),
         "has_live": any(job.status not in JOB_TERMINAL for job in page.rows),
     }
     return render_list(request, "jobs/list.html", page, context)
 
 
+def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[FineTuningJob]:
+    jobs = queries.list_jobs(organization=request.organization)
+    return jobs.filter(project=project) if project else jobs
+
+
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    jobs = queries.list_jobs(organization=request.organization)
-    return _LIST.export(request, jobs, header=_EXPORTED, cells=_exported)
+    return _LIST.export(request, _listed(request, find_current_project(request)), header=_EXPORTED, cells=_exported)
 
 
 def _exported(job: FineTuningJob) -> tuple[object, ...]:

@@ -15,6 +15,7 @@ from psycopg.errors import ReadOnlySqlTransaction
 from apps.accounts.login.second_factor import require_second_factor
 from apps.accounts.login.sessions import require_recent_sign_in
 from apps.accounts.login.viewing import viewing_of
+from apps.accounts.members.visibility import seeing, sight_of_member
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.queries import get_organization, list_memberships_of
 from apps.accounts.roles import Permission, Viewer, has_permission
@@ -121,7 +122,8 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
                 gettext("You see what viewers of the organization see, and this page is not for them.")
             )
         require(membership, permission)
-        return run()
+        with seeing(sight_of_member(membership)):
+            return run()
 
 
 @contextmanager

@@ -39,6 +39,7 @@ from apps.finetuning.quotes.queries import quote_counted
 from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.training_data import Counted
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project
 
 SAMPLE = "samples/banking-questions.jsonl"
 DATASET_NAME = "Sample: banking questions"
@@ -95,6 +96,7 @@ def train(request: OrganizationRequest) -> HttpResponse:
             training_file=_sample_version(request.organization, by=request.membership.user_id).pk,
             shown_max_nano=int(cap),
             suffix=_SUFFIX,
+            project=project.pk if (project := find_current_project(request)) else "",
             idempotency_key=f"first-job:{once}",
         )
         job = create_job(organization=request.organization, request=asked, by=request.membership.user_id, now=db_now())

@@ -80,7 +80,7 @@ ACCOUNT = (
         label=later("Members"),
         icon="users",
         url_name="web:member_list",
-        views=("web:member_", "web:invitation_", "web:service_account_"),
+        views=("web:member_", "web:invitation_", "web:service_account_", "web:project_"),
         go="m",
     ),
     Place(label=later("Budgets"), icon="gauge", url_name="web:budget_list", views=("web:budget_",), go="b"),
@@ -129,6 +129,7 @@ ACTIONS = (
     Action(
         label=later("Service accounts"), icon="users", url_name="web:service_account_list", permission=Permission.VIEW
     ),
+    Action(label=later("Projects"), icon="layers", url_name="web:project_list", permission=Permission.VIEW),
     Action(
         label=later("Organization settings"),
         icon="settings",

@@ -13,6 +13,7 @@ from apps.finetuning.quotes.options import PoolQuote, rank_quotes
 from apps.finetuning.usage.charges import SpendCapTooLow, require_cap
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.shell.code_samples import job_samples
+from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.wizard.compute_table import (
     ORDERS,
     TableView,
@@ -38,7 +39,8 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
     shown = quotes if with_several else _few(quotes)
     ranking = rank_quotes(shown, deadline_seconds=deadline)
-    chosen = _chosen(shown, asked, ranking)
+    project = find_current_project(request)
+    chosen = _chosen(shown, asked, ranking, pool=project.default_pool if project and not needed_by else "")
     _require_cap(plan, chosen)
     view = TableView(
         chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
@@ -145,10 +147,14 @@ def best_quote(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
     return launchable or priced or next(iter(quotes), None)
 
 
-def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking) -> PoolQuote | None:
-    """Return the requested option if launchable, else the recommended, the fastest, or the first launchable one."""
+def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking, *, pool: str) -> PoolQuote | None:
+    """Return the requested option if launchable, else the first launchable one of the `pool` that a project prefers.
+
+    Else it is the recommended, the fastest, or the first launchable one.
+    """
     launchable = {quoted.key: quoted for quoted in quotes if quoted.is_launchable}
-    for key in (asked, ranking.recommended, ranking.fastest):
+    preferred = next((key for key, quoted in launchable.items() if quoted.pool.name == pool), None)
+    for key in (asked, preferred, ranking.recommended, ranking.fastest):
         if key in launchable:
             return launchable[key]
     return next(iter(launchable.values()), None)

@@ -6,6 +6,7 @@ from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Method
 from apps.interfaces.web.shell.access import OrganizationRequest
+from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 
 _CONTINUED_SHOWN = 20
@@ -19,7 +20,10 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     others = [model for model in found if not model.is_installed]
     chosen = plan.draft.get("model")
     is_all = bool(wanted or not usable or "all" in request.GET or any(model.name == chosen for model in others))
-    preselected = chosen or (usable[0].name if usable else "")
+    project = find_current_project(request)
+    preferred = next((model for model in usable if project and model.name == project.default_model), None)
+    first = preferred or next(iter(usable), None)
+    preselected = chosen or (first.name if first else "")
     return StepContext(
         {
             "continued": _continued(plan, chosen),

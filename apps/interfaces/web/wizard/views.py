@@ -17,6 +17,7 @@ from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.wizard.compute import quotes_of, spread
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan, StepContext
@@ -99,6 +100,7 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         spend_cap_nano=plan.compute_form.cap_nano,
         shown_max_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
+        project=project.pk if (project := find_current_project(request)) else "",
         evaluation=plan.after.plan,
         exports=plan.after.exports,
         integrations=plan.tracking.integrations,

@@ -50,6 +50,9 @@ def create(
     service_account: Annotated[
         str | None, typer.Option(help="The id of a service account, in whose name the key acts; without it, yours.")
     ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="The id of a project, in which the key works; without it, that of your key.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key and print its secret, which is shown only now.
@@ -61,6 +64,7 @@ def create(
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
         concurrent_requests=concurrent_requests,
+        project=project,
     )
     _issue(context, f"{item_path(_ACCOUNTS, service_account)}/keys" if service_account else _KEYS, body)
 

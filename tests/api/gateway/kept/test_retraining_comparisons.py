@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from apps.accounts.models import default_project_id
 from apps.adapters.models import AdapterVersion
 from apps.batches import worker
 from apps.contracts.runs import Hyperparameters
@@ -32,7 +33,8 @@ def make_comparable(tenant: Tenant) -> Retraining:
     job = FineTuningJob.objects.create(
         status="succeeded", finished_at=now, base_model=production.adapter.base_model, training_file=file, seed=1,
         method="lora", hyperparameters=msgspec.to_builtins(Hyperparameters()), suffix="bot",
-        adapter_version=make_adapter(tenant.organization, production.adapter.base_model), **owned,
+        adapter_version=make_adapter(tenant.organization, production.adapter.base_model),
+        project_id=default_project_id(tenant.organization), **owned,
     )  # fmt: skip
     plan = RetrainingPlan.objects.create(
         name="nightly", source_job=job, dataset=file.dataset, held_out=file.dataset, min_new_rows=10**6, max_nano=USD,

@@ -1,0 +1,256 @@
+"""Projects of an organization: created, changed and archived by those who manage members, each audited.
+
+Those who manage members manage the projects that they see, and owners see all. A member works in a project with their
+role in the organization, or less: `viewer` in a project allows no more than to look.
+"""
+
+import datetime
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.utils.translation import gettext
+
+from apps.accounts.members.memberships import lock_members
+from apps.accounts.members.visibility import seeing, sight_of_member, visible
+from apps.accounts.models import (
+    ApiKey,
+    Membership,
+    Organization,
+    Project,
+    ProjectMember,
+    ProjectRole,
+    User,
+    default_project_id,
+)
+from apps.accounts.operations import clean_name
+from apps.accounts.queries import with_made
+from apps.accounts.roles import Permission, has_permission
+from apps.core import audit
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
+
+MAX_PROJECTS = 200  # of an organization, without archived ones
+
+
+def list_projects(*, organization: Organization | str, with_archived: bool = False) -> QuerySet[Project]:
+    """Return the projects that the request sees, by name, and archived ones only if they are asked for."""
+    rows = visible(Project.objects.for_organization(organization), project="pk").order_by("name", "pk")
+    return rows if with_archived else rows.filter(archived_at=None)
+
+
+def get_project(*, organization: Organization | str, id: str) -> Project:
+    """Return a project that the request sees, also an archived one. Raises NotFound."""
+    found = list_projects(organization=organization, with_archived=True).filter(pk=id).first()
+    if found is None:
+        raise NotFound(gettext("No such project."), param="project", code="project_not_found")
+    return found
+
+
+def names_of_projects(*, organization: Organization | str) -> dict[str, str]:
+    """Return the names of the projects that the request sees, by id, also of archived ones."""
+    return dict(list_projects(organization=organization, with_archived=True).values_list("pk", "name"))
+
+
+def list_project_members(*, project: Project) -> QuerySet[ProjectMember]:
+    """Return who has a role in the project, oldest first."""
+    return project.members.select_related("membership__user").order_by("created_at", "pk")
+
+
+def require_project(*, organization: Organization | str, id: str, membership: Membership) -> Project:
+    """Return the project for something new of a member.
+
+    Raises NotFound for a project that the member does not see, InvalidState for an archived one, and PermissionDenied
+    for a viewer of it.
+    """
+    with seeing(sight_of_member(membership)):
+        project = get_project(organization=organization, id=id)
+    if project.archived_at:
+        raise InvalidState(
+            gettext("The project %(name)s is archived. Choose another one.") % {"name": project.name}, param="project"
+        )
+    is_viewer = project.members.filter(membership=membership, role=ProjectRole.VIEWER).exists()
+    if is_viewer and not has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
+        raise PermissionDenied(
+            gettext("The role viewer in the project %(name)s does not allow this. Choose another project.")
+            % {"name": project.name},
+            param="project",
+        )
+    return project
+
+
+@transaction.atomic
+def create_project(
+    *, organization: Organization, name: str, is_private: bool, by: User, now: datetime.datetime
+) -> Project:
+    """Create a project; `by` is a member of it. Raises PermissionDenied, InvalidValue, InvalidState."""
+    acting = _lock(organization, by)
+    if Project.objects.for_organization(organization).filter(archived_at=None).count() >= MAX_PROJECTS:
+        raise InvalidState(
+            gettext("An organization has at most %(most)s projects. Archive one first.") % {"most": MAX_PROJECTS}
+        )
+    project = Project.objects.create(
+        organization=organization, name=_free_name(organization, name), is_private=is_private, created_by=by.pk,
+        created_at=now,
+    )  # fmt: skip
+    ProjectMember.objects.create(
+        organization=organization, project=project, membership=acting, role=ProjectRole.MEMBER, created_at=now
+    )
+    audit.record(
+        organization=organization, by=by.pk, action="project.create", target=project.pk, name=project.name,
+        is_private=is_private,
+    )  # fmt: skip
+    return project
+
+
+@transaction.atomic
+def change_project(
+    *,
+    organization: Organization,
+    id: str,
+    by: User,
+    name: str | None = None,
+    is_private: bool | None = None,
+    default_model: str | None = None,
+    default_pool: str | None = None,
+) -> Project:
+    """Rename a project, or say who sees it and what its fine-tunes begin with; None stays.
+
+    Keys of those who do not see it stop working at once.
+
+    Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
+    """
+    _lock(organization, by)
+    project = _open_project(organization, id)
+    if is_private and project.is_default:
+        raise InvalidState(
+            gettext("The default project is open to all members. Create another one for what is private."),
+            param="is_private",
+        )
+    changes = {
+        "name": None if name is None else _free_name(organization, name, but=project),
+        "is_private": is_private,
+        "default_model": default_model,
+        "default_pool": default_pool,
+    }
+    changes = {field: value for field, value in changes.items() if value not in (None, getattr(project, field))}
+    before = {field: getattr(project, field) for field in changes}
+    for field, value in changes.items():
+        setattr(project, field, value)
+    if changes:
+        project.save(update_fields=list(changes))
+        audit.record(
+            organization=organization, by=by.pk, action="project.change", target=project.pk, before=before,
+            after=changes,
+        )  # fmt: skip
+    return project
+
+
+@transaction.atomic
+def archive_project(*, organization: Organization, id: str, by: User, now: datetime.datetime) -> Project:
+    """Archive a project and revoke its keys; its jobs stay. Raises NotFound, PermissionDenied, InvalidState."""
+    _lock(organization, by)
+    project = _open_project(organization, id)
+    if project.is_default:
+        raise InvalidState(gettext("The default project cannot be archived."))
+    project.archived_at = now
+    project.save(update_fields=["archived_at"])
+    keys = ApiKey.objects.for_organization(organization).filter(project=project)
+    revoked = with_made(keys).update(revoked_at=now, revoked_by=by)
+    audit.record(
+        organization=organization, by=by.pk, action="project.archive", target=project.pk, name=project.name,
+        keys_revoked=revoked,
+    )  # fmt: skip
+    return project
+
+
+@transaction.atomic
+def set_project_member(
+    *, organization: Organization, project_id: str, membership_id: str, role: str, by: User, now: datetime.datetime
+) -> ProjectMember:
+    """Give a member of the organization, person or service account, a role in a project, in place of the one before.
+
+    Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
+    """
+    _lock(organization, by)
+    project = _open_project(organization, project_id)
+    if role not in ProjectRole.values:
+        raise InvalidValue(
+            gettext("A role in a project is one of %(roles)s.") % {"roles": ", ".join(ProjectRole.values)},
+            param="role",
+        )
+    membership = Membership.objects.for_organization(organization).filter(pk=membership_id).first()
+    if membership is None:
+        raise NotFound(gettext("No such member."), param="member")
+    member, _ = ProjectMember.objects.update_or_create(
+        organization=organization,
+        project=project,
+        membership=membership,
+        defaults={"role": role},
+        create_defaults={"role": role, "created_at": now},
+    )
+    audit.record(
+        organization=organization, by=by.pk, action="project.member_set", target=project.pk,
+        member=membership.user_id, role=role,
+    )  # fmt: skip
+    return member
+
+
+@transaction.atomic
+def remove_project_member(*, organization: Organization, project_id: str, member_id: str, by: User) -> None:
+    """End a member's role in a project. What they see then is what others without a role in it see.
+
+    Raises NotFound, PermissionDenied, InvalidState.
+    """
+    _lock(organization, by)
+    project = _open_project(organization, project_id)
+    member = project.members.select_related("membership").filter(pk=member_id).first()
+    if member is None:
+        raise NotFound(gettext("No such member."), param="member")
+    member.delete()
+    audit.record(
+        organization=organization, by=by.pk, action="project.member_remove", target=project.pk,
+        member=member.membership.user_id,
+    )  # fmt: skip
+
+
+def _lock(organization: Organization, by: User) -> Membership:
+    """Lock the members, so that no key is made for a project that is being archived; return the actor's membership."""
+    acting = lock_members(organization, by)
+    if not has_permission(acting.role, Permission.MEMBER_MANAGE):
+        raise PermissionDenied(
+            gettext("Your role, %(role)s, does not allow managing projects.") % {"role": acting.role}
+        )
+    return acting
+
+
+def _open_project(organization: Organization, id: str) -> Project:
+    project = get_project(organization=organization, id=id)
+    if project.archived_at:
+        raise InvalidState(gettext("The project %(name)s is archived.") % {"name": project.name})
+    return project
+
+
+def _free_name(organization: Organization, name: str, *, but: Project | None = None) -> str:
+    name = clean_name(name)
+    same = Project.objects.for_organization(organization).filter(name__iexact=name, archived_at=None)
+    if same.exclude(pk=but.pk if but else "").exists():
+        raise InvalidState(
+            gettext("There is a project %(name)s already. Choose another name.") % {"name": name}, param="name"
+        )
+    return name
+
+
+def project_of_new_key(
+    *, organization: Organization, id: str, membership: Membership, own: str, scopes: frozenset[str] | None
+) -> Project:
+    """Return the project of a new key. `own` is that of the key that asks, with its `scopes`; None: a person asks.
+
+    Raises PermissionDenied for a key that asks for another project and does not manage members, and what
+    `require_project` raises.
+    """
+    wanted = id or own or default_project_id(organization)
+    if scopes is not None and wanted != own and Permission.MEMBER_MANAGE not in scopes:
+        raise PermissionDenied(
+            gettext("A key that this API key makes is in its project. Leave the project out."), param="project"
+        )
+    get_project(organization=organization, id=wanted)  # as the key that asks sees it
+    return require_project(organization=organization, id=wanted, membership=membership)

@@ -1,0 +1,1 @@
+"""Service accounts and projects: parts of an organization that programs work in."""

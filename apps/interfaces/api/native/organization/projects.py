@@ -1,0 +1,211 @@
+"""Projects, who works in them, and what they cost this month."""
+
+from typing import Annotated, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
+from rest_framework.request import Request
+
+from apps.accounts.members import projects
+from apps.accounts.models import Project, ProjectMember
+from apps.accounts.roles import Permission
+from apps.billing.budgets import spent_by_project
+from apps.core.database.clock import db_now
+from apps.core.money import usd_decimal
+from apps.finetuning.jobs.project_settings import change_project_settings
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
+from apps.interfaces.api.views import ApiView
+
+_OLDEST_FIRST = ("created_at", "id")
+Name = Annotated[str, Meta(min_length=1, max_length=80)]
+
+
+class CreateProject(msgspec.Struct, forbid_unknown_fields=True):
+    """With `is_private`, only members of the project and owners of the organization see its jobs and keys."""
+
+    name: Name
+    is_private: bool = False
+
+
+class ChangeProject(msgspec.Struct, forbid_unknown_fields=True):
+    """What is left out stays. An empty default is none."""
+
+    name: Name | None = None
+    is_private: bool | None = None
+    default_model: Annotated[str, Meta(max_length=200)] | None = None
+    default_pool: Annotated[str, Meta(max_length=64)] | None = None
+
+
+class ProjectObject(TypedDict):
+    """`is_default` is true for the project of all that names none.
+
+    `default_model` and `default_pool` are what the dashboard offers first for a new fine-tune.
+    """
+
+    object: Literal["organization.project"]
+    id: str
+    name: str
+    status: Literal["active", "archived"]
+    is_default: bool
+    is_private: bool
+    default_model: str | None
+    default_pool: str | None
+    created_at: int
+    archived_at: int | None
+
+
+class ProjectCost(ProjectObject):
+    """`spent_usd` is what the project cost in this calendar month (UTC)."""
+
+    spent_usd: str
+
+
+class ProjectsQuery(SearchQuery):
+    include_archived: bool = False
+
+
+class ProjectList(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.MEMBER_MANAGE}
+    examples = {"POST": {"name": "Search", "is_private": False}}
+
+    def get(self, request: Request, query: ProjectsQuery) -> ListObject[ProjectObject]:
+        """List projects, oldest first: the default project first. `q` searches names."""
+        rows = projects.list_projects(organization=self.organization, with_archived=query.include_archived)
+        return page(query, with_words_of(query, rows, fields=("name",)), _object, order=_OLDEST_FIRST)
+
+    def post(self, request: Request, body: CreateProject) -> ProjectObject:
+        """Create a project. The maker of your key is a member of it."""
+        return _object(
+            projects.create_project(
+                organization=self.organization,
+                name=body.name,
+                is_private=body.is_private,
+                by=self.maker,
+                now=db_now(),
+            )
+        )
+
+
+class ProjectDetail(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.MEMBER_MANAGE}
+    examples = {"POST": {"is_private": True}}
+
+    def get(self, request: Request, project_id: str) -> ProjectCost:
+        """Return a project, and what it cost this month."""
+        project = projects.get_project(organization=self.organization, id=project_id)
+        spent = spent_by_project(organization=self.organization, projects=[project.pk], now=db_now())
+        return {**_object(project), "spent_usd": usd_decimal(spent[project.pk])}
+
+    def post(self, request: Request, project_id: str, body: ChangeProject) -> ProjectObject:
+        """Rename a project, or say who sees it and what its fine-tunes begin with.
+
+        Keys whose maker does not see a private project stop working at once, and work again when the maker does.
+        """
+        return _object(
+            change_project_settings(
+                organization=self.organization,
+                id=project_id,
+                name=body.name,
+                is_private=body.is_private,
+                default_model=body.default_model,
+                default_pool=body.default_pool,
+                by=self.maker,
+            )
+        )
+
+
+class ProjectArchive(ApiView):
+    required_scope = {"POST": Permission.MEMBER_MANAGE}
+
+    def post(self, request: Request, project_id: str) -> ProjectObject:
+        """Archive a project. Its keys are revoked; its jobs and what they made stay."""
+        return _object(
+            projects.archive_project(organization=self.organization, id=project_id, by=self.maker, now=db_now())
+        )
+
+
+class SetProjectMember(msgspec.Struct, forbid_unknown_fields=True):
+    """`member` is the id of a member or of a service account, such as mem_….
+
+    A `viewer` only looks. A `member` does what the role in the organization allows.
+    """
+
+    member: Annotated[str, Meta(max_length=40)]
+    role: Literal["member", "viewer"] = "member"
+
+
+class ProjectMemberObject(TypedDict):
+    """`user` is the person or service account, under whom costs are counted."""
+
+    object: Literal["organization.project.member"]
+    id: str
+    user: str
+    name: str
+    role: str
+    added_at: int
+
+
+class DeletedProjectMember(TypedDict):
+    id: str
+    object: Literal["organization.project.member"]
+    deleted: Literal[True]
+
+
+class ProjectMembers(ApiView):
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.MEMBER_MANAGE}
+    examples = {"POST": {"member": "mem_01m834k536k0gf5jc32faqfm5y", "role": "viewer"}}
+
+    def get(self, request: Request, project_id: str, query: PageQuery) -> ListObject[ProjectMemberObject]:
+        """List who has a role in the project, oldest first. Others work in an open project with their own role."""
+        project = projects.get_project(organization=self.organization, id=project_id)
+        return page(query, projects.list_project_members(project=project), _member_object, order=_OLDEST_FIRST)
+
+    def post(self, request: Request, project_id: str, body: SetProjectMember) -> ProjectMemberObject:
+        """Give a member of the organization a role in the project, in place of the one before."""
+        return _member_object(
+            projects.set_project_member(
+                organization=self.organization,
+                project_id=project_id,
+                membership_id=body.member,
+                role=body.role,
+                by=self.maker,
+                now=db_now(),
+            )
+        )
+
+
+class ProjectMemberDetail(ApiView):
+    required_scope = {"DELETE": Permission.MEMBER_MANAGE}
+
+    def delete(self, request: Request, project_id: str, member_id: str) -> DeletedProjectMember:
+        """End a member's role in the project. Of a private project, the member's keys stop working at once."""
+        projects.remove_project_member(
+            organization=self.organization, project_id=project_id, member_id=member_id, by=self.maker
+        )
+        return {"id": member_id, "object": "organization.project.member", "deleted": True}
+
+
+def _object(project: Project) -> ProjectObject:
+    return {
+        "object": "organization.project",
+        "id": project.pk,
+        "name": project.name,
+        "status": "archived" if project.archived_at else "active",
+        "is_default": project.is_default,
+        "is_private": project.is_private,
+        "default_model": project.default_model or None,
+        "default_pool": project.default_pool or None,
+        "created_at": int(project.created_at.timestamp()),
+        "archived_at": int(project.archived_at.timestamp()) if project.archived_at else None,
+    }
+
+
+def _member_object(member: ProjectMember) -> ProjectMemberObject:
+    return {
+        "object": "organization.project.member",
+        "id": member.pk,
+        "user": member.membership.user_id,
+        "name": str(member.membership.user),
+        "role": member.role,
+        "added_at": int(member.created_at.timestamp()),
+    }

@@ -1,0 +1,238 @@
+"""Projects over the API: who may do what, what a private one hides, and keys, budgets and allowances in one."""
+
+import openai
+import pytest
+
+from apps.accounts.login.key_operations import IssuedKey, issue_key, rotate_key
+from apps.accounts.members.projects import create_project, set_project_member
+from apps.accounts.models import Membership, Project, default_project_id
+from apps.accounts.roles import ROLES, SCOPES, Admin, Member, Viewer
+from apps.billing.budget_settings import set_budget
+from apps.billing.budgets import Attribution
+from apps.billing.models import Hold, TrafficHour
+from apps.billing.usage.sums import Group, sum_by_group
+from apps.core.database.clock import db_now
+from apps.core.errors import NotFound
+from apps.core.models import AuditEntry
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.usage.allowances import set_allowance
+from tests.factories.accounts import make_key, make_service_account
+from tests.factories.money import USD, spend
+from tests.support.sdk import create, openai_client
+
+PROJECTS = "/api/v1/projects"
+
+
+def post(client, path, **body):
+    return client.post(path, body, format="json")
+
+
+def key_in(project: Project, by, *, scopes=frozenset(SCOPES) - {"organization.manage"}) -> IssuedKey:
+    role = Membership.objects.get(organization=project.organization, user=by).role
+    held = {each.value for each in ROLES[role].permissions}
+    return issue_key(
+        organization=project.organization, name="test", scopes=frozenset(scopes) & held, by=by, expires_at=None,
+        now=db_now(), project_id=project.pk,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def project(organization, alice) -> Project:
+    return create_project(organization=organization, name="Search", is_private=False, by=alice, now=db_now())
+
+
+@pytest.fixture
+def secret_project(organization, alice) -> Project:
+    return create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
+
+
+def test_owners_and_admins_manage_projects_members_see_them_and_outsiders_nothing(
+    api_client, organization, alice, ann, bob, vera, rival, charlie, project
+):
+    one, members = f"{PROJECTS}/{project.pk}", f"{PROJECTS}/{project.pk}/members"
+    member = Membership.objects.get(user=bob).pk
+
+    def statuses(client) -> list[int]:
+        added = post(client, members, member=member)
+        return [
+            *(client.get(each).status_code for each in (PROJECTS, one, members)),
+            post(client, PROJECTS, name=f"by {id(client)}").status_code,
+            post(client, one, name=f"renamed by {id(client)}").status_code,
+            added.status_code,
+            client.delete(f"{members}/{added.json().get('id', 'projm_none')}").status_code,
+            post(client, f"{PROJECTS}/{default_project_id(organization)}/archive").status_code,
+        ]
+
+    for person, role, may in ((alice, Admin, 200), (ann, Admin, 200), (bob, Member, 403), (vera, Viewer, 403)):
+        scopes = frozenset(SCOPES) & {each.value for each in role.permissions}
+        found = statuses(api_client(make_key(organization, person, scopes=scopes)))
+        assert found == [200] * 3 + [may] * 4 + [400 if may == 200 else 403], "the default project stays"
+    outsider = api_client(make_key(rival, charlie))
+    assert [each["is_default"] for each in outsider.get(PROJECTS).json()["data"]] == [True], "their own one"
+    refused = [
+        outsider.get(one), outsider.get(members), post(outsider, one, name="x"), post(outsider, members, member=member),
+        outsider.delete(f"{members}/projm_1"), post(outsider, f"{one}/archive"),
+    ]  # fmt: skip
+    assert [each.status_code for each in refused] == [404] * 6
+    assert {post(api_client(None), each).status_code for each in (PROJECTS, one, members)} == {401}
+    assert api_client(None).get(PROJECTS).status_code == 401
+
+
+def test_an_organization_that_never_uses_projects_has_one_in_which_all_is(api_client, organization, alice, floor, key):
+    job = floor.job()
+    (listed,) = api_client(key).get(PROJECTS).json()["data"]
+    assert (listed["id"], listed["is_default"]) == (default_project_id(organization), True)
+    assert {job.project_id, key.key.project_id, Hold.objects.get(source=job.pk).project_id} == {listed["id"]}
+
+
+def test_a_key_fixes_the_project_of_its_jobs_and_openais_header_must_name_it(
+    organization, alice, bob, floor, file_id, project
+):
+    made = key_in(project, bob)
+
+    job = create(openai_client(made, project=project.pk), file_id)
+
+    row = FineTuningJob.objects.get(pk=job.id)
+    assert (row.project_id, row.member_id) == (project.pk, bob.pk)
+    assert Hold.objects.get(source=job.id).project_id == project.pk
+    assert job.to_dict()["project_id"] == project.pk
+    for other in (default_project_id(organization), "proj_unknown"):
+        with pytest.raises(openai.AuthenticationError) as refused:
+            openai_client(made, project=other).models.list()
+        assert refused.value.code == "mismatched_project"
+    mine = openai_client(made)
+    assert [each.id for each in mine.fine_tuning.jobs.list(extra_query={"project": project.pk})] == [job.id]
+    assert not list(mine.fine_tuning.jobs.list(extra_query={"project": default_project_id(organization)}))
+
+
+def test_a_private_project_hides_its_jobs_and_keys_from_all_but_members_and_owners(
+    api_client, organization, alice, ann, bob, floor, file_id, secret_project
+):
+    hidden = key_in(secret_project, alice)
+    job = create(openai_client(hidden), file_id)
+    one, theirs = f"/v1/fine_tuning/jobs/{job.id}", f"{PROJECTS}/{secret_project.pk}"
+    admin = api_client(make_key(organization, ann, scopes=frozenset(SCOPES) - {"organization.manage"}))
+
+    def found(client) -> list[int]:
+        return [
+            client.get(each).status_code for each in (one, f"{one}/events", theirs, f"/api/v1/keys/{hidden.key.pk}")
+        ]
+
+    assert found(admin) == [404] * 4 and found(api_client(hidden)) == [200] * 4
+    assert found(api_client(make_key(organization, alice))) == [200] * 4, "an owner's key that manages all"
+    assert job.id not in str(admin.get("/v1/fine_tuning/jobs").json())
+    assert "Secret" not in str(admin.get(PROJECTS).json()) and hidden.key.pk not in str(
+        admin.get("/api/v1/keys").json()
+    )
+    assert post(admin, theirs, is_private=False).status_code == 404
+    with pytest.raises(NotFound):
+        key_in(secret_project, bob)
+    refused = post(
+        api_client(make_key(organization, alice)), f"{PROJECTS}/{default_project_id(organization)}", is_private=True
+    )
+    assert refused.json()["error"]["param"] == "is_private"
+
+
+def test_a_key_works_as_long_as_its_maker_works_in_the_project(api_client, organization, alice, bob, secret_project):
+    now, membership = db_now(), Membership.objects.get(user=bob)
+    account = make_service_account(organization, alice)
+    owner, members = api_client(make_key(organization, alice)), f"{PROJECTS}/{secret_project.pk}/members"
+    added = post(owner, members, member=membership.pk).json()
+    made = key_in(secret_project, bob)
+    client = api_client(made)
+    assert "inference" in client.get("/api/v1/me").json()["key"]["scopes"]
+
+    post(owner, members, member=membership.pk, role="viewer")
+    assert client.get("/api/v1/me").json()["key"] | {"expires_at": 0} == {
+        "id": made.key.pk, "project": secret_project.pk, "scopes": ["view"], "expires_at": 0,
+    }  # fmt: skip
+    owner.delete(f"{members}/{added['id']}")
+    assert client.get("/api/v1/me").status_code == 401
+    post(owner, members, member=account.pk)
+    set_project_member(
+        organization=organization, project_id=secret_project.pk, membership_id=membership.pk, role="member", by=alice,
+        now=now,
+    )  # fmt: skip
+    assert client.get("/api/v1/me").status_code == 200
+
+    rotated = rotate_key(organization=organization, key_id=made.key.pk, overlap=2 * (now - now), by=bob, now=db_now())
+    assert rotated.key.project_id == secret_project.pk
+    assert post(owner, f"{PROJECTS}/{secret_project.pk}/archive").json()["status"] == "archived"
+    assert api_client(rotated).get("/api/v1/me").status_code == 401
+    assert post(owner, "/api/v1/keys", name="k", scopes=["view"], project=secret_project.pk).status_code == 400
+    assert "Secret" not in str(owner.get(PROJECTS).json())
+    assert "Secret" in str(owner.get(f"{PROJECTS}?include_archived=true").json())
+    assert set(AuditEntry.objects.filter(target=secret_project.pk).values_list("action", flat=True)) == {
+        "project.create", "project.member_set", "project.member_remove", "project.archive",
+    }  # fmt: skip
+
+
+def test_a_key_makes_keys_of_its_project_and_of_others_only_if_it_manages_members(
+    api_client, organization, alice, bob, project
+):
+    made = api_client(key_in(project, bob))
+    new = post(made, "/api/v1/keys", name="k", scopes=["view"]).json()
+    assert new["project"] == project.pk
+    refused = post(made, "/api/v1/keys", name="k", scopes=["view"], project=default_project_id(organization))
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "project")
+    owner = api_client(make_key(organization, alice))
+    assert post(owner, "/api/v1/keys", name="k", scopes=["view"], project=project.pk).json()["project"] == project.pk
+    set_budget(
+        organization=organization, scope="project", target=default_project_id(organization), limit_nano=USD,
+        mode="block", by=alice.pk, now=db_now(),
+    )  # fmt: skip
+    escape = post(owner, "/api/v1/keys", name="k", scopes=["view"], project=project.pk)
+    assert escape.status_code == 403, "its project has a budget, which would not cover the new key"
+    assert {each["id"] for each in owner.get(f"/api/v1/keys?project={project.pk}").json()["data"]} >= {new["id"]}
+
+
+def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
+    api_client, organization, alice, bob, floor, file_id, project
+):
+    owner, sdk = api_client(make_key(organization, alice)), openai_client(key_in(project, bob))
+    allowed = post(owner, "/api/v1/allowances", scope="project", target=project.pk, queued_jobs=1).json()
+    limited = post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="50", mode="block").json()
+    job = create(sdk, file_id)
+    with pytest.raises(openai.RateLimitError, match="the project Search 1 unfinished job"):
+        create(sdk, file_id)
+    create(openai_client(make_key(organization, bob, scopes=frozenset({"job.write", "view"}))), file_id)
+
+    (counted,) = owner.get("/api/v1/allowances").json()["data"]
+    assert (counted["id"], counted["target"], counted["queued_jobs"]["used"]) == (allowed["id"], project.pk, 1)
+    held = Hold.objects.get(source=job.id).amount_nano
+    budget = owner.get(f"/api/v1/budgets/{limited['id']}").json()
+    assert float(budget["held_usd"]) == pytest.approx(held / USD)
+    owner.delete(f"/api/v1/allowances/{allowed['id']}")
+    post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="0.01", mode="block")
+    with pytest.raises(openai.RateLimitError, match="budget of the project Search"):
+        create(sdk, file_id)
+    one = f"{PROJECTS}/{project.pk}"
+    assert post(owner, one, default_model="anneal-demo", default_pool="local-cpu").json()["name"] == "Search"
+    for field in ("default_model", "default_pool"):
+        assert post(owner, one, **{field: "unknown"}).json()["error"]["param"] == field
+    kept = post(owner, one, default_pool="").json()
+    assert (kept["default_model"], kept["default_pool"]) == ("anneal-demo", None)
+    unknown = post(owner, "/api/v1/budgets", scope="project", target="proj_unknown", limit_usd="1")
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "target")
+    with pytest.raises(NotFound):
+        set_allowance(
+            organization=organization, scope="project", target="proj_unknown", limits={"queued_jobs": 1}, by=alice.pk,
+            now=db_now(),
+        )  # fmt: skip
+
+    none = ("aborted", "rate_limited", "over_quota", "not_found", "invalid", "failed", "cached_input_tokens")
+    for key in (key_in(project, bob), make_key(organization, alice)):
+        TrafficHour.objects.create(
+            organization=organization, model_name="m", key_id=key.key.pk, hour_at=db_now(), requests=1, input_tokens=5,
+            output_tokens=6, cost_nano=7, first_token_counts=[], latency_counts=[], **dict.fromkeys(none, 0),
+        )  # fmt: skip
+    assert len(owner.get(f"/api/v1/usage?project={project.pk}").json()["data"]) == 1
+    assert float(owner.get(f"{PROJECTS}/{project.pk}").json()["spent_usd"]) == 0
+    post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="50", mode="block")
+    spend(organization, 2 * USD, "ftjob-spent", attribution=Attribution(project_id=project.pk))
+    spend(organization, 3 * USD, "ftjob-before", attribution=Attribution())  # as before there were projects
+    spent = [owner.get(f"{PROJECTS}/{each['id']}").json()["spent_usd"] for each in owner.get(PROJECTS).json()["data"]]
+    assert [float(each) for each in spent] == [3, 2]
+    today = db_now().date()
+    sums = sum_by_group(organization=organization, first=today, last=today, group=Group.PROJECT)
+    assert sums == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}

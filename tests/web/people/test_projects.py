@@ -1,0 +1,116 @@
+"""The pages of projects: create, choose, who is in one, and which fine-tunes and keys are shown and made in it."""
+
+import pytest
+
+from apps.accounts.members.projects import create_project
+from apps.accounts.models import ApiKey, Membership, Project, default_project_id
+from apps.billing.budget_settings import set_budget
+from apps.core.database.clock import db_now
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.usage.allowances import set_allowance
+from tests.factories.accounts import make_key
+from tests.factories.catalog import make_base_model
+from tests.factories.market import Market
+from tests.factories.money import USD
+from tests.support.pages import text
+
+KEY = {"name": "nightly", "scopes": ["view"], "expires": "30"}
+
+
+@pytest.fixture
+def project(organization, ann) -> Project:
+    return create_project(organization=organization, name="Search", is_private=False, by=ann, now=db_now())
+
+
+def test_owners_and_admins_create_projects_and_say_who_is_in_them(
+    client_for, organization, alice, ann, bob, vera, charlie, rival
+):
+    admin, member = client_for(ann), client_for(bob)
+    made = admin.post("/projects", {"name": " Search  team ", "is_private": "on"})
+    project = Project.objects.get(name="Search team")
+    assert made.url == f"/projects/{project.pk}"
+    assert admin.post("/projects", {"name": "search TEAM"}).status_code == 422
+    page = f"/projects/{project.pk}"
+    assert "Search team" in text(admin.get(page)) and "Ann" in text(admin.get(page))
+    assert [client_for(each).get(page).status_code for each in (alice, bob, vera, charlie)] == [200, 404, 404, 404]
+    assert client_for(None).get(page).status_code == 302
+    assert "Search team" not in text(member.get("/projects"))
+    assert member.post("/projects", {"name": "x"}).status_code == 403
+    assert [client_for(each).post(f"{page}/members", {"member": "x"}).status_code for each in (bob, charlie)] == [
+        403,
+        404,
+    ]
+
+    added = {"member": Membership.objects.get(user=bob).pk, "role": "viewer"}
+    assert "Bob is now a viewer" in text(admin.post(f"{page}/members", added, follow=True))
+    assert "Search team" in text(member.get("/projects"))
+    assert member.post("/projects/choose", {"project": project.pk}).status_code == 302
+    refused = member.post("/keys", KEY | {"project": project.pk})
+    assert refused.status_code == 422 and "does not allow this" in text(refused)
+    admin.post(f"{page}/members/{project.members.get(role='viewer').pk}/remove")
+    assert member.get(page).status_code == 404 and member.get("/jobs").status_code == 200
+    archived = admin.post("/projects/archive", {"project": project.pk, "confirm": "Search team"}, follow=True)
+    assert "Archived Search team" in text(archived)
+    assert "Search team" not in text(admin.get("/projects"))
+
+
+def test_the_chosen_project_is_that_of_what_is_shown_and_made(client_for, organization, alice, bob, floor, project):
+    in_default, member = floor.job(suffix="other"), client_for(bob)
+    mine = floor.job(suffix="mine")
+    FineTuningJob.objects.filter(pk=mine.pk).update(project=project)
+    make_key(organization, alice)
+    shown = text(member.get("/jobs"))
+    assert in_default.suffix in shown and "mine" in shown
+
+    member.post("/projects/choose", {"project": project.pk})
+    shown = text(member.get("/jobs"))
+    assert "mine" in shown and "Project Search" in shown and in_default.pk not in shown
+    assert b"".join(member.get("/jobs/export")).decode().count("ftjob-") == 1
+    page = member.get("/keys")
+    assert page.context["form"]["project"].initial == project.pk and not page.context["keys"]
+    assert member.post("/keys", KEY | {"project": project.pk}).status_code == 302
+    assert ApiKey.objects.get(name="nightly").project == project
+    member.post("/projects/choose", {"project": ""})
+    assert in_default.pk in text(member.get("/jobs")) and "Project Search" in text(member.get("/keys"))
+    assert member.post("/projects/choose", {"project": "proj_unknown"}).status_code == 404
+
+
+def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organization, alice, project):
+    owner = client_for(alice)
+    page = text(owner.get(f"/projects/{project.pk}"))
+    assert f"/budgets?scope=project&project={project.pk}" in page
+    asked = owner.get(f"/budgets?scope=project&project={project.pk}").context["form"]
+    assert (asked["scope"].value(), asked["project"].value()) == ("project", project.pk)
+    sent = {"scope": "project", "project": project.pk, "limit_usd": "20", "mode": "block", "thresholds": "80"}
+    assert owner.post("/budgets", sent).status_code == 302
+    assert "$20.00" in text(owner.get(f"/projects/{project.pk}")) and "Search" in text(owner.get("/budgets"))
+    assert owner.post("/quotas", {"scope": "project", "project": "", "queued_jobs": "1"}).status_code == 422
+    assert owner.post("/quotas", {"scope": "project", "project": project.pk, "queued_jobs": "1"}).status_code == 302
+    assert "Search" in text(owner.get("/quotas")) and "Default project" not in text(owner.get("/usage?by=project"))
+    default = default_project_id(organization)
+    set_budget(
+        organization=organization, scope="project", target=default, limit_nano=USD, mode="alert", by=alice.pk,
+        now=db_now(),
+    )  # fmt: skip
+    set_allowance(
+        organization=organization, scope="project", target=default, limits={"queued_jobs": 1}, by=alice.pk,
+        now=db_now(),
+    )  # fmt: skip
+    assert "Default project" in text(owner.get("/quotas")) and "Default project" in text(owner.get("/budgets"))
+    assert owner.post(f"/projects/{default}", {"name": "Default", "is_private": "on"}).status_code == 422
+
+
+def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, organization, alice, bob, project):
+    market, small = Market(organization), make_base_model("small-demo")
+    owner, member, page = client_for(alice), client_for(bob), f"/projects/{project.pk}"
+    assert owner.post(page, {"name": "Search", "default_model": "unknown"}).status_code == 422
+    defaults = {"name": "Search", "default_model": market.base_model.name, "default_pool": "a100"}
+    assert owner.post(page, defaults).status_code == 302
+
+    def offered() -> tuple[str, str]:
+        model = member.get(f"/jobs/new?dataset={market.version.pk}&step=model").context["chosen"]
+        return model, member.get(f"{market.wizard}&step=compute").context["auto"]
+
+    assert offered()[0] == small.name and not offered()[1].startswith("a100")
+    member.post("/projects/choose", {"project": project.pk})
+    assert offered() == (market.base_model.name, "a100")
