@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from django.db.models import F, QuerySet
@@ -19,19 +19,21 @@ from apps.serving.ready_replicas import credible, ready_replicas, spoken_lately
 
 @dataclass(frozen=True)
 class Upstream:
-    """One replica that can answer: the address of its proxy and the token the proxy expects."""
+    """One replica that can answer: the address of its proxy, the token the proxy expects, and its region."""
 
     replica_id: str
     url: str
     token: str
+    region: str = ""
 
 
 @dataclass(frozen=True)
 class Route:
     """How a public model name is answered. `organization_id` None: a base model, open to every customer.
 
-    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `is_loading`: a replica
-    should load it, none has yet, and none has failed. `is_cold`: no replica has a place for it until it is requested.
+    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `draining` answer only
+    what no other can. `is_loading`: a replica should load it, none has yet, and none has failed. `is_cold`: no replica
+    has a place for it until it is requested.
     """
 
     model_name: str
@@ -44,6 +46,14 @@ class Route:
     is_loading: bool = False
     is_cold: bool = False
     media: tuple[str, ...] = ()  # accepted input besides text
+    draining: tuple[Upstream, ...] = ()
+
+    def limited_to(self, regions: Collection[str]) -> "Route":
+        """Return the route for an organization whose requests may be answered in these regions alone."""
+        staying, draining = (
+            tuple(one for one in found if one.region in regions) for found in (self.upstreams, self.draining)
+        )
+        return replace(self, upstreams=staying or draining, draining=draining)
 
 
 @dataclass(frozen=True)
@@ -71,16 +81,17 @@ class _Ready:
     upstream: Upstream
 
 
-def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
-    """Return the replicas to ask. Draining replicas answer only what no other can."""
-    staying = [one for one in found if one.replica.draining_at is None]
-    return tuple(one.upstream for one in staying or found)
+def _upstreams(found: list[_Ready]) -> dict[str, tuple[Upstream, ...]]:
+    """Return the replicas to ask, and those that drain. Draining replicas answer only what no other can."""
+    draining = tuple(one.upstream for one in found if one.replica.draining_at is not None)
+    staying = tuple(one.upstream for one in found if one.replica.draining_at is None)
+    return {"upstreams": staying or draining, "draining": draining}
 
 
 def list_routes() -> list[Route]:
     """Return every name that may be requested now, with the replicas that confirmed it."""
     replicas = list(ready_replicas().filter(token__isnull=False).select_related("token"))
-    ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
+    ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r), r.region_id)) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
 
 
@@ -94,7 +105,7 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             base_model_name=base.name,
             adapter_version_id="",
             context_length=base.context_length,
-            upstreams=_upstreams(
+            **_upstreams(
                 [
                     one
                     for one in ready.values()
@@ -127,7 +138,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             base_model_name=version.adapter.base_model.name,
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
-            upstreams=_upstreams(loaded[version.pk]),
+            **_upstreams(loaded[version.pk]),
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
             # Merged models were trained and tested on text alone.

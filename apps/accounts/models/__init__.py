@@ -12,6 +12,7 @@ from apps.accounts.models.notices import (
     WebhookFormat,
 )
 from apps.accounts.models.people import Invitation, Membership, Organization, SavedView, User, key_of
+from apps.accounts.models.regions import Region, allowed_in, home_region, is_allowed
 
 __all__ = [
     "ApiKey",
@@ -24,10 +25,14 @@ __all__ = [
     "NotificationKind",
     "Organization",
     "OrganizationEvent",
+    "Region",
     "SavedView",
     "User",
     "WebhookDelivery",
     "WebhookEndpoint",
     "WebhookFormat",
+    "allowed_in",
+    "home_region",
+    "is_allowed",
     "key_of",
 ]

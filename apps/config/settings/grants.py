@@ -16,6 +16,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "catalog": "read",
         "catalog.hublookup": "none",
         "accounts.organization": "read",
+        "accounts.region": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",
@@ -24,6 +25,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_gateway": {
         "accounts.apikey": "write",
         "accounts.organization": "read",
+        "accounts.region": "read",
         "accounts.membership": "read",
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",

@@ -13,6 +13,7 @@ from django.db.models import Sum
 from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import regions_of
 from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import attribution_of_actor
@@ -31,7 +32,7 @@ from apps.core.messages.translation import translated
 from apps.core.money import dollars, rated, usd_decimal
 from apps.datasets.intake.versions import lock_storage
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
-from apps.finetuning.models import Conversion
+from apps.finetuning.models import Conversion, GpuPool
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
 from apps.finetuning.usage.storage import left_bytes
 
@@ -171,6 +172,10 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
     if not base_model.is_installed:
         text = gettext("The base model %(name)s is no longer installed here, and a conversion needs its files.")
         return InvalidState(text % {"name": base_model.name}, param="model", code="base_model_gone")
+    regions = regions_of(organization=version.organization_id)
+    if regions is not None and not GpuPool.objects.filter(region__in=regions).exists():
+        text = gettext("No pool is in a region that your organization may use: %(regions)s.")
+        return InvalidState(text % {"regions": ", ".join(regions)}, param="model", code="region_refused")
     if kind == GGUF and (reason := why_no_gguf()):
         return InvalidState(translated(reason), param="kind", code="conversion_unavailable")
     if size is None:
