@@ -177,6 +177,7 @@ def test_work_on_finished_models_stays_in_the_region(world: Regions, settings) -
         price_nano=0,
     )  # fmt: skip
     world.limit("eu")
+    version = type(version).objects.get(pk=version.pk)  # with its organization as it is now
     elsewhere = Worker.objects.select_related("pool").get(pk=world.us_worker.pk)
     here = Worker.objects.select_related("pool").get(pk=floor.worker.pk)
     asked = ConversionClaim()
