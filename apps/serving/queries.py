@@ -1,12 +1,14 @@
 """Queries on serving: states and routes, with the gateway's routing table."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from django.db.models import F, QuerySet
 
+from apps.accounts.models import is_allowed
+from apps.accounts.queries import list_limited
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
@@ -128,7 +130,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
         elif state != LoadState.LOADING:
             refused.add(version_id)
     deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
-    wanted, cold = _wanted_and_cold(replicas, deployments)
+    wanted, cold = _wanted_and_cold(replicas, deployments, list_limited())
     versions = [d.adapter_version for d in deployments]
     return [
         Route(
@@ -157,21 +159,27 @@ def _current_deployments() -> QuerySet[Deployment]:
     return Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None)
 
 
-def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployment]) -> tuple[set[str], set[str]]:
-    """Return the ids of the versions placed on a replica, and of those that only lack a place."""
+def _wanted_and_cold(
+    replicas: Iterable[Replica], deployments: Iterable[Deployment], limited: Mapping[str, Collection[str] | None]
+) -> tuple[set[str], set[str]]:
+    """Return the ids of the versions placed on a replica, and of those that only lack a place.
+
+    `limited` are the regions of organizations that are limited to some.
+    """
     ready = list(replicas)
     wanted = set(Placement.objects.filter(replica__in=ready).values_list("adapter_version_id", flat=True))
-    most_rank: dict[str, int] = defaultdict(int)
+    most_ranks: dict[str, dict[str, int]] = defaultdict(dict)  # by base model and region
     for replica in ready:
-        if replica.whole_model_id is not None:
-            continue
-        most_rank[replica.base_model_id] = max(most_rank[replica.base_model_id], replica.max_rank)
-    fitting = {
-        deployment.adapter_version_id
-        for deployment in deployments
-        if not _is_whole(deployment.adapter_version)
-        and deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
-    }
+        if replica.whole_model_id is None:
+            ranks = most_ranks[replica.base_model_id]
+            ranks[replica.region_id] = max(ranks.get(replica.region_id, 0), replica.max_rank)
+    fitting = set()
+    for deployment in deployments:
+        version, regions = deployment.adapter_version, limited.get(deployment.organization_id)
+        ranks = most_ranks.get(version.adapter.base_model_id, {})
+        most_rank = max((rank for region, rank in ranks.items() if is_allowed(regions, region)), default=-1)
+        if version.rank <= most_rank and not _is_whole(version):
+            fitting.add(version.pk)
     return wanted, fitting - wanted
 
 
@@ -228,8 +236,9 @@ def _cold_ids(versions: Collection[str]) -> set[str]:
     """Return those of the versions that only lack a place."""
     with system():  # places are every tenant's; only ids leave this block
         deployed = _current_deployments().filter(adapter_version__in=versions)
-        deployments = list(deployed.select_related("adapter_version__adapter"))
-        return _wanted_and_cold(ready_replicas(), deployments)[1]
+        deployments = list(deployed.select_related("adapter_version__adapter", "organization"))
+        limited = {each.organization_id: each.organization.regions for each in deployments}
+        return _wanted_and_cold(ready_replicas(), deployments, limited)[1]
 
 
 def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:

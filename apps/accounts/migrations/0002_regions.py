@@ -35,4 +35,8 @@ class Migration(migrations.Migration):
             model_name='organization',
             constraint=models.CheckConstraint(condition=models.Q(('regions', None), ('regions__len__gt', 0), _connector='OR'), name='organization_has_a_region'),
         ),
+        migrations.AddIndex(
+            model_name='organization',
+            index=models.Index(condition=models.Q(('regions__isnull', False)), fields=['id'], name='organization_limited'),
+        ),
     ]

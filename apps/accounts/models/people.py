@@ -121,6 +121,8 @@ class Organization(models.Model):
                 condition=models.Q(regions=None) | models.Q(regions__len__gt=0),
             )
         ]
+        # Gateways read the limited ones every second.
+        indexes = [models.Index(fields=["id"], condition=models.Q(regions__isnull=False), name="organization_limited")]
         triggers = [key_news("organization_key_news", pgtrigger.UpdateOf("suspended_at"), organization="NEW.id")]
 
     def __str__(self) -> str:

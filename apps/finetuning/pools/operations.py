@@ -176,9 +176,7 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
         )
     if not is_allowed(regions := regions_of(organization=version.organization_id), pool.region_id):
         text = gettext("This model's organization is limited to %(regions)s, and the pool is in %(region)s.")
-        raise InvalidValue(
-            text % {"regions": ", ".join(regions or ()), "region": pool.region_id}, param="whole_model"
-        )
+        raise InvalidValue(text % {"regions": ", ".join(regions or ()), "region": pool.region_id}, param="whole_model")
     if version.status != AdapterVersionStatus.FILES_ONLY or version.deleted_at is not None:
         raise InvalidValue(
             gettext("This model is an adapter: any replica of its base model serves it beside others."),

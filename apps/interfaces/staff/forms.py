@@ -10,7 +10,7 @@ from django.http import QueryDict
 from django.utils import timezone
 from django.utils.translation import gettext
 
-from apps.accounts.models import Organization, Region, home_region
+from apps.accounts.models import Organization
 from apps.accounts.queries import list_regions
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
@@ -38,9 +38,7 @@ class PoolForm(forms.Form):
     gpu_type = forms.ModelChoiceField(
         queryset=GpuType.objects.none(), label=later("GPU type"), empty_label=later("Choose a type")
     )
-    region = forms.ModelChoiceField(
-        queryset=Region.objects.none(), label=later("Region"), initial=home_region, empty_label=None
-    )
+    region = forms.ChoiceField(label=later("Region"))
     memory_gib = forms.FloatField(
         min_value=0.1, max_value=100_000, label=later("Memory one job may use, GiB"), help_text=later("For each GPU.")
     )
@@ -73,7 +71,9 @@ class PoolForm(forms.Form):
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["gpu_type"].queryset = list_gpu_types()  # type: ignore[attr-defined]
-        self.fields["region"].queryset = list_regions()  # type: ignore[attr-defined]
+        regions = list(list_regions())
+        self.fields["region"].choices = [(region.pk, region.pk) for region in regions]  # type: ignore[attr-defined]
+        self.fields["region"].initial = next(region.pk for region in regions if region.is_home)
 
     def clean(self) -> dict[str, object]:
         cleaned: dict[str, object] = super().clean() or self.cleaned_data

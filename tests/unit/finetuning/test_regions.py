@@ -223,6 +223,8 @@ def test_adapters_and_requests_stay_on_replicas_of_the_region(world: Regions, ri
     Replica.objects.filter(pk=here.pk).update(is_ready=False)
     sent = refusal(lambda: asyncio.run(routes_now().find(base.name, organization_id=organization.pk)))
     assert sent.startswith("region_refused: Your organization is limited to eu, and this model is served in us alone.")
+    cold = {route.organization_id for route in list_routes() if route.adapter_version_id and route.is_cold}
+    assert organization.pk not in cold, "no request brings it back"
 
 
 def test_a_whole_model_gets_no_replica_elsewhere_and_loses_the_one_it_has(world: Regions) -> None:

@@ -68,7 +68,7 @@ def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
     pool = operations.create_pool(
         name=data["name"],
         gpu_type=data["gpu_type"],
-        region=data["region"].pk,
+        region=data["region"],
         memory_bytes=form.memory_bytes,
         interruptions_per_hour=form.spot_interruptions,
         price_policy=data["price_policy"],
@@ -97,7 +97,7 @@ def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
         with domain_errors_on(form):
             operations.edit_pool(
                 pool=pool,
-                region=form.cleaned_data["region"].pk,
+                region=form.cleaned_data["region"],
                 memory_bytes=form.memory_bytes,
                 is_open=form.cleaned_data["is_open"],
                 serves_whole_models=form.cleaned_data["serves_whole_models"],
