@@ -138,7 +138,7 @@ def regions_of(*, organization: Organization | str) -> list[str] | None:
 def list_limited() -> dict[str, frozenset[str]]:
     """Return the regions of every organization that is limited to some, by its id."""
     limited = Organization.objects.exclude(regions=None).values_list("pk", "regions")
-    return {organization_id: frozenset(regions) for organization_id, regions in limited}
+    return {organization_id: frozenset(regions or ()) for organization_id, regions in limited}
 
 
 def require_home(*, organization: Organization | str) -> None:

@@ -3,7 +3,6 @@
 from django.db import models
 from django.db.models.functions import Now
 
-from apps.accounts.models import home_region
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.ids import IdField
 from apps.serving.placement import ReplicaCapacity
@@ -21,9 +20,7 @@ class Replica(models.Model):
         related_name="whole_replicas",
         help_text="The version it serves merged, and nothing else; null: the base model and adapters.",
     )
-    region = models.ForeignKey(
-        "accounts.Region", on_delete=models.PROTECT, related_name="replicas", default=home_region
-    )  # of its worker's pool
+    region = models.ForeignKey("accounts.Region", on_delete=models.PROTECT, related_name="replicas")  # its pool's
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
     is_address_accepted = models.BooleanField(db_default=True, help_text="By the settings or an operator.")

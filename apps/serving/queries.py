@@ -83,11 +83,14 @@ class _Ready:
     upstream: Upstream
 
 
-def _upstreams(found: list[_Ready]) -> dict[str, tuple[Upstream, ...]]:
-    """Return the replicas to ask, and those that drain. Draining replicas answer only what no other can."""
-    draining = tuple(one.upstream for one in found if one.replica.draining_at is not None)
+def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
+    """Return the replicas to ask. Draining replicas answer only what no other can."""
     staying = tuple(one.upstream for one in found if one.replica.draining_at is None)
-    return {"upstreams": staying or draining, "draining": draining}
+    return staying or _draining(found)
+
+
+def _draining(found: list[_Ready]) -> tuple[Upstream, ...]:
+    return tuple(one.upstream for one in found if one.replica.draining_at is not None)
 
 
 def list_routes() -> list[Route]:
@@ -99,6 +102,10 @@ def list_routes() -> list[Route]:
 
 def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
     served = BaseModel.objects.filter(is_installed=True, retired_at=None)
+    found: dict[str, list[_Ready]] = defaultdict(list)
+    for one in ready.values():
+        if one.replica.whole_model_id is None:
+            found[one.replica.base_model_id].append(one)
     return [
         Route(
             model_name=base.name,
@@ -107,14 +114,9 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             base_model_name=base.name,
             adapter_version_id="",
             context_length=base.context_length,
-            **_upstreams(
-                [
-                    one
-                    for one in ready.values()
-                    if one.replica.base_model_id == base.pk and one.replica.whole_model_id is None
-                ]
-            ),
+            upstreams=_upstreams(found[base.pk]),
             media=base.media,
+            draining=_draining(found[base.pk]),
         )
         for base in served
     ]
@@ -140,7 +142,8 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             base_model_name=version.adapter.base_model.name,
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
-            **_upstreams(loaded[version.pk]),
+            upstreams=_upstreams(loaded[version.pk]),
+            draining=_draining(loaded[version.pk]),
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
             # Merged models were trained and tested on text alone.

@@ -25,7 +25,7 @@ class Region(models.Model):
 
 
 def home_region() -> str:
-    """Return the region of the object store, to which new pools and replicas belong as well by default."""
+    """Return the region of the object store."""
     return Region.objects.values_list("pk", flat=True).get(is_home=True)
 
 

@@ -1,4 +1,3 @@
-import apps.accounts.models.regions
 import django.db.models.deletion
 from django.db import migrations, models
 
@@ -26,6 +25,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='gpupool',
             name='region',
-            field=models.ForeignKey(db_column='region', default=apps.accounts.models.regions.home_region, on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='accounts.region'),
+            field=models.ForeignKey(db_column='region', on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='accounts.region'),
         ),
     ]

@@ -1,4 +1,3 @@
-import apps.accounts.models.regions
 import django.db.models.deletion
 from django.db import migrations, models
 
@@ -29,6 +28,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='replica',
             name='region',
-            field=models.ForeignKey(default=apps.accounts.models.regions.home_region, on_delete=django.db.models.deletion.PROTECT, related_name='replicas', to='accounts.region'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='replicas', to='accounts.region'),
         ),
     ]
