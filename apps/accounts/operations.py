@@ -2,6 +2,7 @@
 
 import datetime
 import secrets
+from collections.abc import Collection
 
 from django.db import IntegrityError, transaction
 from django.utils.text import slugify
@@ -12,11 +13,12 @@ from apps.accounts.models import (
     Membership,
     Organization,
     Project,
+    Region,
     SavedView,
     User,
     default_project_id,
 )
-from apps.accounts.queries import list_saved_views
+from apps.accounts.queries import list_regions, list_saved_views
 from apps.accounts.roles import Owner
 from apps.core import audit
 from apps.core.database.tenancy import set_organization
@@ -109,6 +111,52 @@ def clean_name(name: str) -> str:
     if not cleaned:
         raise InvalidValue(gettext("A name is required."), param="name")
     return cleaned[:80]
+
+
+# --- Regions ----------------------------------------------------------------------------------------------------------
+
+
+@transaction.atomic
+def create_region(*, name: str, by: str) -> Region:
+    """Add a region. Its name cannot change. Raises InvalidValue."""
+    name = clean_name(name)[:40]
+    if list_regions().filter(name__iexact=name).exists():
+        raise InvalidValue(gettext("There is a region named %(name)s already.") % {"name": repr(name)}, param="name")
+    region = Region.objects.create(name=name)
+    audit.record(organization=None, by=by, action="region.created", target=region.pk)
+    return region
+
+
+@transaction.atomic
+def set_home_region(*, region: Region, by: str) -> None:
+    """Say in which region the object store, the database and the gateways are. Nothing is moved."""
+    homes = Region.objects.select_for_update().filter(is_home=True)
+    before = homes.get()
+    if before == region:
+        return
+    homes.update(is_home=False)
+    Region.objects.filter(pk=region.pk).update(is_home=True)
+    audit.record(organization=None, by=by, action="region.home_set", target=region.pk, before=before.pk)
+
+
+@transaction.atomic
+def set_regions(*, organization: Organization, regions: Collection[str], by: str) -> None:
+    """Limit the organization to these regions, or to none for no region. Raises InvalidValue for an unknown one.
+
+    Claims, routes and placements follow at once. A run elsewhere stores a checkpoint and waits.
+    """
+    known = set(list_regions().values_list("pk", flat=True))
+    if unknown := sorted(set(regions) - known):
+        text = gettext("There is no region named %(name)s. Choose from: %(known)s.")
+        raise InvalidValue(text % {"name": repr(unknown[0]), "known": ", ".join(sorted(known))}, param="regions")
+    before, organization.regions = organization.regions, sorted(set(regions)) or None
+    if organization.regions == before:
+        return
+    organization.save(update_fields=["regions"])
+    audit.record_in_each(
+        organizations=[None, organization], by=by, action="organization.regions_set", target=organization.pk,
+        before=before, after=organization.regions,
+    )  # fmt: skip
 
 
 # --- Saved views of lists ---------------------------------------------------------------------------------------------

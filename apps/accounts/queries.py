@@ -23,11 +23,15 @@ from apps.accounts.models import (
     Membership,
     Notification,
     Organization,
+    Region,
     SavedView,
     User,
+    home_region,
+    is_allowed,
+    key_of,
 )
 from apps.accounts.roles import ROLES, Permission
-from apps.core.errors import NotFound
+from apps.core.errors import DomainError, NotFound, Status
 
 _MADE_WITH = """
     WITH RECURSIVE made(id) AS (
@@ -40,6 +44,14 @@ _MADE_WITH = """
 class MemberKind(StrEnum):
     PERSON = "person"
     SERVICE_ACCOUNT = "service account"
+
+
+class RegionRefused(DomainError):
+    """The organization is limited to regions, and what it asks for is in another one."""
+
+    code = "region_refused"
+    status = Status.FORBIDDEN
+    type = "permission_error"
 
 
 class KeyIdentity(msgspec.Struct, frozen=True):
@@ -116,6 +128,34 @@ def get_organization(*, id: str) -> Organization:
     if organization is None:
         raise NotFound(gettext("No such organization."))
     return organization
+
+
+def list_regions() -> QuerySet[Region]:
+    return Region.objects.order_by("name")
+
+
+def regions_of(*, organization: Organization | str) -> list[str] | None:
+    """Return the regions that the organization is limited to; None for any. A row is believed as it was read."""
+    if isinstance(organization, Organization):
+        return organization.regions
+    return Organization.objects.filter(pk=key_of(organization)).values_list("regions", flat=True).first()
+
+
+def list_limited() -> dict[str, frozenset[str]]:
+    """Return the regions of every organization that is limited to some, by its id."""
+    limited = Organization.objects.exclude(regions=None).values_list("pk", "regions")
+    return {organization_id: frozenset(regions or ()) for organization_id, regions in limited}
+
+
+def require_home(*, organization: Organization | str) -> None:
+    """Raise RegionRefused if the organization may not use the region of the object store."""
+    regions = regions_of(organization=organization)
+    if regions is None or is_allowed(regions, home := home_region()):
+        return
+    raise RegionRefused(
+        gettext("Files are stored in %(region)s here, and your organization is limited to %(regions)s.")
+        % {"region": home, "regions": ", ".join(regions)}
+    )
 
 
 def list_memberships_of(*, user: User) -> list[Membership]:

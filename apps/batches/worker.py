@@ -19,7 +19,7 @@ from django.db.models import F, Q
 
 from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
-from apps.accounts.queries import find_actor
+from apps.accounts.queries import RegionRefused, find_actor
 from apps.batches.endings import announce_end, finish
 from apps.batches.files import storage_left
 from apps.batches.gateway import GatewayReply, ask
@@ -197,7 +197,10 @@ class _Worker:
 
     def _most_bytes_of(self, batch: Batch) -> int:
         if batch.pk not in self._most_bytes:
-            left = storage_left(organization=batch.organization_id)
+            try:
+                left = storage_left(organization=batch.organization_id)
+            except RegionRefused:  # the answers may not be stored any more: that stops the batch
+                left = 0
             self._most_bytes[batch.pk] = MAX_RESULT_BYTES if left is None else min(left, MAX_RESULT_BYTES)
         return self._most_bytes[batch.pk]
 

@@ -20,6 +20,7 @@ class Replica(models.Model):
         related_name="whole_replicas",
         help_text="The version it serves merged, and nothing else; null: the base model and adapters.",
     )
+    region = models.ForeignKey("accounts.Region", on_delete=models.PROTECT, related_name="replicas")  # its pool's
     worker = models.OneToOneField("finetuning.Worker", on_delete=models.PROTECT, related_name="replica", null=True)
     url = models.CharField(max_length=300, blank=True, help_text="Where its proxy listens: unix:///… or http(s)://…")
     is_address_accepted = models.BooleanField(db_default=True, help_text="By the settings or an operator.")
@@ -60,6 +61,7 @@ class Replica(models.Model):
             max_rank=min(self.max_rank, reported.get("max_rank", self.max_rank)),
             rank_class=self.max_rank,
             is_draining=self.draining_at is not None,
+            region=self.region_id,
         )
 
     @property

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, Region
 from apps.accounts.notices.events import announce
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
@@ -150,13 +150,15 @@ def register_replica(
 ) -> tuple[Replica, str]:
     """Add an engine that serves the base model with adapters, or one whole model alone.
 
-    Returns the replica with the token that its proxy expects of the gateway. Its address is fixed here; an operator
-    must accept it unless the settings name it. Raises InvalidValue for an address that no replica may have.
+    Returns the replica with the token that its proxy expects of the gateway. It is in the region of its worker's pool.
+    Its address is fixed here; an operator must accept it unless the settings name it. Raises InvalidValue for an
+    address that no replica may have.
     """
     is_accepted = _check_address(url)
     token = secrets.token_urlsafe(32)
-    replica = Replica(base_model=base_model, worker_id=worker_id, url=url, generation=1, whole_model=whole_model)
-    replica.is_address_accepted = is_accepted
+    region = Region.objects.get(pools__workers=worker_id)
+    replica = Replica(base_model=base_model, worker_id=worker_id, region=region, url=url, generation=1)
+    replica.whole_model, replica.is_address_accepted = whole_model, is_accepted
     if whole_model is not None:
         replica.capacity = replica.slots = replica.max_rank = 0
     replica.save(force_insert=True)

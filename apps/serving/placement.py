@@ -13,7 +13,7 @@ The result depends on the arguments alone, so two placers with the same facts ag
 
 import hashlib
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ _KEPT, _ACTIVE, _COPY, _RARE = range(4)
 
 
 class AdapterDemand(msgspec.Struct, frozen=True):
-    """An adapter that may be requested. Times are seconds of one clock."""
+    """An adapter that may be requested. Times are seconds of one clock. `regions`: where it may be; None: anywhere."""
 
     version_id: str
     organization_id: str
@@ -42,6 +42,7 @@ class AdapterDemand(msgspec.Struct, frozen=True):
     last_used_at: float
     requests_per_second: float = 0.0
     is_kept: bool = False  # keep-warm is paid for: placed regardless of demand
+    regions: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class ReplicaCapacity:
     max_rank: int
     rank_class: int
     is_draining: bool = False  # keeps its adapters and gets no new ones
+    region: str = ""
+
+    def is_allowed(self, wish: AdapterDemand) -> bool:
+        return wish.regions is None or self.region in wish.regions
 
 
 @dataclass(slots=True)
@@ -100,7 +105,8 @@ def place(
     placed: Placed = {state.room.replica_id: frozenset(state.held) for state in plan.states}
     for room in rooms:
         if room.is_draining:
-            placed[room.replica_id] = frozenset(id for id in holding.get(room.replica_id, ()) if id in known)
+            held = holding.get(room.replica_id, ())
+            placed[room.replica_id] = frozenset(id for id in held if id in known and room.is_allowed(known[id]))
     return placed
 
 
@@ -146,9 +152,12 @@ class _Plan:
         self._places = {rank: sum(r.capacity for r in rooms if r.max_rank >= rank) for rank in ranks}
         self._taken = dict.fromkeys(ranks, 0)
         self._classes: dict[int, list[int]] = {}
+        self._limited: Counter[frozenset[str]] = Counter()  # copies of adapters that may be in these regions alone
 
     def _may_hold(self, state: _State, wish: AdapterDemand) -> bool:
-        return wish.rank <= state.room.max_rank and (state.room.replica_id, wish.version_id) not in self._unable
+        room = state.room
+        is_able = wish.rank <= room.max_rank and (room.replica_id, wish.version_id) not in self._unable
+        return is_able and room.is_allowed(wish)
 
     # --- selection --------------------------------------------------------------------------------------------------
 
@@ -192,15 +201,21 @@ class _Plan:
         return min(most, max(wanted, kept))
 
     def _take_place(self, wish: AdapterDemand) -> bool:
-        """Count one more copy if the classes of this rank and below still have a place for it."""
+        """Count one more copy if the classes of this rank and below, and its regions, still have a place for it."""
         affected = self._affected(wish.rank)
         if not affected:
             return False
+        if wish.regions is not None:
+            places = sum(state.room.capacity for state in self.states if state.room.is_allowed(wish))
+            if self._limited[wish.regions] >= places:
+                return False
         for rank in affected:
             if self._taken[rank] >= self._places[rank]:
                 return False
         for rank in affected:
             self._taken[rank] += 1
+        if wish.regions is not None:
+            self._limited[wish.regions] += 1
         self._copies[wish.version_id] = self._copies.get(wish.version_id, 0) + 1
         return True
 
@@ -239,6 +254,18 @@ class _Plan:
             lower = [id for id in state.held if self._wishes[id].rank <= self._rank_below(state.room.max_rank)]
             if lower and wish.rank > self._rank_below(state.room.max_rank):
                 leaves = min(lower, key=lambda id: (self._part(id), id))
+                self._remove(leaves, state)
+                self._put(version_id, state)
+                return [leaves]
+        return [] if wish.regions is None else self._put_in_region(version_id, fitting)
+
+    def _put_in_region(self, version_id: str, fitting: Iterable[_State]) -> list[str]:
+        """Assign the version in place of an adapter that has a free place in another region; return that adapter."""
+        free = [state for state in self.states if state.has_place]
+        for state in fitting:
+            movable = [id for id in state.held if any(self._may_hold(other, self._wishes[id]) for other in free)]
+            if movable:
+                leaves = min(movable, key=lambda id: (self._part(id), id))
                 self._remove(leaves, state)
                 self._put(version_id, state)
                 return [leaves]

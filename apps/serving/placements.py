@@ -154,6 +154,7 @@ def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], place
             "slow_demand",
             "demand_at",
             "pinned_at",
+            "organization__regions",
         )
     )
     return [
@@ -164,8 +165,9 @@ def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], place
             last_used_at=used_at.timestamp(),
             requests_per_second=demand_after(quick, slow, (now - demand_at).total_seconds()) if demand_at else 0.0,
             is_kept=pinned_at is not None,
+            regions=None if regions is None else frozenset(regions),
         )
-        for version_id, organization_id, rank, used_at, quick, slow, demand_at, pinned_at in rows
+        for version_id, organization_id, rank, used_at, quick, slow, demand_at, pinned_at, regions in rows
     ]
 
 

@@ -1,12 +1,14 @@
 """Queries on serving: states and routes, with the gateway's routing table."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from django.db.models import F, QuerySet
 
+from apps.accounts.models import is_allowed
+from apps.accounts.queries import list_limited
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
@@ -19,19 +21,21 @@ from apps.serving.ready_replicas import credible, ready_replicas, spoken_lately
 
 @dataclass(frozen=True)
 class Upstream:
-    """One replica that can answer: the address of its proxy and the token the proxy expects."""
+    """One replica that can answer: the address of its proxy, the token the proxy expects, and its region."""
 
     replica_id: str
     url: str
     token: str
+    region: str = ""
 
 
 @dataclass(frozen=True)
 class Route:
     """How a public model name is answered. `organization_id` None: a base model, open to every customer.
 
-    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `is_loading`: a replica
-    should load it, none has yet, and none has failed. `is_cold`: no replica has a place for it until it is requested.
+    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `draining` answer only
+    what no other can. `is_loading`: a replica should load it, none has yet, and none has failed. `is_cold`: no replica
+    has a place for it until it is requested.
     """
 
     model_name: str
@@ -44,6 +48,14 @@ class Route:
     is_loading: bool = False
     is_cold: bool = False
     media: tuple[str, ...] = ()  # accepted input besides text
+    draining: tuple[Upstream, ...] = ()
+
+    def limited_to(self, regions: Collection[str]) -> "Route":
+        """Return the route for an organization whose requests may be answered in these regions alone."""
+        staying, draining = (
+            tuple(one for one in found if one.region in regions) for found in (self.upstreams, self.draining)
+        )
+        return replace(self, upstreams=staying or draining, draining=draining)
 
 
 @dataclass(frozen=True)
@@ -73,19 +85,27 @@ class _Ready:
 
 def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
     """Return the replicas to ask. Draining replicas answer only what no other can."""
-    staying = [one for one in found if one.replica.draining_at is None]
-    return tuple(one.upstream for one in staying or found)
+    staying = tuple(one.upstream for one in found if one.replica.draining_at is None)
+    return staying or _draining(found)
+
+
+def _draining(found: list[_Ready]) -> tuple[Upstream, ...]:
+    return tuple(one.upstream for one in found if one.replica.draining_at is not None)
 
 
 def list_routes() -> list[Route]:
     """Return every name that may be requested now, with the replicas that confirmed it."""
     replicas = list(ready_replicas().filter(token__isnull=False).select_related("token"))
-    ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r))) for r in replicas}
+    ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r), r.region_id)) for r in replicas}
     return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
 
 
 def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
     served = BaseModel.objects.filter(is_installed=True, retired_at=None)
+    found: dict[str, list[_Ready]] = defaultdict(list)
+    for one in ready.values():
+        if one.replica.whole_model_id is None:
+            found[one.replica.base_model_id].append(one)
     return [
         Route(
             model_name=base.name,
@@ -94,14 +114,9 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             base_model_name=base.name,
             adapter_version_id="",
             context_length=base.context_length,
-            upstreams=_upstreams(
-                [
-                    one
-                    for one in ready.values()
-                    if one.replica.base_model_id == base.pk and one.replica.whole_model_id is None
-                ]
-            ),
+            upstreams=_upstreams(found[base.pk]),
             media=base.media,
+            draining=_draining(found[base.pk]),
         )
         for base in served
     ]
@@ -117,7 +132,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
         elif state != LoadState.LOADING:
             refused.add(version_id)
     deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
-    wanted, cold = _wanted_and_cold(replicas, deployments)
+    wanted, cold = _wanted_and_cold(replicas, deployments, list_limited())
     versions = [d.adapter_version for d in deployments]
     return [
         Route(
@@ -128,6 +143,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             adapter_version_id=version.pk,
             context_length=version.adapter.base_model.context_length,
             upstreams=_upstreams(loaded[version.pk]),
+            draining=_draining(loaded[version.pk]),
             is_loading=not loaded[version.pk] and version.pk not in refused and version.pk in wanted,
             is_cold=not loaded[version.pk] and version.pk in cold,
             # Merged models were trained and tested on text alone.
@@ -146,21 +162,27 @@ def _current_deployments() -> QuerySet[Deployment]:
     return Deployment.objects.filter(removed_at=None, adapter_version__deleted_at=None)
 
 
-def _wanted_and_cold(replicas: Iterable[Replica], deployments: Iterable[Deployment]) -> tuple[set[str], set[str]]:
-    """Return the ids of the versions placed on a replica, and of those that only lack a place."""
+def _wanted_and_cold(
+    replicas: Iterable[Replica], deployments: Iterable[Deployment], limited: Mapping[str, Collection[str] | None]
+) -> tuple[set[str], set[str]]:
+    """Return the ids of the versions placed on a replica, and of those that only lack a place.
+
+    `limited` are the regions of organizations that are limited to some.
+    """
     ready = list(replicas)
     wanted = set(Placement.objects.filter(replica__in=ready).values_list("adapter_version_id", flat=True))
-    most_rank: dict[str, int] = defaultdict(int)
+    most_ranks: dict[str, dict[str, int]] = defaultdict(dict)  # by base model and region
     for replica in ready:
-        if replica.whole_model_id is not None:
-            continue
-        most_rank[replica.base_model_id] = max(most_rank[replica.base_model_id], replica.max_rank)
-    fitting = {
-        deployment.adapter_version_id
-        for deployment in deployments
-        if not _is_whole(deployment.adapter_version)
-        and deployment.adapter_version.rank <= most_rank[deployment.adapter_version.adapter.base_model_id]
-    }
+        if replica.whole_model_id is None:
+            ranks = most_ranks[replica.base_model_id]
+            ranks[replica.region_id] = max(ranks.get(replica.region_id, 0), replica.max_rank)
+    fitting = set()
+    for deployment in deployments:
+        version, regions = deployment.adapter_version, limited.get(deployment.organization_id)
+        ranks = most_ranks.get(version.adapter.base_model_id, {})
+        most_rank = max((rank for region, rank in ranks.items() if is_allowed(regions, region)), default=-1)
+        if version.rank <= most_rank and not _is_whole(version):
+            fitting.add(version.pk)
     return wanted, fitting - wanted
 
 
@@ -217,8 +239,9 @@ def _cold_ids(versions: Collection[str]) -> set[str]:
     """Return those of the versions that only lack a place."""
     with system():  # places are every tenant's; only ids leave this block
         deployed = _current_deployments().filter(adapter_version__in=versions)
-        deployments = list(deployed.select_related("adapter_version__adapter"))
-        return _wanted_and_cold(ready_replicas(), deployments)[1]
+        deployments = list(deployed.select_related("adapter_version__adapter", "organization"))
+        limited = {each.organization_id: each.organization.regions for each in deployments}
+        return _wanted_and_cold(ready_replicas(), deployments, limited)[1]
 
 
 def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:

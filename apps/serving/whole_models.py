@@ -10,6 +10,7 @@ import msgspec
 from django.db.models import F
 from django.utils.translation import gettext
 
+from apps.accounts.models import is_allowed
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_whole_model
@@ -49,12 +50,14 @@ def give_place(*, replica: Replica, version: AdapterVersion) -> None:
 
 
 def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> DesiredState:
-    """Return the files that the replica serves, with URLs that expire, or that a deleted model is withdrawn.
+    """Return the files that the replica serves, with URLs that expire, or that the model is withdrawn.
 
-    An untrusted replica gets no files.
+    So is one that was deleted, and one whose organization may no longer use the region. An untrusted replica gets no
+    files.
     """
     files: tuple[SignedFile, ...] = ()
-    if version.deleted_at is None and replica.is_trusted:
+    is_withdrawn = version.deleted_at is not None or not is_allowed(version.organization.regions, replica.region_id)
+    if not is_withdrawn and replica.is_trusted:
         prefix, manifest = find_whole_model(version=version)
         files = tuple(_signed(prefix, file) for file in msgspec.convert(manifest["files"], list[ManifestFile]))
     return DesiredState(
@@ -64,7 +67,7 @@ def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> Desired
         generation=replica.generation,
         adapters=(),
         model_files=files,
-        is_withdrawn=version.deleted_at is not None,
+        is_withdrawn=is_withdrawn,
     )
 
 

@@ -230,6 +230,10 @@ ERRORS: dict[str, Words] = {
         "Too many requests or tokens in this minute, too many requests open at once, or too many changes in this hour.",
         f"{_REPEAT} The headers `x-ratelimit-*` of inference show what is left.",
     ),
+    "region_refused": Words(
+        "The organization is limited to regions, and what it asks for is in another one.",
+        "The message names both. Choose a pool or a model in your regions, or ask the operator of the installation.",
+    ),
     "request_failed": Words(
         "The engine works, but fails on this request, and would fail on it again.",
         "Look for unusual values in the messages, the tools or `response_format`.",

@@ -54,7 +54,7 @@ CUSTOMERS = (
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
     "/staff/quotas/{organization}",
-    "/staff/pools", "/staff/pools/{pool}", "/staff/replicas", "/staff/base-models",
+    "/staff/regions", "/staff/pools", "/staff/pools/{pool}", "/staff/replicas", "/staff/base-models",
     "/staff/base-models/lookups/{lookup}", "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from apps.accounts.models import Organization, default_project_id
+from apps.accounts.models import Organization, default_project_id, home_region
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
@@ -32,7 +32,8 @@ CREDENTIAL = "annw_test-credential"
 
 def make_pool(name: str = "local-cpu", *, memory_bytes: int = 8 * GIB) -> GpuPool:
     gpu_type, _ = GpuType.objects.get_or_create(key="cpu", defaults={"name": "CPU", "memory_bytes": memory_bytes})
-    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, memory_bytes=memory_bytes)
+    place = {"region_id": home_region(), "memory_bytes": memory_bytes}
+    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, **place)
     set_price(
         sku=f"training:{name}", unit="gpu_ms", price_nano=PRICE_NANO_PER_HOUR, per=3_600_000, by="system", now=db_now()
     )

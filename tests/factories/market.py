@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, Region
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
@@ -61,7 +61,8 @@ def make_gpu_pool(key: str, usd_per_hour: float, region: str, gpus: int, *, copy
     memory_bytes = int((row["usable_gib_observed"] or row["memory_gb_label"] * 0.95) * 2**30)
     gpu_type, _ = GpuType.objects.get_or_create(key=key, defaults={"name": row["name"], "memory_bytes": memory_bytes})
     name = key.split("-")[0] + (f"-{copy}" if copy else "")
-    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, memory_bytes=memory_bytes, region=region)
+    place, _ = Region.objects.get_or_create(name=region)
+    pool = GpuPool.objects.create(name=name, gpu_type=gpu_type, memory_bytes=memory_bytes, region=place)
     price_nano = round(usd_per_hour * 1e9)
     set_price(sku=f"training:{name}", unit="gpu_ms", price_nano=price_nano, per=3_600_000, by="system", now=db_now())
     if gpus:

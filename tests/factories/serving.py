@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.db import transaction
 
 from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.models import Organization, User
+from apps.accounts.models import Organization, User, home_region
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
@@ -66,7 +66,8 @@ def price_inference(name: str) -> None:
 @transaction.atomic  # a running gateway sees a ready replica together with its token, as after enrolment
 def make_replica(base_model: BaseModel, url: str) -> Replica:
     """A replica that was heard of just now, and stays so for the test."""
-    replica = Replica.objects.create(base_model=base_model, url=url, is_ready=True, observed_at="2100-01-01T00:00Z")
+    seen = {"is_ready": True, "observed_at": "2100-01-01T00:00Z"}
+    replica = Replica.objects.create(base_model=base_model, region_id=home_region(), url=url, **seen)
     give_token(replica=replica, token=TOKEN)
     return replica
 

@@ -15,7 +15,8 @@ import psycopg
 from django.db import connection
 from psycopg import sql
 
-KEPT = {"django_migrations", "django_content_type", "auth_permission"}
+KEPT = {"django_migrations", "django_content_type", "auth_permission", "accounts_region"}
+_OTHER_REGIONS = "DELETE FROM accounts_region WHERE NOT is_home"  # the home came with the migrations
 
 
 def empty_database() -> None:
@@ -24,7 +25,8 @@ def empty_database() -> None:
     As a superuser and a replica: no trigger, no foreign key and no policy asks why an append-only row goes.
     """
     tables = sorted(set(connection.introspection.django_table_names(only_existing=True)) - KEPT)
-    _superuser().execute(sql.SQL(";").join(sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in tables))
+    deletions = [sql.SQL("DELETE FROM {}").format(sql.Identifier(name)) for name in tables]
+    _superuser().execute(sql.SQL(";").join([*deletions, sql.SQL(_OTHER_REGIONS)]))
 
 
 @functools.cache

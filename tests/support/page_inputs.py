@@ -161,6 +161,8 @@ FORMS = [
 ]
 
 STAFF_FORMS = [
+    ("/staff/regions", {}, ("name",)),
+    ("/staff/regions/home", {}, ("region",)),
     ("/staff/base-models/lookups", {"repo": "acme/tiny"}, ("choice", "repo", "revision", "hub_token")),
     (
         "/staff/quotas/{organization}",

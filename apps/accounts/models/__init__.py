@@ -13,6 +13,7 @@ from apps.accounts.models.notices import (
 )
 from apps.accounts.models.people import Invitation, Membership, Organization, SavedView, User, key_of
 from apps.accounts.models.projects import DEFAULT_NAME, Project, ProjectMember, ProjectRole, default_project_id
+from apps.accounts.models.regions import Region, allowed_in, home_region, is_allowed
 
 __all__ = [
     "DEFAULT_NAME",
@@ -29,11 +30,15 @@ __all__ = [
     "Project",
     "ProjectMember",
     "ProjectRole",
+    "Region",
     "SavedView",
     "User",
     "WebhookDelivery",
     "WebhookEndpoint",
     "WebhookFormat",
     "default_project_id",
+    "allowed_in",
+    "home_region",
+    "is_allowed",
     "key_of",
 ]

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, overload
 
 import pgtrigger
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Coalesce, Lower, Now
 from django.utils.translation import gettext
@@ -100,15 +101,28 @@ class Organization(models.Model):
     requires_second_factor = models.BooleanField(
         default=False, help_text="Its pages open only for members who have shown a second factor."
     )
+    regions = ArrayField(
+        models.CharField(max_length=40),
+        null=True,
+        help_text="Names of the regions that its data may be in, set by an operator; null: any.",
+    )
 
     tenancy_reason = "the tenant itself"
     tenant_condition = (
         "id = nullif(current_setting('anneal.organization', true), '') OR id IN (SELECT organization_id FROM "  # noqa: S608 - constants
         f"accounts_membership WHERE {OWN_USER})"
     )
-    app_kept_columns = ("has_own_share",)
+    app_kept_columns = ("has_own_share", "regions")
 
     class Meta:
+        constraints = [
+            models.CheckConstraint(
+                name="organization_has_a_region",
+                condition=models.Q(regions=None) | models.Q(regions__len__gt=0),
+            )
+        ]
+        # Gateways read the limited ones every second.
+        indexes = [models.Index(fields=["id"], condition=models.Q(regions__isnull=False), name="organization_limited")]
         triggers = [key_news("organization_key_news", pgtrigger.UpdateOf("suspended_at"), organization="NEW.id")]
 
     def __str__(self) -> str:

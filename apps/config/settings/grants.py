@@ -16,6 +16,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "catalog": "read",
         "catalog.hublookup": "none",
         "accounts.organization": "read",
+        "accounts.region": "read",
         "accounts.membership": "read",
         "accounts.project": "read",
         "accounts.notification": "extend",
@@ -25,6 +26,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
     "anneal_gateway": {
         "accounts.apikey": "write",
         "accounts.organization": "read",
+        "accounts.region": "read",
         "accounts.membership": "read",
         "accounts.project": "read",  # the names of those with a budget
         "accounts.notification": "extend",

@@ -3,8 +3,8 @@
 A model declares `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
 `is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual. A
 secret has a separate table, so that roles without access to it can still read whole rows of everything else.
-`app_kept_columns` are booleans that the web role cannot change. A grant on each other column would have the same
-effect, but Django writes all columns of a row that it saves.
+`app_kept_columns` are columns that the web role cannot change, and that are false or null in a new row. A grant on each
+other column would have the same effect, but Django writes all columns of a row that it saves.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,9 @@ _KEEP_COLUMNS = f"""
     BEGIN
         IF current_user = '{APP_ROLE}' THEN
             FOREACH kept IN ARRAY TG_ARGV LOOP
-                IF to_jsonb(NEW) -> kept IS DISTINCT FROM coalesce(before -> kept, 'false'::jsonb) THEN
+                IF coalesce(nullif(to_jsonb(NEW) -> kept, 'null'::jsonb), 'false'::jsonb)
+                    IS DISTINCT FROM coalesce(nullif(before -> kept, 'null'::jsonb), 'false'::jsonb)
+                THEN
                     RAISE insufficient_privilege
                       USING MESSAGE = format('%I may not set %I.%I', current_user, TG_TABLE_NAME, kept);
                 END IF;

@@ -9,6 +9,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import F
 
+from apps.accounts.queries import RegionRefused
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import ModelNotInstalled, chat_renderer
 from apps.core import audit
@@ -62,7 +63,7 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
         report = _unreadable(FileErrorCode.CONTENT_CHANGED, "The stored file is gone.", "Upload it again.")
     except ModelNotInstalled as gone:
         report = _unreadable(FileErrorCode.NOT_READ, gone.message, "Choose a base model that is installed.")
-    except StorageFull as full:
+    except (StorageFull, RegionRefused) as full:
         report = _unreadable(FileErrorCode.STORAGE_FULL, full.message, "")
     except Rejected as rejected:
         report = _unreadable(rejected.error.code, rejected.error.message, rejected.error.fix)

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext_noop
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, allowed_in
 from apps.accounts.notices.events import announce
 from apps.adapters.checks import problems_of_files
 from apps.adapters.models import AdapterVersion
@@ -70,6 +70,7 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
         return None
     rows = Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
     waiting = rows.filter(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)
+    waiting = waiting.filter(allowed_in(worker.pool.region_id))
     if CONVERTER not in worker.software:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
@@ -106,9 +107,10 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
 
 
 def beat(*, worker: Worker, conversion_id: str) -> None:
-    """Keep the lease. Raises StaleLease, also if the model was deleted in the meantime."""
+    """Keep the lease. Raises StaleLease, also if the model was deleted, or may not be here any more."""
     rows = _leased(worker, conversion_id)
-    if not rows.filter(version__deleted_at=None).exists() or not rows.update(heartbeat_at=db_now()):
+    kept = rows.filter(allowed_in(worker.pool.region_id), version__deleted_at=None)
+    if not kept.exists() or not rows.update(heartbeat_at=db_now()):
         raise _stale()
 
 

@@ -13,6 +13,7 @@ from django.db.models import Sum
 from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import regions_of
 from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import attribution_of_actor
@@ -31,7 +32,7 @@ from apps.core.messages.translation import translated
 from apps.core.money import dollars, rated, usd_decimal
 from apps.datasets.intake.versions import lock_storage
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
-from apps.finetuning.models import Conversion
+from apps.finetuning.models import Conversion, GpuPool
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
 from apps.finetuning.usage.storage import left_bytes
 
@@ -72,7 +73,8 @@ def list_offers(*, version: AdapterVersion) -> list[ConversionOffer]:
     rows = Conversion.objects.for_organization(version.organization_id).filter(version=version)
     latest = {row.kind: row for row in rows.order_by("kind", "-created_at", "-pk").distinct("kind")}
     rule = active_price(sku=CONVERSION_SKU, organization=version.organization_id)
-    return [_offer(version, kind, rule, latest.get(kind)) for kind in KINDS]
+    elsewhere = _why_elsewhere(version)
+    return [_offer(version, kind, rule, latest.get(kind), elsewhere) for kind in KINDS]
 
 
 @transaction.atomic
@@ -150,10 +152,16 @@ def cancel(*, conversion: Conversion, by: str) -> Conversion:
     return row
 
 
-def _offer(version: AdapterVersion, kind: str, rule: PriceRule | None, latest: Conversion | None) -> ConversionOffer:
+def _offer(
+    version: AdapterVersion,
+    kind: str,
+    rule: PriceRule | None,
+    latest: Conversion | None,
+    elsewhere: InvalidState | None,
+) -> ConversionOffer:
     size = whole_model_bytes(base_model=version.adapter.base_model)
     price_nano = rated(quantity=size, price_nano=rule.price_nano, per=rule.per) if rule and size else 0
-    refusal = _why_not(version, kind, size)
+    refusal = _why_not(version, kind, size) or elsewhere
     return ConversionOffer(
         kind=kind, bytes=size, price_nano=price_nano, price_rule=rule, refusal=refusal, conversion=latest
     )  # fmt: skip
@@ -177,6 +185,15 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
         text = gettext("The dimensions of the base model %(name)s are unknown, so a conversion has no price.")
         return InvalidState(text % {"name": base_model.name}, param="model", code="conversion_unavailable")
     return None
+
+
+def _why_elsewhere(version: AdapterVersion) -> InvalidState | None:
+    """Return why no pool may convert the version; None if one may."""
+    regions = regions_of(organization=version.organization_id)
+    if regions is None or GpuPool.objects.filter(region__in=regions).exists():
+        return None
+    text = gettext("No pool is in a region that your organization may use: %(regions)s.")
+    return InvalidState(text % {"regions": ", ".join(regions)}, param="model", code="region_refused")
 
 
 def _require_room(organization: Organization, wanted_bytes: int, now: datetime.datetime) -> None:

@@ -1,20 +1,22 @@
 """Why a queued job waits, and when it will start: computed when it is asked for, and stored nowhere."""
 
 import datetime
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
 
 from django.utils.translation import gettext, ngettext
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, is_allowed
 from apps.billing.queries import stop_reasons
 from apps.core.database.tenancy import system
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs.queue_order import queue_order, queue_positions
+from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import reasons_to_wait
 
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
@@ -28,6 +30,7 @@ class WaitCause(StrEnum):
     SHARE = "share"  # the turn of organizations that used less for their weight
     QUOTA = "quota"  # a limit of its own organization
     BUDGET = "budget"  # its organization owes, or is suspended
+    REGION = "region"  # a machine in a region that its organization may use
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,10 @@ def explain_waits(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> d
     waits: dict[str, Wait] = {}
     with system():  # the queue is shared: other tenants' runs are counted, and never shown
         runs = list(Run.objects.filter(job__in=queued, status=RunStatus.QUEUED).select_related("job", "pool"))
-        waits |= _stopped(runs)
+        owners = Organization.objects.in_bulk({run.organization_id for run in runs})
+        waits |= _stopped(runs, owners)
+        limited = {pk: each.regions for pk, each in owners.items() if each.regions is not None}
+        waits |= {id: wait for id, wait in _elsewhere(runs, limited).items() if id not in waits}
         admitted = [run for run in runs if run.job_id not in waits]
         reasons = reasons_to_wait(jobs=[run.job for run in admitted], now=now)
         waits |= {id: Wait(cause=WaitCause.QUOTA, reason=reason) for id, reason in reasons.items() if reason}
@@ -119,14 +125,61 @@ def explain_waits(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> d
             starts, newest = floor.starts(), _newest_before(floor.order)
             for run in waiting:
                 waits[run.job_id] = _wait_of(run, floor, starts.get(run.pk), newest.get(run.pk, run.created_at))
+        waits |= _held_in_regions(admitted, waits, limited, now)
     return waits
 
 
-def _stopped(runs: Sequence[Run]) -> dict[str, Wait]:
+def _elsewhere(runs: Sequence[Run], limited: Mapping[str, list[str]]) -> dict[str, Wait]:
+    """Return the waits of runs in pools that their organizations may not use any more, by their jobs' ids."""
+    waits = {}
+    for run in runs:
+        regions = limited.get(run.organization_id)
+        if is_allowed(regions, run.pool.region_id):
+            continue
+        text = gettext("%(pool)s is in %(region)s, and only pools in %(regions)s may run it. Move it to one of these.")
+        known = {"pool": run.pool.name, "region": run.pool.region_id, "regions": ", ".join(regions or ())}
+        waits[run.job_id] = Wait(cause=WaitCause.REGION, reason=text % known)
+    return waits
+
+
+def _held_in_regions(
+    runs: Sequence[Run], waits: Mapping[str, Wait], limited: Mapping[str, list[str]], now: datetime.datetime
+) -> dict[str, Wait]:
+    """Return the waits for a machine that would be none if the organization might use pools in other regions."""
+    held = [
+        run
+        for run in runs
+        if run.organization_id in limited
+        and (wait := waits[run.job_id]).cause in (WaitCause.CAPACITY, WaitCause.GROUP)
+        and wait.starts_after != (0.0, 0.0)
+    ]
+    free = _free_machines(now) if held else []
+    found = {}
+    for run in held:
+        regions, job = limited[run.organization_id], run.job
+        able = Counter(
+            worker.pool for worker, gpus in free
+            if gpus >= job.gpus_per_node and (worker.offer is not None or job.node_count == 1)
+        )  # fmt: skip
+        ready = [pool for pool, machines in able.items() if machines >= job.node_count]
+        if ready and not any(is_allowed(regions, pool.region_id) for pool in ready):
+            text = gettext("Only pools in %(regions)s may run it, and none has enough free GPUs.")
+            reason = text % {"regions": ", ".join(regions)}
+            found[run.job_id] = replace(waits[run.job_id], cause=WaitCause.REGION, reason=reason)
+    return found
+
+
+def _free_machines(now: datetime.datetime) -> list[tuple[Worker, int]]:
+    """Return the live workers of open pools, and how many GPUs of each are free."""
+    live = list(Worker.objects.filter(live_worker_filter(now), pool__is_open=True).select_related("pool"))
+    leased = leased_gpus(workers={worker.pk for worker in live})
+    return [(worker, worker.gpu_count - leased.get(worker.pk, 0)) for worker in live]
+
+
+def _stopped(runs: Sequence[Run], owners: Mapping[str, Organization]) -> dict[str, Wait]:
     """Return the waits of runs whose organization may not spend, by their jobs' ids."""
-    owners = {run.organization_id for run in runs}
-    stopped = stop_reasons(organizations=owners)
-    suspended = Organization.objects.filter(pk__in=owners).exclude(suspended_at=None).values_list("pk", flat=True)
+    stopped = stop_reasons(organizations=set(owners))
+    suspended = [pk for pk, owner in owners.items() if owner.suspended_at is not None]
     stopped |= dict.fromkeys(suspended, "Your organization is suspended.")
     return {
         run.job_id: Wait(cause=WaitCause.BUDGET, reason=stopped[run.organization_id])

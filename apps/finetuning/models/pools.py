@@ -22,7 +22,7 @@ class GpuPool(models.Model):
     id = IdField(prefix="pool")
     name = models.SlugField(max_length=40, unique=True, help_text="Names the queue train.<name> and the price.")
     gpu_type = models.ForeignKey("catalog.GpuType", on_delete=models.PROTECT, related_name="+")
-    region = models.CharField(max_length=40, default="local")
+    region = models.ForeignKey("accounts.Region", on_delete=models.PROTECT, related_name="pools", db_column="region")
     memory_bytes = models.BigIntegerField(help_text="Usable by one job; a CPU pool has what the operator grants it.")
     is_open = models.BooleanField(default=True, help_text="Accepts new jobs.")
     serves_whole_models = models.BooleanField(

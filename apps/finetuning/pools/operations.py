@@ -7,6 +7,8 @@ from decimal import Decimal
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.models import Region, home_region, is_allowed
+from apps.accounts.queries import regions_of
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import find_whole_model
@@ -17,6 +19,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
 from apps.finetuning.models import CapacityNode, GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
 from apps.finetuning.runs.leases import sha256_hex
+from apps.serving.models import Replica
 
 _TOKEN_LIFE = datetime.timedelta(hours=24)
 FIRM_FACTOR, MAX_FIRM_FACTOR = Decimal(3), 10
@@ -35,14 +38,14 @@ def create_pool(
     *,
     name: str,
     gpu_type: GpuType,
-    region: str,
     memory_bytes: int,
+    region: str = "",
     interruptions_per_hour: float | None = None,
     price_policy: str = PricePolicy.FIRM,
     firm_factor: Decimal = FIRM_FACTOR,
     by: str,
 ) -> GpuPool:
-    """Open a pool, of spot machines if interruptions are expected.
+    """Open a pool, of spot machines if interruptions are expected. Without a region, it is where the object store is.
 
     Raises InvalidValue, also for a name already in use.
     """
@@ -51,12 +54,12 @@ def create_pool(
     pool = GpuPool.objects.create(
         name=name,
         gpu_type=gpu_type,
-        region=region,
+        region_id=_known_region(region or home_region()),
         memory_bytes=memory_bytes,
         **_spot(interruptions_per_hour),
         **_policy(price_policy, firm_factor),
     )
-    audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name)
+    audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name, region=pool.region_id)
     return pool
 
 
@@ -75,10 +78,11 @@ def edit_pool(
 ) -> GpuPool:
     """Change a pool's settings. Jobs keep the price policy they were launched with.
 
-    Its name and GPU type cannot change: its price and history use them. Raises InvalidValue.
+    Its name and GPU type cannot change: its price and history use them. Its replicas are in its region. Raises
+    InvalidValue.
     """
     changes: dict[str, object] = {
-        "region": region,
+        "region_id": _known_region(region),
         "memory_bytes": memory_bytes,
         "is_open": is_open,
         "serves_whole_models": serves_whole_models,
@@ -87,11 +91,19 @@ def edit_pool(
     for name, value in changes.items():
         setattr(pool, name, value)
     pool.save(update_fields=list(changes))
+    Replica.objects.filter(worker__pool=pool).update(region_id=region)
     audit.record(
         organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot,
-        price_policy=price_policy, firm_factor=str(firm_factor),
+        region=region, price_policy=price_policy, firm_factor=str(firm_factor),
     )  # fmt: skip
     return pool
+
+
+def _known_region(name: str) -> str:
+    """Return the name of a region. Raises InvalidValue."""
+    if not Region.objects.filter(pk=name).exists():
+        raise InvalidValue(gettext("There is no region named %(name)s.") % {"name": repr(name)}, param="region")
+    return name
 
 
 def _policy(price_policy: str, firm_factor: Decimal) -> dict[str, object]:
@@ -162,6 +174,9 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
         raise InvalidValue(
             gettext("This pool does not serve whole models: allow it in its settings."), param="whole_model"
         )
+    if not is_allowed(regions := regions_of(organization=version.organization_id), pool.region_id):
+        text = gettext("This model's organization is limited to %(regions)s, and the pool is in %(region)s.")
+        raise InvalidValue(text % {"regions": ", ".join(regions or ()), "region": pool.region_id}, param="whole_model")
     if version.status != AdapterVersionStatus.FILES_ONLY or version.deleted_at is not None:
         raise InvalidValue(
             gettext("This model is an adapter: any replica of its base model serves it beside others."),

@@ -2,6 +2,7 @@
 
 from django.utils.translation import gettext
 
+from apps.accounts.models import is_allowed
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
 from apps.core.errors import InvalidValue
@@ -29,6 +30,9 @@ def require_machines(recipe: Hyperparameters, node_count: int) -> None:
 
 def block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel, node_count: int) -> str:
     """Return what stands against launching the option, "" for nothing."""
+    if state.regions is not None and not is_allowed(state.regions, state.pool.region_id):
+        regions, region = ", ".join(state.regions), state.pool.region_id
+        return f"Your organization is limited to {regions}. This pool is in {region}."
     if not estimate.fits:
         return estimate.reason or "Does not fit."
     if not base_model.is_installed:

@@ -16,6 +16,7 @@ from django.contrib.postgres.expressions import ArraySubquery
 from django.db.models import Case, OuterRef, Q, Value, When
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import regions_of
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.contracts.runs import Method
@@ -47,7 +48,8 @@ class PoolState:
 
     `correction` comes from finished runs of all tenants; it reveals none of them. `starts_workers`: the pool is elastic
     and starts a worker for a job. `joining_gpus` lists the GPUs of each worker that trains the base model together
-    with others, live or one that the pool can start.
+    with others, live or one that the pool can start. `regions` are those that the organization is limited to, None if
+    it is not.
     """
 
     pool: GpuPool
@@ -64,6 +66,7 @@ class PoolState:
     host_memory_bytes: int | None = None
     starts_workers: bool = False
     joining_gpus: tuple[int, ...] = ()
+    regions: Collection[str] | None = None
 
 
 class LiveWorker(NamedTuple):
@@ -90,6 +93,7 @@ class OpenPools:
     probes: Mapping[tuple[str, str], ThroughputProbe]  # by pool and method
     ahead: Mapping[str, Mapping[int, float]]
     queues: Collection[str]  # the pools in which a run waits
+    regions: Collection[str] | None = None  # that the organization is limited to
 
     def states(self, *, family: str, method: str) -> list[PoolState]:
         """Return the pools' states for a job of this method; `family` is the architecture's model_type."""
@@ -111,6 +115,7 @@ class OpenPools:
             seconds_ahead=sum(ahead.values()),
             ahead_by_gpus=tuple(ahead.items()),
             correction=correction_of(pool=pool, family=family, method=method),
+            regions=self.regions,
             has_weights=bool(workers) and all(worker.id in self.fetched for worker in workers),
         )
 
@@ -125,7 +130,7 @@ def find_open_pools(
 ) -> OpenPools:
     """Return the facts about the open pools for jobs on this model by these methods, at the organization's prices.
 
-    All but the prices are the same for every tenant, and may have been read up to `max_age_seconds` ago.
+    All but the prices and regions are the same for every tenant, and may have been read up to `max_age_seconds` ago.
     """
     key, moment = (base_model.pk, frozenset(methods)), time.monotonic()
     read_at, shared = _recent.get(key, (-math.inf, None))
@@ -134,7 +139,8 @@ def find_open_pools(
         if not base_model._state.adding:  # an unsaved model has a new key each time
             _recent[key] = moment, shared
     prices = list_active_prices(prefix="training:", organization=organization)
-    return replace(shared, prices={rule.sku: rule for rule in prices})
+    regions = None if organization is None else regions_of(organization=organization)
+    return replace(shared, prices={rule.sku: rule for rule in prices}, regions=regions)
 
 
 _recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by base model and methods: a few hundred

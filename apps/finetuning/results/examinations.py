@@ -14,7 +14,8 @@ import msgspec
 from django.db import transaction
 from django.db.models import F, OuterRef, Q, Subquery
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, allowed_in
+from apps.accounts.queries import regions_of
 from apps.adapters.models import AdapterVersion
 from apps.catalog.references import base_model_ref
 from apps.contracts.parity import (
@@ -50,6 +51,8 @@ def ask(*, version: AdapterVersion, now: datetime.datetime) -> bool:
     """Ask the trainers for the version's probe; return whether one may come. Run it in the version's transaction."""
     seen = now - datetime.timedelta(seconds=LIVE_SECONDS)
     trainers = Worker.objects.filter(kind=WorkerKind.TRAINER, revoked_at=None, last_seen_at__gte=seen)
+    if (regions := regions_of(organization=version.organization_id)) is not None:
+        trainers = trainers.filter(pool__region__in=regions)
     if not trainers.filter(cordoned_at=None, drain_requested_at=None).exists():
         return False
     Examination.objects.create(organization_id=version.organization_id, version=version, asked_at=now)
@@ -72,6 +75,7 @@ def take(*, worker: Worker) -> ExaminationRequest | None:
         return None  # one at a time: it comes with the hub token of a gated base model
     waiting = rows.filter(worker=None, ended_at=None, tries__lt=_MAX_TRIES, version__deleted_at=None)
     waiting = waiting.filter(asked_at__gte=now - _PATIENCE, organization__suspended_at=None)
+    waiting = waiting.filter(allowed_in(worker.pool.region_id))
     if not waiting.exists():
         return None
     lock("examinations")  # or two workers would begin for one share holder

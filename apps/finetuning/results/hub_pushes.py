@@ -17,6 +17,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import RegionRefused, regions_of
 from apps.accounts.shares import get_share_holder, share_of
 from apps.adapters.models import AdapterVersion
 from apps.catalog.model_files import require_repository
@@ -41,6 +42,7 @@ _A_DAY = datetime.timedelta(days=1)
 _TOKEN = re.compile(r"[\x21-\x7e]{8,400}")
 _DELETED = gettext_noop("The model was deleted.")
 _SUSPENDED = gettext_noop("Your organization is suspended.")
+_LIMITED = gettext_noop("Your organization is limited to regions now, and the hub is in none.")
 _LATE = gettext_noop("The push did not end within a day.")
 _STOPPED = gettext_noop("The push was interrupted too often.")
 _GONE = gettext_noop("A file of the model cannot be read.")
@@ -58,11 +60,15 @@ def request_push(
 ) -> HubPush:
     """Accept a push of the version's files, or of one of its exports; an open one to the same place is returned.
 
-    Raises InvalidValue, InvalidState where pushes are off, NotFound, RateLimited and QuotaExceeded.
+    Raises InvalidValue, InvalidState where pushes are off, RegionRefused for an organization that is limited to
+    regions, NotFound, RateLimited and QuotaExceeded.
     """
     if not settings.HUB_PUSHES:
         text = gettext("This installation does not push to a hub. Download the files, and send them with `hf upload`.")
         raise InvalidState(text, code="push_unavailable")
+    if regions := regions_of(organization=version.organization):
+        text = gettext("Your organization is limited to %(regions)s, and the hub is in no region. Download the files.")
+        raise RegionRefused(text % {"regions": ", ".join(regions)}, param="repository")
     try:
         require_repository(repository, "")
     except InvalidValue as refused:
@@ -145,6 +151,8 @@ def _begin(push_id: str) -> HubPush | None:
         problem = _DELETED
     elif Organization.objects.filter(pk=push.organization_id, suspended_at__isnull=False).exists():
         problem = _SUSPENDED
+    elif regions_of(organization=push.organization_id) is not None:
+        problem = _LIMITED
     elif push.attempts >= MAX_ATTEMPTS:
         problem = _STOPPED
     if problem:

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db.models import Min, Q
 from django.utils.translation import gettext
 
+from apps.accounts.models import is_allowed
 from apps.contracts.addresses.machines import NodeGroup, leads_elsewhere
 from apps.contracts.addresses.networks import is_loopback
 from apps.contracts.failures import FailureCode
@@ -143,8 +144,12 @@ def alive_until(*, run: Run, job: FineTuningJob, now: datetime.datetime) -> date
 
 
 def is_draining(*, run: Run, job: FineTuningJob) -> bool:
-    """Return whether one of the run's machines is to be given up."""
-    if run.worker is not None and run.worker.drain_requested_at is not None:
+    """Return whether one of the run's machines is to be given up, or its organization may not use the region now."""
+    facts = Run.objects.filter(pk=run.pk).values_list(
+        "worker__drain_requested_at", "pool__region", "organization__regions"
+    )
+    drained_at, region, regions = facts.get()
+    if drained_at is not None or not is_allowed(regions, region):
         return True
     return job.node_count > 1 and run.members.filter(left_at=None, worker__drain_requested_at__isnull=False).exists()
 

@@ -30,6 +30,7 @@ _LOOKED_AT = 256  # runs, by one claim: of more holders than claim at once
 _DEFAULT_GPUS = Quota._meta.get_field("concurrent_gpus").default
 
 _QUEUES = "share.pool_id = %(pool)s AND share.queued > 0"
+_REGION = "(SELECT region FROM finetuning_gpupool WHERE id = %(pool)s)"
 # Holders with runs that may start, and `load`: the GPUs that a holder has in all pools, and its use in about the last
 # hour, divided by its weight, less a GPU for each hour since its oldest run came or a worker last took one. Of other
 # pools, what was neither held nor used for a day counts for nothing.
@@ -50,6 +51,7 @@ _HOLDERS = f"""
     ), shares AS MATERIALIZED (
         SELECT organization.holder, share.*, quota.weight,
             {_QUEUES} AND organization.suspended_at IS NULL
+                AND (organization.regions IS NULL OR {_REGION} = ANY(organization.regions))
                 AND NOT EXISTS (
                     SELECT FROM billing_ledgeraccount wallet WHERE wallet.organization_id = organization.id
                         AND wallet.kind = '{AccountKind.WALLET}' AND wallet.stopped_because <> ''
@@ -239,7 +241,8 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int) -> list[Ru
 
     A holder's share is the GPUs it holds plus the GPU-hours it used in about the last hour, divided by its weight. Each
     hour of waiting unserved counts as one GPU less, so that a holder with a large share is not delayed forever. Runs of
-    a suspended organization wait until it has paid, or an operator has reinstated it.
+    a suspended organization wait until it has paid, or an operator has reinstated it, and those of one that may not use
+    the pool's region until it may, or they move.
     """
     ids = [row[0] for row in _fetch(_IN_TURN, pool.pk, now, limit=limit, depth=_CANDIDATES)]
     runs = Run.objects.select_related("job").in_bulk(ids)

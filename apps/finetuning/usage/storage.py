@@ -7,6 +7,7 @@ from collections.abc import Collection
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import require_home
 from apps.accounts.shares import share_of
 from apps.billing.usage.storage import record_storage
 from apps.core.database.tenancy import sum_by_organization
@@ -54,7 +55,11 @@ def counted_bytes(*, organization: Organization | str, but_upload: str = "") -> 
 
 
 def left_bytes(*, organization: Organization | str, but_upload: str = "") -> int | None:
-    """Return the bytes the organization may still store; None if it has no limit."""
+    """Return the bytes the organization may still store; None if it has no limit.
+
+    Raises RegionRefused if its files may not be in the region of the object store.
+    """
+    require_home(organization=organization)
     limit = get_quota(organization=organization).storage_bytes
     return None if limit is None else max(0, limit - counted_bytes(organization=organization, but_upload=but_upload))
 
@@ -62,7 +67,8 @@ def left_bytes(*, organization: Organization | str, but_upload: str = "") -> int
 def require_any_storage(*, organization: Organization | str) -> None:
     """Raise QuotaExceeded if nothing more may be stored, because a job's result would have no room.
 
-    The size of the result is known only at the end. It is then kept, even above the limit.
+    Raises RegionRefused as `left_bytes` does. The size of the result is known only at the end. It is then kept, even
+    above the limit.
     """
     if left_bytes(organization=organization) == 0:
         raise QuotaExceeded(

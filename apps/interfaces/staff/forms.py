@@ -11,6 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import list_regions
 from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.pricing import Tier
@@ -37,7 +38,7 @@ class PoolForm(forms.Form):
     gpu_type = forms.ModelChoiceField(
         queryset=GpuType.objects.none(), label=later("GPU type"), empty_label=later("Choose a type")
     )
-    region = forms.CharField(max_length=40, label=later("Region"), initial="local")
+    region = forms.ChoiceField(label=later("Region"))
     memory_gib = forms.FloatField(
         min_value=0.1, max_value=100_000, label=later("Memory one job may use, GiB"), help_text=later("For each GPU.")
     )
@@ -70,6 +71,9 @@ class PoolForm(forms.Form):
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["gpu_type"].queryset = list_gpu_types()  # type: ignore[attr-defined]
+        regions = list(list_regions())
+        self.fields["region"].choices = [(region.pk, region.pk) for region in regions]  # type: ignore[attr-defined]
+        self.fields["region"].initial = next(region.pk for region in regions if region.is_home)
 
     def clean(self) -> dict[str, object]:
         cleaned: dict[str, object] = super().clean() or self.cleaned_data
@@ -308,11 +312,21 @@ class QuotaForm(forms.Form):
         initial=1,
         help_text=later("With 2, its jobs get twice the share of a busy pool."),
     )
+    regions = forms.MultipleChoiceField(
+        required=False,
+        label=later("Regions"),
+        widget=forms.CheckboxSelectMultiple,
+        help_text=later("Its files, jobs, models and requests stay in these. None ticked: it may use all."),
+    )
 
     def __init__(
         self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None, demand: Demand
     ) -> None:
         super().__init__(data, initial=initial)
+        regions = list_regions().values_list("pk", flat=True)
+        self.fields["regions"].choices = [(name, name) for name in regions]  # type: ignore[attr-defined]
+        if len(regions) < 2:
+            del self.fields["regions"]
         for name, words in _use_in_words(demand).items():
             self.fields[name].help_text = words
 

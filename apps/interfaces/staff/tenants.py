@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.core.paginator import Page, Paginator
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
@@ -14,6 +15,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.models import Organization
+from apps.accounts.operations import set_regions
 from apps.accounts.queries import list_keys, list_members
 from apps.accounts.suspension import reinstate_organization, suspend_organization
 from apps.billing.books.credit_requests import list_requests
@@ -169,11 +171,14 @@ def quota(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Edit the limits of one organization."""
     organization = get_object_or_404(Organization, pk=organization_id)
     current = get_quota(organization=organization)
-    limits = {name: getattr(current, name) for name in LIMITS}
+    limits = {name: getattr(current, name) for name in LIMITS} | {"regions": organization.regions or []}
     demand = get_demand(organization=organization, now=db_now())
     form = QuotaForm(request.POST or None, initial=limits, demand=demand)
     if request.method == "POST" and form.is_valid():
-        set_quota(organization=organization, by=operator_id(request), now=db_now(), **form.limits())
+        with transaction.atomic():
+            set_quota(organization=organization, by=operator_id(request), now=db_now(), **form.limits())
+            if "regions" in form.fields:
+                set_regions(organization=organization, regions=form.cleaned_data["regions"], by=operator_id(request))
         messages.success(request, gettext("The limits of %(name)s were saved.") % {"name": organization.name})
         return redirect("staff:quota_list")
     context = {"tenant": organization, "form": form}

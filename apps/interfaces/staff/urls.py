@@ -10,7 +10,7 @@ from apps.interfaces.staff import (
     tenants,
     viewing,
 )
-from apps.interfaces.staff.machines import calibrations, capacity, pools, replicas, workers
+from apps.interfaces.staff.machines import calibrations, capacity, pools, regions, replicas, workers
 from apps.interfaces.staff.money import books, payments
 
 app_name = "staff"
@@ -19,6 +19,8 @@ urlpatterns = [
     path("", home.show, name="home"),
     path("audit", audit.index, name="audit"),
     path("pools", pools.index, name="pool_list"),
+    path("regions", regions.index, name="region_list"),
+    path("regions/home", regions.set_home, name="region_home"),
     path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
     path("pools/<str:pool_id>/capacity", capacity.set_capacity, name="pool_capacity"),
     path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import pytest
 
+from apps.accounts.models import Region
 from apps.billing.models import Hold
 from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
@@ -38,7 +39,7 @@ def test_facts_about_pools_are_shared_for_a_moment_and_prices_are_not(post, ask,
     settings.ESTIMATE_FACTS_SECONDS = 60
     monkeypatch.setattr(pool_facts, "_recent", {})
     before = post(URL, ask)["pools"][0]
-    GpuPool.objects.update(region="elsewhere")
+    GpuPool.objects.update(region=Region.objects.create(name="elsewhere"))
     sku = f"training:{floor.pool.name}"
     set_price(sku=sku, unit="gpu_ms", price_nano=5, per=1, by="system", now=db_now())
 

@@ -7,6 +7,8 @@ CONSOLE: dict[str, Url] = {
     "staff:organization_reinstate": staff("POST", ids={"organization_id": "organization"}, data={"reason": "paid"}),
     "staff:audit": staff("GET"),
     "staff:pool_list": staff("GET", "POST"),
+    "staff:region_list": staff("GET", "POST", data={"name": "eu"}),
+    "staff:region_home": staff("POST", data={"region": "local"}),
     "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
     "staff:pool_capacity": staff("POST", ids={"pool_id": "pool"}, data={"kind": "static"}),
     "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),

@@ -112,7 +112,7 @@ def version(floor, claim) -> AdapterVersion:  # noqa: F811
 @pytest.fixture
 def say(version, floor):
     """Return a function with which a replica says what it holds; it gives the version as it is then."""
-    replica = Replica.objects.create(base_model=floor.base_model, url="unix:///x")
+    replica = Replica.objects.create(base_model=floor.base_model, region_id=floor.pool.region_id, url="unix:///x")
     Placement.objects.create(organization=version.organization, replica=replica, adapter_version=version)
 
     def observe(state: LoadState, reason: str = "", parity: ParityResult | None = None) -> AdapterVersion:

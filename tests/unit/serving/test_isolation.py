@@ -44,9 +44,8 @@ def urls(version: AdapterVersion) -> list[str]:
 
 
 def test_a_replica_without_a_token_gets_no_request_and_keeps_none_from_the_others(version, honest) -> None:
-    Replica.objects.create(
-        base_model=version.adapter.base_model, url="unix:///bare", is_ready=True, observed_at="2100-01-01T00:00Z"
-    )
+    bare = {"url": "unix:///bare", "region": honest.region, "is_ready": True, "observed_at": "2100-01-01T00:00Z"}
+    Replica.objects.create(base_model=version.adapter.base_model, **bare)
 
     upstreams = {upstream.url for route in list_routes() for upstream in route.upstreams}
     assert upstreams == {"unix:///honest"}

@@ -11,9 +11,10 @@ NOW = 1_000_000.0
 
 
 def wish(
-    name: str, rate: float = 0.0, *, organization: str = "a", rank: int = 8, age: float = 60.0, kept=False
+    name: str, rate: float = 0.0, *, organization: str = "a", rank: int = 8, age: float = 60.0, kept=False, regions=""
 ) -> AdapterDemand:
-    return AdapterDemand(name, organization, rank, NOW - age, rate, kept)
+    limits = frozenset(regions.split()) or None
+    return AdapterDemand(name, organization, rank, NOW - age, rate, kept, limits)
 
 
 def room(
@@ -24,8 +25,9 @@ def room(
     max_rank: int = 16,
     rank_class: int | None = None,
     is_draining: bool = False,
+    region: str = "",
 ) -> ReplicaCapacity:
-    return ReplicaCapacity(name, capacity, slots, max_rank, rank_class or max_rank, is_draining)
+    return ReplicaCapacity(name, capacity, slots, max_rank, rank_class or max_rank, is_draining, region)
 
 
 def placed(
@@ -176,3 +178,32 @@ def test_of_zipf_traffic_over_2000_adapters_nearly_all_is_warm_after_the_first_m
 
     assert outcome.warm_share >= 0.99, outcome
     assert outcome.most_moves_a_minute <= 60 * 8 / 4, outcome  # a quarter of what replicas could load
+
+
+def test_an_adapter_that_must_stay_in_a_region_displaces_one_that_need_not() -> None:
+    rooms = [room("eu", capacity=2, region="eu"), room("us", capacity=2, region="us")]
+    holding = {"eu": {"a", "b"}, "us": {"c"}}
+    wishes = [wish("a", 0.2), wish("b", 0.1), wish("c"), wish("mine", age=1, regions="eu ch")]
+
+    found = placed(wishes, rooms, holding)
+
+    assert holders(found, "mine") == {"eu"} and found["us"] == {"b", "c"} and holders(found, "a") == {"eu"}
+
+
+def test_more_adapters_than_their_region_has_places_for_leave_the_places_of_others_alone() -> None:
+    rooms = [room("eu", capacity=2, region="eu"), room("us", capacity=2, region="us")]
+    wishes = [*(wish(f"mine{i}", 1.0, regions="eu") for i in range(5)), wish("a"), wish("b")]
+
+    found = placed(wishes, rooms)
+
+    assert len(found["eu"]) == 2 and all(name.startswith("mine") for name in found["eu"])
+    assert found["us"] == {"a", "b"}
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_an_adapter_leaves_a_replica_where_it_may_not_be_any_more(is_draining: bool) -> None:
+    rooms = [room("eu", region="eu"), room("us", region="us", is_draining=is_draining)]
+
+    found = placed([wish("mine", 1.0, regions="eu"), wish("a")], rooms, {"us": {"mine", "a"}})
+
+    assert holders(found, "mine") == {"eu"} and "a" in found["us"]

@@ -25,7 +25,7 @@ def overrun(floor, claim):
     ],
 )
 def test_a_wrong_policy_is_said_at_its_field(field, value, message, console, floor):
-    body = {"region": "eu", "memory_gib": "8", "price_policy": "firm", "firm_factor": "2"}
+    body = {"region": "local", "memory_gib": "8", "price_policy": "firm", "firm_factor": "2"}
 
     refused = console.post(f"/staff/pools/{floor.pool.pk}", body | {field: value})
 
@@ -35,7 +35,7 @@ def test_a_wrong_policy_is_said_at_its_field(field, value, message, console, flo
 
 
 def test_an_operator_chooses_the_policy_of_a_pool(console, floor):
-    body = {"region": "eu", "memory_gib": "8", "price_policy": "metered", "firm_factor": "2.5"}
+    body = {"region": "local", "memory_gib": "8", "price_policy": "metered", "firm_factor": "2.5"}
     console.post(f"/staff/pools/{floor.pool.pk}", body)
 
     pool = GpuPool.objects.get(pk=floor.pool.pk)

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, Region
 from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
 from apps.catalog.queries import active_price
@@ -52,7 +52,7 @@ def test_an_effect_that_keeps_failing_is_shown_to_operators(console):
 
 
 def test_a_pool_is_created_priced_and_shown(console, floor):
-    body = {"name": "big", "gpu_type": "cpu", "region": "eu-north", "price_policy": "firm", "memory_gib": "80"}
+    body = {"name": "big", "gpu_type": "cpu", "region": "local", "price_policy": "firm", "memory_gib": "80"}
     created = console.post("/staff/pools", body)
     assert 'href="/staff/prices?sku=training%3Abig"' in console.get(created["Location"]).content.decode()
     assert 'href="/staff/prices?sku=training%3Abig"' in console.get("/staff/pools").content.decode()
@@ -79,10 +79,16 @@ def test_only_what_exists_here_gets_a_price(console, floor, sku):
 
 
 def test_a_pool_is_edited_and_closed(console, floor):
+    Region.objects.create(name="eu-south")
     console.post(f"/staff/pools/{floor.pool.pk}", {"region": "eu-south", "price_policy": "firm", "memory_gib": "12"})
 
     pool = GpuPool.objects.get(pk=floor.pool.pk)
-    assert (pool.region, pool.memory_bytes, pool.is_open, pool.name) == ("eu-south", 12 * 2**30, False, floor.pool.name)
+    assert (pool.region_id, pool.memory_bytes, pool.is_open, pool.name) == (
+        "eu-south",
+        12 * 2**30,
+        False,
+        floor.pool.name,
+    )
     assert AuditEntry.objects.get(target=pool.pk, action="pool.edited").actor.startswith("user_")
     assert (
         console.post(
@@ -136,7 +142,7 @@ def test_more_organizations_need_no_more_statements(console, organization, page,
 
 
 def test_a_name_taken_is_said_at_its_field(console, floor):
-    body = {"name": floor.pool.name, "gpu_type": "cpu", "region": "here", "price_policy": "firm", "memory_gib": "8"}
+    body = {"name": floor.pool.name, "gpu_type": "cpu", "region": "local", "price_policy": "firm", "memory_gib": "8"}
     response = console.post("/staff/pools", body)
 
     assert response.status_code == 422
@@ -147,7 +153,7 @@ def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
     body = {
         "name": "spot",
         "gpu_type": "cpu",
-        "region": "eu",
+        "region": "local",
         "price_policy": "firm",
         "memory_gib": "8",
         "is_spot": "on",
@@ -165,7 +171,7 @@ def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
 
     console.post(
         created["Location"],
-        {"region": "eu", "price_policy": "firm", "memory_gib": "8", "interruptions_per_hour": "0.2"},
+        {"region": "local", "price_policy": "firm", "memory_gib": "8", "interruptions_per_hour": "0.2"},
     )
     assert GpuPool.objects.get(name="spot").is_spot is False
 
@@ -219,7 +225,8 @@ def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, flo
     refused = console.post(token, body)
     hidden = console.get(pool).content.decode()
     console.post(
-        pool, {"region": "eu", "price_policy": "firm", "memory_gib": "12", "is_open": "on", "serves_whole_models": "on"}
+        pool,
+        {"region": "local", "price_policy": "firm", "memory_gib": "12", "is_open": "on", "serves_whole_models": "on"},
     )
     shown = console.get(pool).content.decode()
     unknown = console.post(token, body | {"whole_model": "ft:nobody"})

@@ -247,7 +247,7 @@ def option_object(quoted: PoolQuote, ranking: Ranking, deadline_seconds: float |
         "gpu_count": quoted.gpu_count,
         "node_count": quoted.node_count,
         "gpu_type": quoted.pool.gpu_type.name,
-        "region": quoted.pool.region,
+        "region": quoted.pool.region_id,
         "is_spot": quoted.pool.is_spot,
         "expected_interruptions": estimate.interruptions if quoted.pool.is_spot else None,
         "is_launchable": quoted.is_launchable,

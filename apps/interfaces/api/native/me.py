@@ -9,9 +9,12 @@ from apps.interfaces.api.views import ApiView
 
 
 class OrganizationObject(TypedDict):
+    """`regions` are those that its files, jobs, models and requests stay in; null if it may use all."""
+
     id: str
     name: str
     slug: str
+    regions: list[str] | None
 
 
 class KeyObject(TypedDict):
@@ -37,7 +40,12 @@ class MeView(ApiView):
         identity, organization = self.identity, self.organization
         return {
             "object": "me",
-            "organization": {"id": organization.pk, "name": organization.name, "slug": organization.slug},
+            "organization": {
+                "id": organization.pk,
+                "name": organization.name,
+                "slug": organization.slug,
+                "regions": organization.regions,
+            },
             "key": {
                 "id": identity.key_id,
                 "project": identity.project_id,

@@ -38,7 +38,7 @@ class WaitMembers(TypedDict):
     """Why a queued job waits. All are null for others; the start is null if it is unknown."""
 
     queue_position: int | None
-    waiting_for: Literal["capacity", "group", "share", "quota", "budget"] | None
+    waiting_for: Literal["capacity", "group", "share", "quota", "budget", "region"] | None
     waiting_reason: str | None
     estimated_start: StartObject | None
 

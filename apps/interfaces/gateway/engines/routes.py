@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from django.db import connection, transaction
 
+from apps.accounts.queries import RegionRefused, list_limited
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.catalog.pricing import batch_sku
 from apps.catalog.queries import ModelNotFound, list_all_active_prices
@@ -56,6 +57,7 @@ class _Table:
     prices: dict[tuple[str, str | None], Price]  # of a SKU, for all organizations (None) or for one
     clock_offset_seconds: float
     aliases: dict[tuple[str, str], AliasRoute]  # by organization and name
+    regions: dict[str, frozenset[str]] = field(default_factory=dict)  # of organizations that are limited to some
     largest_body_bytes: int = largest_body(0, takes_media=False)
     # By base model and organization, and whether batches ask.
     found_prices: dict[tuple[str, str, bool], Prices] = field(default_factory=dict)
@@ -104,8 +106,8 @@ class Routes:
     async def find(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a base model or of the organization's own adapter once a replica can answer it.
 
-        Waits for an adapter that is being loaded and requests a cold one. Raises ModelNotFound; Unavailable when no
-        replica has it in time.
+        Waits for an adapter that is being loaded and requests a cold one. Raises ModelNotFound; RegionRefused when
+        only replicas in regions have it that the organization may not use; Unavailable when no replica has it in time.
         """
         ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
         if ready is not None and ready.upstreams:
@@ -123,6 +125,7 @@ class Routes:
                 await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
         route = self.require_known(model_name, organization_id=organization_id)
         if not route.upstreams:
+            self._require_region(route, organization_id)
             raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
 
@@ -193,7 +196,23 @@ class Routes:
 
     def _visible(self, model_name: str, organization_id: str) -> Route | None:
         route = self._table.routes.get(model_name)
-        return route if route is not None and route.organization_id in (None, organization_id) else None
+        if route is None or route.organization_id not in (None, organization_id):
+            return None
+        regions = self._table.regions.get(organization_id)
+        return route if regions is None else route.limited_to(regions)
+
+    def _require_region(self, route: Route, organization_id: str) -> None:
+        """Raise RegionRefused if all replicas that could answer are where the organization's data may not be."""
+        regions = self._table.regions.get(organization_id)
+        able = [self._table.routes.get(name) for name in (route.model_name, route.base_model_name)]
+        found = {one.region for each in able if each is not None for one in each.upstreams}
+        if regions is not None and found and not found & regions:
+            allowed, others = ", ".join(sorted(regions)), ", ".join(sorted(found))
+            raise RegionRefused(
+                f"Your organization is limited to {allowed}, and this model is served in {others} alone. Choose "
+                "another model, or ask the operator of this installation for a replica.",
+                param="model",
+            )
 
     def _is_loading(self, model_name: str, organization_id: str) -> bool:
         route = self._visible(model_name, organization_id)
@@ -250,7 +269,8 @@ def _read() -> _Table:
         }
         aliases = {(alias.organization_id, alias.model_name): alias for alias in list_alias_routes()}
         routes = {route.model_name: route for route in list_routes()}
+        regions = list_limited()
         before = time.time()
         offset = db_now().timestamp() - (before + time.time()) / 2
     bodies = [largest_body(route.context_length, takes_media=bool(route.media)) for route in routes.values()]
-    return _Table(routes, prices, offset, aliases, max(bodies, default=largest_body(0, takes_media=False)))
+    return _Table(routes, prices, offset, aliases, regions, max(bodies, default=largest_body(0, takes_media=False)))

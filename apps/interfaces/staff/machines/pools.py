@@ -203,7 +203,7 @@ def _counts(rows: QuerySet[Worker] | QuerySet[Run], *, gpus: Aggregate | None = 
 def _edit_form(pool: GpuPool) -> PoolEditForm:
     return PoolEditForm(
         initial={
-            "region": pool.region,
+            "region": pool.region_id,
             "memory_gib": round(pool.memory_bytes / GIB, 2),
             "is_open": pool.is_open,
             "serves_whole_models": pool.serves_whole_models,

@@ -152,7 +152,6 @@ def _seed_pool(name: str, gpu_key: str, memory_bytes: int, price_nano: int, now:
     pool = GpuPool.objects.filter(name=name).first() or create_pool(
         name=name,
         gpu_type=GpuType.objects.get(pk=gpu_key),
-        region="local" if gpu_key == "cpu" else "unassigned",
         memory_bytes=memory_bytes,
         firm_factor=Decimal(MAX_FIRM_FACTOR) if gpu_key == "cpu" else FIRM_FACTOR,  # a busy machine slows runs a lot
         by="system",

@@ -202,6 +202,13 @@ PAGES = (
         "Pools whose machines are started and released through Slurm or Kubernetes",
         Audience.OPERATORS,
     ),
+    HelpPage(
+        "regions",
+        "docs/regions.md",
+        "Keep the data of an organization in a region",
+        Audience.OPERATORS,
+        ("staff:region_",),
+    ),
     HelpPage("security", "SECURITY.md", "How to report a vulnerability, and what is supported", Audience.OPERATORS),
     HelpPage("changelog", "CHANGELOG.md", "What's new in this version", Audience.OPERATORS),
     HelpPage("contributing", "CONTRIBUTING.md", "Set up, test, style, commits and review", Audience.CONTRIBUTORS),

@@ -133,7 +133,7 @@ class ComputeRow:
         cards = f"{count} × " if count > 1 else ""
         nodes = self.quoted.node_count
         name = pool.name if nodes == 1 else f"{pool.name}, {on_machines(nodes)}"
-        return f"{name}, {cards}{memory(estimate.capacity_bytes)}, {usd_hour(self.hourly_nano)}, {pool.region}"
+        return f"{name}, {cards}{memory(estimate.capacity_bytes)}, {usd_hour(self.hourly_nano)}, {pool.region_id}"
 
     @property
     def machines(self) -> str:

@@ -28,11 +28,12 @@ def login(
     session.given_key = session.given_key or typer.prompt("API key", hide_input=True, err=True).strip()
     found = session.api.get("/api/v1/me")
     session.store_key(session.given_key)
-    organization = found["organization"]["name"]
+    organization, regions = found["organization"]["name"], found["organization"].get("regions")
+    limits = f" It is limited to {', '.join(regions)}." if regions else ""
     emit(
         context,
         found | {"base_url": session.base_url, "stored_in": str(session.credentials_file)},
-        f"You are signed in to {session.base_url} as {organization}. The key is in {session.credentials_file}.",
+        f"You are signed in to {session.base_url} as {organization}.{limits} The key is in {session.credentials_file}.",
     )
 
 

@@ -1,0 +1,25 @@
+"""Regions in the console and on the pages of a customer: hidden until there are two."""
+
+from apps.accounts.models import Organization, Region
+from tests.support.pages import text
+
+
+def test_regions_are_added_chosen_and_shown_to_the_customer(console, client_for, api_client, key, floor, vera) -> None:
+    tenant, limits = floor.organization, f"/staff/quotas/{floor.organization.pk}"
+    assert 'name="regions"' not in text(console.get(limits)), "with one region there is nothing to choose"
+
+    assert console.post("/staff/regions", {"name": " eu "}).status_code == 302
+    assert console.post("/staff/regions", {"name": "EU"}).status_code == 422
+    assert console.post("/staff/regions/home", {"region": "mars"}).status_code == 404
+    assert console.post("/staff/regions/home", {"region": "eu"}).status_code == 302
+    assert list(Region.objects.filter(is_home=True).values_list("pk", flat=True)) == ["eu"]
+    assert 'value="local"' in text(console.get(limits))
+    assert console.post(limits, {"weight": "1", "regions": ["mars"]}).status_code == 422
+    assert console.post(limits, {"weight": "1", "regions": ["local"]}).status_code == 302
+
+    assert Organization.objects.get(pk=tenant.pk).regions == ["local"]
+    assert tenant.name in text(console.get("/staff/regions"))
+    assert "limited to local" in text(client_for(vera).get("/quotas"))
+    assert api_client(key).get("/api/v1/me").json()["organization"]["regions"] == ["local"]
+    console.post(limits, {"weight": "1"})
+    assert api_client(key).get("/api/v1/me").json()["organization"]["regions"] is None
