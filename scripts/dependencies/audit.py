@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from scripts.dependencies.lock import REPOSITORY, REQUIREMENTS, WITHOUT_HASHES
+from scripts.installation.installer import pip_command
 
 PROGRAM = REPOSITORY / ".anneal/pip-audit"
 _TIMEOUT_SECONDS = 900
@@ -21,14 +22,24 @@ class NotAudited(Exception):
     """A lock could not be checked; the message gives the reason."""
 
 
+def run_pip_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pip-audit in a Python that has pip: it asks for pip's version, even where it is told not to use pip."""
+    python, *_ = pip_command()
+    return subprocess.run(
+        [python, "-m", "pip_audit", *arguments],
+        env=os.environ | {"PYTHONPATH": str(PROGRAM)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT_SECONDS,
+    )
+
+
 def audit(lock: Path) -> list[str]:
     """Return a line for each known vulnerability of a lock's versions. Raises NotAudited."""
-    command = [sys.executable, "-m", "pip_audit", "--disable-pip", "--require-hashes", "--progress-spinner=off"]
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM)}
-    done = subprocess.run(
-        [*command, "--format=json", f"--requirement={lock}"],
-        env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS,
-    )  # fmt: skip
+    done = run_pip_audit(
+        "--disable-pip", "--require-hashes", "--progress-spinner=off", "--format=json", f"--requirement={lock}"
+    )
     try:
         packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):

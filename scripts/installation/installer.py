@@ -54,20 +54,20 @@ def _prepare() -> None:
     wanted = ["--quiet", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={LOCK}"]
     with tempfile.TemporaryDirectory() as temporary:
         wheels = cache_directory() or Path(temporary)
-        install = [*_pip(), "install", "--no-index", f"--find-links={wheels}", f"--target={DIRECTORY}", *wanted]
+        install = [*pip_command(), "install", "--no-index", f"--find-links={wheels}", f"--target={DIRECTORY}", *wanted]
         # Settings for the user's own packages; with either, pip refuses a target folder.
         environment = os.environ | {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0"}
         try:
             run(install, environment=environment)
         except SetupFailed:
             check_indexes(indexes())
-            run([*_pip(), "download", f"--dest={wheels}", *wanted], environment=environment)
+            run([*pip_command(), "download", f"--dest={wheels}", *wanted], environment=environment)
             run(install, environment=environment)
     stamp.write_text(LOCK.read_text())
 
 
 @lru_cache(maxsize=None)  # noqa: UP033  Python 3.8, which gets as far as this, lacks functools.cache
-def _pip() -> tuple[str, ...]:
+def pip_command() -> tuple[str, ...]:
     """Return the command of this Python's pip; if it has none, as in Debian, that of a new environment."""
     python = Path(sys.executable)
     if importlib.util.find_spec("pip") is None:
@@ -122,7 +122,7 @@ def indexes() -> list[str]:
 
 def cache_directory() -> Path | None:
     """Return our folder in pip's cache, created if missing; None if pip keeps no cache, or where we may not write."""
-    asked = subprocess.run([*_pip(), "cache", "dir"], capture_output=True, text=True, check=False)
+    asked = subprocess.run([*pip_command(), "cache", "dir"], capture_output=True, text=True, check=False)
     kept = Path(asked.stdout.strip()) / "anneal"
     if asked.returncode or "~" in kept.parts:  # an account without a home: pip would make a folder of this name
         return None
@@ -134,7 +134,7 @@ def cache_directory() -> Path | None:
 
 
 def _pip_settings() -> dict[str, str]:
-    listed = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False)
+    listed = subprocess.run([*pip_command(), "config", "list"], capture_output=True, text=True, check=False)
     if listed.returncode:
         raise SetupFailed(f"pip cannot read its settings:\n{listed.stderr.strip()}")
     settings: dict[str, str] = {}

@@ -32,7 +32,7 @@ def test_only_a_whole_answer_without_findings_is_clean(
 ) -> None:
     said = "" if packages is None else json.dumps({"dependencies": packages})
     answer = SimpleNamespace(stdout=said, stderr="Traceback\nConnectionError: no route to pypi.org\n", returncode=1)
-    monkeypatch.setattr(audit.subprocess, "run", lambda *_, **__: answer)
+    monkeypatch.setattr(audit, "run_pip_audit", lambda *_: answer)
 
     assert audit.main() == status
     assert words in capsys.readouterr().out

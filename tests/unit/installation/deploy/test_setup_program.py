@@ -198,7 +198,7 @@ def test_ctrl_c_before_anything_was_started_is_no_traceback(
 
 def test_settings_that_pip_cannot_read_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = subprocess.CompletedProcess([], 1, stdout="", stderr="ERROR: pip.conf contains parsing errors\n")
-    monkeypatch.setattr(installer, "_pip", lambda: (sys.executable, "-m", "pip"))
+    monkeypatch.setattr(installer, "pip_command", lambda: (sys.executable, "-m", "pip"))
     monkeypatch.setattr(installer.subprocess, "run", lambda *_, **__: broken)
 
     with pytest.raises(SetupFailed, match=r"pip cannot read its settings:\nERROR: pip\.conf contains parsing errors"):
@@ -209,7 +209,7 @@ def test_an_account_without_a_home_keeps_no_packages_and_gets_no_folder_for_them
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = subprocess.CompletedProcess([], 0, stdout=f"{tmp_path}/~/.cache/pip\n", stderr="")
-    monkeypatch.setattr(installer, "_pip", lambda: (sys.executable, "-m", "pip"))
+    monkeypatch.setattr(installer, "pip_command", lambda: (sys.executable, "-m", "pip"))
     monkeypatch.setattr(installer.subprocess, "run", lambda *_, **__: answer)
     monkeypatch.chdir(tmp_path)
 
