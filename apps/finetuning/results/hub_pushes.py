@@ -35,6 +35,7 @@ from apps.finetuning.results.model_files import ModelFile, list_files
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 8 * 1024**3  # of one push: it lies on the control plane's disk while it is sent
+SMALL_BYTES = 512 * 1024**2  # a larger one is sent beside, so that adapters do not wait for whole models
 MAX_OPEN, MAX_A_DAY = 2, 20  # of an organization, together with those that share with it
 MAX_ATTEMPTS = 3
 _A_DAY = datetime.timedelta(days=1)
@@ -88,8 +89,9 @@ def request_push(
     push.save(force_insert=True)
     HubPushToken(push=push, token_sealed=seal(token, place=_place(push))).save(force_insert=True)
     outbox.publish(
-        topic="hub.push", key=f"push:{push.pk}", payload={"push_id": push.pk}, organization=version.organization_id
-    )
+        topic="hub.push" if size <= SMALL_BYTES else "hub.push_large", key=f"push:{push.pk}",
+        payload={"push_id": push.pk}, organization=version.organization_id,
+    )  # fmt: skip
     audit.record(
         organization=version.organization_id, by=by, action="adapter.push_requested", target=version.pk,
         repository=repository, export=export,

@@ -95,6 +95,17 @@ def test_a_model_is_pushed_with_its_card_and_the_token_is_erased(hub, push, vers
     hub_pushes.send(push_id=latest().pk)
 
 
+def test_a_large_push_waits_in_a_queue_of_its_own(hub, push, settings, monkeypatch):
+    monkeypatch.setattr(hub_pushes, "SMALL_BYTES", 10)
+    push()
+
+    message = OutboxMessage.objects.get(topic="hub.push_large")
+    assert message.lane == "hub-large"
+    assert settings.OUTBOX_MOST_AT_ONCE[message.lane] == 2, "of the three places of its workers"
+    hub_pushes.send(**message.payload)
+    assert latest().status == "succeeded"
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
