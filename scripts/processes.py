@@ -195,10 +195,12 @@ PROGRAMS: tuple[Program, ...] = (
         stop_seconds=30,  # one attempt takes up to 15 s
     ),
     Program(
-        # Sends models to customers' repositories on the hub, for minutes. An organization uses one of the two places.
+        # Sends models to customers' repositories on the hub, for minutes. Large ones use two of three places,
+        # and an organization one of each queue (apps/core/messages/outbox.py): small ones of others are sent meanwhile.
         "celery-hub-uploads",
         Tier.CONTROL,
-        f"{_CELERY} worker --queues hub-uploads --concurrency 2 --pool prefork --without-gossip --without-mingle",
+        f"{_CELERY} worker --queues hub-uploads,hub-large --concurrency 3 --pool prefork"
+        " --without-gossip --without-mingle",
         role="sys",
         options=CONTROL_OPTIONS | STORE_OPTIONS,
         only_with="ANNEAL_HUB_PUSHES",

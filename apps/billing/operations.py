@@ -317,8 +317,8 @@ def record_estimate_loss(*, hold_id: str, total_nano: int, by: str) -> None:
 
 
 @transaction.atomic
-def refund_source(*, organization: Organization | str, source: str, by: str, reason: str) -> int:
-    """Refund everything captured for `source` and not refunded yet; return the amount."""
+def refund_source(*, organization: Organization | str, source: str, by: str, reason: str, keep_nano: int = 0) -> int:
+    """Refund what was captured for `source` beyond `keep_nano` and not refunded yet, last first; return the amount."""
     wallet = lock_wallet(organization=organization)
     holds = Hold.objects.filter(
         organization_id=wallet.owner_id,
@@ -326,17 +326,21 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
         source=source,
         status=HoldStatus.CLOSED,
         captured_nano__gt=F("refunded_nano"),
-    ).order_by("pk")
+    ).order_by("-pk")
+    left = max(sum(found.captured_nano - found.refunded_nano for found in holds) - keep_nano, 0)
     total = 0
     for found in holds:
-        amount_nano = found.captured_nano - found.refunded_nano
+        amount_nano = min(found.captured_nano - found.refunded_nano, left - total)
+        if not amount_nano:
+            break
+        before = f":{found.refunded_nano}" if found.refunded_nano else ""
         post(
             organization=organization,
             kind=PostingKind.REFUND,
             legs={account(organization=None, kind=AccountKind.REVENUE): -amount_nano, wallet: amount_nano},
             by=by,
             source=found.source,
-            idempotency_key=f"refund:{found.pk}",
+            idempotency_key=f"refund:{found.pk}{before}",
             request={"refund": found.pk, "amount_nano": amount_nano},
             reason=reason,
             lots=returns_for(
@@ -346,7 +350,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
         record_spending(
             organization=found.organization_id, attribution=Attribution.of_hold(found), amount_nano=-amount_nano
         )
-        found.refunded_nano = found.captured_nano
+        found.refunded_nano += amount_nano
         found.save(update_fields=["refunded_nano"])
         total += amount_nano
     return total

@@ -25,6 +25,6 @@ spare_lasting_objects()
 # Requests share one interpreter and twelve database connections.
 application = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),
-    places=4, most_of_one=1, most_waiting=16, wait_seconds=10.0,
-    pace=Pace(prompt=30, per_second=10, wait_seconds=10.0),  # a worker makes a call every few seconds
+    places=4, most_of_one=1, most_waiting=32, wait_seconds=10.0,
+    pace=Pace(prompt=30, per_second=10, wait_seconds=10.0),  # a run makes a call every few seconds, at most two in one
 )  # fmt: skip

@@ -22,8 +22,11 @@ _WAKE_SECONDS = 1
 
 _SHORT = {"soft_time_limit": 60, "time_limit": 90}
 # Work on files gives way to the web, the API and the gateway where processors are scarce.
-_NICENESS = {"hub-uploads": 10, "data": 10, "data-middle": 10, "data-small": 5, "batches": 5}
-_LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT}  # their workers have short tasks to run as well
+_NICENESS = {
+    "hub-uploads": 10, "hub-large": 10, "data": 10, "data-middle": 10, "data-small": 5, "batches": 5,
+}  # fmt: skip
+# The workers of the first two have short tasks to run as well. Small pushes may take all places of theirs.
+_LANE_LIMITS = {"hub": _SHORT, "payments": _SHORT, "hub-uploads": {"soft_time_limit": 900, "time_limit": 960}}
 _WITH_TASKS = (
     "core", "accounts", "catalog", "billing", "payments", "datasets", "batches", "batches.completions", "finetuning",
     "serving",

@@ -9,12 +9,11 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.finetuning.conversions import leases as conversion_leases
-from apps.finetuning.jobs.admission import admit_when_ready, note_fault
+from apps.finetuning.jobs.admission import admit_in_turn
 from apps.finetuning.jobs.control import pause_jobs_of, pause_jobs_of_budget
 from apps.finetuning.jobs.retraining.progress import advance_open
 from apps.finetuning.jobs.retraining.triggers import begin_due
-from apps.finetuning.lifecycle import JobStatus
-from apps.finetuning.models import FineTuningJob, GpuPool
+from apps.finetuning.models import GpuPool
 from apps.finetuning.pools.accuracy import refresh_public_reports
 from apps.finetuning.pools.calibrations import refit_pools
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
@@ -30,6 +29,7 @@ from apps.finetuning.usage import storage
 logger = logging.getLogger(__name__)
 # Of a file whose validation is over.
 _ENDED = (DatasetVersionStatus.READY, DatasetVersionStatus.INVALID, DatasetVersionStatus.DELETED)
+_ADMITTED_AT_ONCE = 3  # by one message of the control lane
 
 
 @shared_task(name="finetuning.reclaim_expired_leases")
@@ -62,7 +62,7 @@ def adjust_capacity(**_: object) -> None:
 @shared_task(name="finetuning.admit_waiting")
 def admit_waiting(**_: object) -> None:
     """Check waiting jobs whose files are validated by now: a message may be lost, and a large file is counted later."""
-    _admit(Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
+    admit_in_turn(waiting=Q(training_file__status__in=_ENDED) | Q(validation_file__status=DatasetVersionStatus.INVALID))
 
 
 @shared_task(name="finetuning.retrain")
@@ -73,19 +73,8 @@ def retrain(**_: object) -> None:
 
 
 def admit_jobs_of_file(*, version_id: str) -> None:
-    """Admit the jobs that waited for this file, or fail them."""
-    _admit(Q(training_file=version_id) | Q(validation_file=version_id))
-
-
-def _admit(condition: Q) -> None:
-    """Check each job separately: an error in one must not delay the others."""
-    waiting = FineTuningJob.objects.filter(condition, status=JobStatus.VALIDATING_FILES).order_by("created_at")
-    for job_id in waiting.values_list("pk", flat=True):
-        try:
-            admit_when_ready(job_id=job_id)
-        except Exception:  # a process edge: the job is tried again, for some minutes
-            logger.exception("job %s could not be admitted", job_id)
-            note_fault(job_id=job_id)
+    """Admit the first jobs that waited for this file, or fail them; `admit_waiting` looks at the others."""
+    admit_in_turn(waiting=Q(training_file=version_id) | Q(validation_file=version_id), most=_ADMITTED_AT_ONCE)
 
 
 def pause_over_budget(*, budget_id: str) -> None:

@@ -184,23 +184,27 @@ def issue_member_token(
     name: str = browser_tokens.NAME,
     lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
     project_id: str = "",
+    limits: KeyLimits = NO_LIMITS,
+    most: int | None = None,
 ) -> IssuedKey:
     """Create a key, valid for minutes, that acts for a member: inference only.
 
-    Raises PermissionDenied, and RateLimited above MAX_MEMBER_TOKENS of this name that are valid at once.
+    Raises PermissionDenied, and RateLimited above `most` (MAX_MEMBER_TOKENS) of this name that are valid at once.
 
     Not audited one by one: it grants nothing beyond the session, and its use is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
     tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
-    if tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name).count() >= MAX_MEMBER_TOKENS:
+    valid = tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name)
+    if valid.count() >= (most or MAX_MEMBER_TOKENS):
         text = gettext("You opened the playground too often in the last minutes. Wait a few minutes.")
         raise RateLimited(text, retry_after_seconds=60)
     return _issue(
         api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
         name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
         project_id=project_id or default_project_id(membership.organization_id),
+        **asdict(limits),
     )  # fmt: skip
 
 

@@ -7,6 +7,9 @@ OUTBOX_SHARES = "apps.accounts.shares.list_sharing"
 OUTBOX_SUSPENDED = "apps.accounts.suspension.list_suspended"
 OUTBOX_WAKE = "apps.config.celery.wake_outbox"
 
+# The most messages of a lane that are carried out at once: its workers have another lane too, for their other places.
+OUTBOX_MOST_AT_ONCE = {"hub-large": 2}
+
 # A mail server, a hub or Stripe that is down, or a customer's file of gigabytes, delays only its own lane. Small files
 # and middle files have lanes (apps.datasets.intake.lanes) in which no large file can delay them. Urgent: a machine or
 # money waits.
@@ -28,6 +31,7 @@ OUTBOX_TOPICS = {
     "dataset.validated": Topic("apps.finetuning.tasks.admit_jobs_of_file"),
     "deployment.created": Topic("apps.serving.operations.place_adapters"),
     "hub.push": Topic("apps.finetuning.results.hub_pushes.send", lane="hub-uploads"),
+    "hub.push_large": Topic("apps.finetuning.results.hub_pushes.send", lane="hub-large"),
     "job.admit": Topic("apps.finetuning.jobs.admission.admit_when_ready"),
     "job.ended": Topic("apps.finetuning.notices.send", lane="mail"),
     "mail": Topic("apps.accounts.notices.mail.send", lane="mail"),

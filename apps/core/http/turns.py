@@ -13,6 +13,7 @@ from apps.core.errors import RateLimited
 from apps.core.http.asgi import Application, Message, Receive, Scope, Send, send_error
 from apps.core.http.fair_shares import LateRefusals, Pace, Places, TooManyWaiting
 
+CALLER = "anneal.caller"  # key in the scope: whose credential it is, once that is known
 _STRANGERS, _MAX_KNOWN = "strangers", 10_000
 
 
@@ -69,10 +70,12 @@ class PlacedRequest:
 
 
 class TakeTurns:
-    """ASGI: a few requests run at once and take turns between credentials. All unverified credentials share one turn.
+    """ASGI: a few requests run at once and take turns between callers. All unverified credentials share one turn.
 
-    A machine's request may wait for database rows, and holds a connection meanwhile. `pace` spreads the calls of each
-    credential, and those of each address without a verified one, such as those of signed objects.
+    A view names the caller of a credential under CALLER in the scope, so that a machine is one caller with all its
+    tokens; otherwise each credential is one. A machine's request may wait for database rows, and holds a connection
+    meanwhile. `pace` spreads the calls of each caller, and those of each address without a verified credential, such as
+    those of signed objects.
     """
 
     def __init__(
@@ -88,7 +91,8 @@ class TakeTurns:
         self._application, self._most_of_one = application, most_of_one
         self._pace, self._refusals = pace, LateRefusals()
         self._places = Places(places, most_waiting=most_waiting, wait_seconds=wait_seconds)
-        self._known: OrderedDict[str, None] = OrderedDict()  # digests of verified credentials, most recent last
+        # Callers by the digests of their verified credentials, most recent last.
+        self._known: OrderedDict[str, str] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,9 +100,10 @@ class TakeTurns:
             return
         credential = dict(scope["headers"]).get(b"authorization", b"")
         digest = hashlib.sha256(credential).hexdigest()
-        owner = digest if digest in self._known else _STRANGERS
-        address = (scope.get("client") or ("unknown",))[0]
-        caller = digest if credential and owner == digest else f"{_STRANGERS} {address}"
+        owner, address = self._known.get(digest, _STRANGERS), (scope.get("client") or ("unknown",))[0]
+        caller = owner if credential and owner != _STRANGERS else f"{_STRANGERS} {address}"
+        if digest in self._known:
+            scope[CALLER] = owner
         try:
             await self._pace.wait_turn(caller)
         except TooManyWaiting:
@@ -108,7 +113,7 @@ class TakeTurns:
 
         async def answer(message: Message) -> None:
             if message.get("status", 400) < 400:
-                self._remember(digest)
+                self._remember(digest, scope.get(CALLER, digest))
             await send(message)
 
         run = PlacedRequest(partial(self._begin, owner), partial(self._places.give_back, owner), receive, answer)
@@ -120,8 +125,8 @@ class TakeTurns:
             await self._refusals.wait(caller)
             await send_error(send, run.refusal)
 
-    def _remember(self, digest: str) -> None:
-        self._known[digest] = None
+    def _remember(self, digest: str, caller: str) -> None:
+        self._known[digest] = caller
         self._known.move_to_end(digest)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)

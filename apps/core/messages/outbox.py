@@ -10,14 +10,15 @@ suspended organization waits until it is reinstated.
 
 Tasks of the lane `control` take milliseconds and run in the transaction that marks them as sent. Tasks of other lanes
 may take an hour, and may call other services. They run under a claim that is renewed while they run. An organization
-has one claim in a lane at a time, so that a lane with two workers always has one for the others.
+has one claim in a lane at a time, so that a lane with two workers always has one for the others. A lane of
+settings.OUTBOX_MOST_AT_ONCE has a limited number of claims, so that it leaves workers to the lane beside it.
 """
 
 import datetime
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -107,12 +108,14 @@ def list_due_lanes() -> list[str]:
 
 
 def _in_turn(lane: str, limit: int) -> list[int]:
-    """Return the next messages of share holders without a claim.
+    """Return the next messages of share holders without a claim; none while the lane has all its claims.
 
     Urgent ones come first, then one of each share holder, starting with the one served longest ago.
     """
     due = OutboxMessage.objects.filter(lane=lane, sent_at=None, next_attempt_at__lte=db_now())
     if lane != CONTROL:
+        if _is_full(lane):
+            return []
         waiting = [name for name, topic in settings.OUTBOX_TOPICS.items() if topic.waits_while_suspended]
         asked = due.filter(topic__in=waiting)
         suspended = import_string(settings.OUTBOX_SUSPENDED)(organizations=asked.values("share"))
@@ -127,7 +130,7 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     last: dict[str, datetime.datetime] = {}
     for share, taken_at in served.values_list("share").annotate(Max("taken_at")).order_by():
         last[holders[share]] = max(last.get(holders[share], taken_at), taken_at)
-    claiming = {holders[share] for share in _claimed(lane, holders).values_list("share", flat=True)}
+    claiming = {holders[share] for share in _claimed(lane).filter(share__in=holders).values_list("share", flat=True)}
     never = datetime.datetime.min.replace(tzinfo=datetime.UTC)
     turns = Counter[tuple[str, bool]]()
     ranks = []
@@ -194,7 +197,7 @@ def _claim(pk: int) -> OutboxMessage | None:
             return None
         lock(f"outbox:{message.lane}")  # two workers may have chosen messages of one organization
         sharing = import_string(settings.OUTBOX_SHARES)(organizations=[message.share])
-        if _claimed(message.lane, {message.share, *sharing}).exists():
+        if _is_full(message.lane) or _claimed(message.lane).filter(share__in={message.share, *sharing}).exists():
             return None
         message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
         message.next_attempt_at = now + max(CLAIM, _backoff(message.attempts))
@@ -203,9 +206,14 @@ def _claim(pk: int) -> OutboxMessage | None:
         return message
 
 
-def _claimed(lane: str, shares: Iterable[str]) -> QuerySet[OutboxMessage]:
-    """Return the messages of these shares that a worker carries out now. One that failed waits, with its error."""
-    unsent = OutboxMessage.objects.filter(lane=lane, share__in=shares, sent_at=None)
+def _is_full(lane: str) -> bool:
+    most = settings.OUTBOX_MOST_AT_ONCE.get(lane)
+    return most is not None and _claimed(lane).count() >= most
+
+
+def _claimed(lane: str) -> QuerySet[OutboxMessage]:
+    """Return the messages that a worker carries out now. One that failed waits, with its error."""
+    unsent = OutboxMessage.objects.filter(lane=lane, sent_at=None)
     return unsent.filter(attempts__gt=0, last_error="", next_attempt_at__gt=db_now())
 
 

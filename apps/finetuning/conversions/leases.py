@@ -49,7 +49,8 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 30
 _SILENT = datetime.timedelta(minutes=5)  # then the lease is lost
 _PATIENCE = datetime.timedelta(days=1)  # from the order
-_MAX_FAILURES = 2
+_MAX_FAILURES, _MAX_ATTEMPTS = 2, 10
+_APART = datetime.timedelta(minutes=10)  # from a take to the next one by a worker that gave it back unmade
 _URL_SECONDS = 3600
 _KIND = "conversions"
 _BYTES_BESIDE = 2**30  # tokenizer, metadata, and parts of a model that are not counted in its price
@@ -57,13 +58,14 @@ _ENDINGS = {MERGED_16BIT: ".safetensors", GGUF: ".gguf"}  # of a form's weights
 _DELETED = gettext_noop("The model was deleted.")
 _STOPPED = gettext_noop("The trainer stopped unexpectedly.")
 _NOT_IDLE = gettext_noop("No trainer was idle for long enough within a day.")
+_INTERRUPTED = gettext_noop("Trainers began it several times, and each had to stop for other work.")
 
 
 @transaction.atomic
 def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     """Lease the worker the next conversion that it can make; return None if there is none.
 
-    Share holders take turns, and each has one trainer at a time.
+    Share holders take turns, and each has one trainer at a time. What a worker gave back is left to others for a while.
     """
     now = db_now()
     if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
@@ -75,6 +77,7 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
         waiting = waiting.filter(version__adapter__base_model__in=claim.base_models)
+    waiting = waiting.exclude(worker=worker, leased_at__gt=now - _APART)
     running = rows.filter(status=ConversionStatus.RUNNING)
     left = running.filter(worker=worker)
     if not waiting.exists() and not left.exists():
@@ -200,8 +203,10 @@ def _finish(worker: Worker, conversion_id: str, report: ConversionReport) -> Non
         return  # the answer was lost, and the report is repeated
     row = _locked(worker, conversion_id)
     if not report.manifest_sha256:
-        if report.is_interrupted:
-            _wait(row, row.problem)
+        if report.is_interrupted and row.attempt >= _MAX_ATTEMPTS:
+            _fail(row, row.problem or _INTERRUPTED)
+        elif report.is_interrupted:
+            _wait(row, row.problem, given_back_by=worker.pk)
         else:
             _give_back(row, report.problem or "The trainer gave no reason.", is_lasting=report.is_lasting)
         return
@@ -257,10 +262,10 @@ def _give_back(row: Conversion, problem: str, *, is_lasting: bool = False) -> No
     _wait(row, problem)
 
 
-def _wait(row: Conversion, problem: str) -> None:
+def _wait(row: Conversion, problem: str, *, given_back_by: str | None = None) -> None:
     _discard(row)
     advance(
-        row, to=ConversionStatus.WAITING, transitions=CONVERSION_TRANSITIONS, worker_id=None, object_prefix="",
+        row, to=ConversionStatus.WAITING, transitions=CONVERSION_TRANSITIONS, worker_id=given_back_by, object_prefix="",
         problem=problem[:300],
     )  # fmt: skip
 

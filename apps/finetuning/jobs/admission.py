@@ -1,12 +1,17 @@
 """Admission of jobs whose files are validated: the pool is chosen, the cost is held and the first attempt queued."""
 
 import datetime
+import logging
+import time
 from typing import Any
 
 import msgspec
 from django.db import transaction
+from django.db.models import F, Max, Q, QuerySet, Window
+from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
+from apps.accounts.models import Organization
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core import audit
@@ -35,6 +40,8 @@ from apps.finetuning.usage import charges
 from apps.finetuning.usage.quotas import require_room_for_job
 from apps.finetuning.usage.storage import require_any_storage
 
+logger = logging.getLogger(__name__)
+MOST_CHECKED, CHECK_SECONDS = 50, 3.0  # waiting jobs by one tick, which comes every five seconds
 # A job fails at the last of these unforeseen errors within the hour; those that follow at once count as one.
 _MAX_FAULTS = 4
 _FAULTS_APART, _FAULTS_KEPT = datetime.timedelta(minutes=2), datetime.timedelta(hours=1)
@@ -220,6 +227,35 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
             param="compute.gpu_count",
         )
     return found
+
+
+def admit_in_turn(*, waiting: Q, most: int = MOST_CHECKED) -> None:
+    """Check the waiting jobs of this condition, at most so many and for up to CHECK_SECONDS.
+
+    Share holders take turns. What is left is first at the next call. Each job is checked separately: an error in one
+    must not delay the others.
+    """
+    until = time.monotonic() + CHECK_SECONDS
+    for job_id in _in_turn(waiting)[:most]:
+        if time.monotonic() > until:
+            return
+        FineTuningJob.objects.filter(pk=job_id).update(checked_at=db_now())
+        try:
+            admit_when_ready(job_id=job_id)
+        except Exception:  # a process edge: the job is tried again, for some minutes
+            logger.exception("job %s could not be admitted", job_id)
+            note_fault(job_id=job_id)
+
+
+def _in_turn(waiting: Q) -> QuerySet[FineTuningJob, str]:
+    """Return the ids of one job of each share holder, then another of each, from the one looked at longest ago."""
+    holder, longest_ago = Organization.share_holder_by("organization__"), F("checked_at").asc(nulls_first=True)
+    jobs = FineTuningJob.objects.filter(waiting, status=JobStatus.VALIDATING_FILES).annotate(
+        turn=Window(RowNumber(), partition_by=holder, order_by=[longest_ago, "created_at", "pk"]),
+        last_turn=Window(Max("checked_at"), partition_by=holder),
+    )
+    in_turn = jobs.order_by("turn", F("last_turn").asc(nulls_first=True), "created_at", "pk")
+    return in_turn.values_list("pk", flat=True)
 
 
 @transaction.atomic

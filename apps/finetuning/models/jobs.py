@@ -163,6 +163,7 @@ class FineTuningJob(OrganizationModel):
     hold_id = models.CharField(max_length=40, blank=True)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
+    checked_at = models.DateTimeField(null=True, help_text="When it was last looked at while it waited for its files.")
     queued_at = models.DateTimeField(null=True)
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField(null=True)

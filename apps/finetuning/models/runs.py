@@ -259,7 +259,9 @@ class RunUpload(OrganizationModel):
     manifest = models.JSONField()
     manifest_sha256 = models.CharField(max_length=64)
     object_prefix = models.CharField(max_length=300)
-    verified_at = models.DateTimeField(null=True, help_text="When every file was read and had the promised hash.")
+    verified_at = models.DateTimeField(
+        null=True, help_text="When every file had the promised hash; those of a checkpoint, the size."
+    )
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:

@@ -8,7 +8,10 @@ import datetime
 import hashlib
 import logging
 import re
+import shutil
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings
@@ -36,9 +39,11 @@ from apps.finetuning.results.model_files import ModelFile, list_files
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 8 * 1024**3  # of one push: it lies on the control plane's disk while it is sent
+SMALL_BYTES = 512 * 1024**2  # a larger one is sent beside, so that adapters do not wait for whole models
 MAX_OPEN, MAX_A_DAY = 2, 20  # of an organization, together with those that share with it
 MAX_ATTEMPTS = 3
 _A_DAY = datetime.timedelta(days=1)
+_FOLDER, _LEFT_SECONDS = "anneal-push-", 2 * 3_600
 _TOKEN = re.compile(r"[\x21-\x7e]{8,400}")
 _DELETED = gettext_noop("The model was deleted.")
 _SUSPENDED = gettext_noop("Your organization is suspended.")
@@ -94,8 +99,9 @@ def request_push(
     push.save(force_insert=True)
     HubPushToken(push=push, token_sealed=seal(token, place=_place(push))).save(force_insert=True)
     outbox.publish(
-        topic="hub.push", key=f"push:{push.pk}", payload={"push_id": push.pk}, organization=version.organization_id
-    )
+        topic="hub.push" if size <= SMALL_BYTES else "hub.push_large", key=f"push:{push.pk}",
+        payload={"push_id": push.pk}, organization=version.organization_id,
+    )  # fmt: skip
     audit.record(
         organization=version.organization_id, by=by, action="adapter.push_requested", target=version.pk,
         repository=repository, export=export,
@@ -112,8 +118,9 @@ def send(*, push_id: str) -> None:
 
     version = AdapterVersion.objects.select_related("adapter__base_model").get(pk=push.version_id)
     token = unseal(bytes(HubPushToken.objects.get(push=push).token_sealed), place=_place(push))
+    _delete_left()
     try:
-        with tempfile.TemporaryDirectory(prefix="anneal-push-") as place:
+        with tempfile.TemporaryDirectory(prefix=_FOLDER) as place:
             _write(_files(version, push.export), Path(place))
             commit = push_folder(
                 repo=push.repository, folder=Path(place), token=token, message=f"Add {version.model_name}"
@@ -130,6 +137,15 @@ def send(*, push_id: str) -> None:
         _end(push, ConversionStatus.FAILED, problem=refused.message)
     else:
         _end(push, ConversionStatus.SUCCEEDED, commit=commit)
+
+
+def _delete_left() -> None:
+    """Delete the files of attempts whose process was killed: no attempt takes as long as these are old."""
+    before = time.time() - _LEFT_SECONDS
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        with suppress(FileNotFoundError):  # another push has ended meanwhile
+            if folder.lstat().st_mtime < before:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def end_overdue(*, now: datetime.datetime) -> int:

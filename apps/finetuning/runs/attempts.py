@@ -15,6 +15,7 @@ from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit
 from apps.core.database.transitions import advance, try_advance
 from apps.core.messages import outbox
+from apps.core.money import dollars
 from apps.finetuning import events
 from apps.finetuning.lifecycle import (
     GROUP_RETRY_SECONDS,
@@ -266,10 +267,22 @@ def _settle(job: FineTuningJob, cost: int, status: JobStatus, gpu_ms: int) -> No
 
     The value of the time that a firm price leaves unpaid is posted as estimate loss.
     """
-    rest = max(cost - get_captured_nano(source=job.pk), 0)
-    settle_hold(hold_id=job.hold_id, capture_nano=rest, by="system", reason=f"{job.pk} {status}")
+    paid = get_captured_nano(source=job.pk)
+    settle_hold(hold_id=job.hold_id, capture_nano=max(cost - paid, 0), by="system", reason=f"{job.pk} {status}")
+    if paid > cost:
+        _refund_surplus(job, cost, status)
     loss_nano = estimate_loss_nano(job=job, gpu_ms=gpu_ms, cost_nano=cost)
     record_estimate_loss(hold_id=job.hold_id, total_nano=loss_nano, by="system")
+
+
+def _refund_surplus(job: FineTuningJob, cost: int, status: JobStatus) -> None:
+    """Refund what was charged beyond the cost: of a failure of ours all, else of steps whose checkpoint was refused."""
+    refunded = refund_source(
+        organization=job.organization_id, source=job.pk, keep_nano=cost, by="system", reason=f"{job.pk} {status}"
+    )
+    if refunded and cost:
+        message = f"Refunded {dollars(refunded)}: a checkpoint that you had paid for could not be used"
+        events.append(job, message=message, refunded_nano=refunded)
 
 
 def _end_job(
@@ -297,8 +310,8 @@ def _end_job(
     )
     if is_held:
         _settle(job, cost, status, gpu_ms)
-    if not cost:
-        refund_source(organization=job.organization_id, source=job.pk, by="system", reason=f"{job.pk} {status}")
+    else:
+        _refund_surplus(job, cost, status)
     events.append(job, type="state", level=level, message=message, status=status, cost_nano=cost)
     publish_end(job=job)
     audit.record(

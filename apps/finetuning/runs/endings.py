@@ -17,7 +17,7 @@ from apps.core.ids import ulid_of
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
-from apps.finetuning.models import FineTuningJob, Run, RunUpload
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
@@ -26,7 +26,8 @@ from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes
 from apps.finetuning.runs.leases import Lease, lock_run
 from apps.finetuning.runs.reports import make_durable
-from apps.finetuning.runs.uploads import find_upload, require_complete, verify_upload
+from apps.finetuning.runs.uploads import find_upload, require_complete, verify_uploads
+from apps.finetuning.usage import charges
 from apps.serving.operations import publish
 
 _MOST_EXPORTS = len((MERGED_16BIT, GGUF))
@@ -47,8 +48,7 @@ def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuni
     if isinstance(outcome, wire.Succeeded):
         if len(outcome.exports) > _MOST_EXPORTS:
             raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
-        for upload_id in (outcome.upload_id, *(export.upload_id for export in outcome.exports)):
-            verify_upload(lease, upload_id)
+        verify_uploads(lease, (outcome.upload_id, *(export.upload_id for export in outcome.exports)))
     return _finish_run(lease, outcome)
 
 
@@ -191,13 +191,7 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
         log_tail=outcome.log_tail[-20_000:],
     )
     if outcome.code is FailureCode.CHECKPOINT_INVALID and run.resume_from:
-        # Quarantine the checkpoint, and remove from the bill the steps that only it held: they are trained again.
-        run.resume_from.quarantined_at = now
-        run.resume_from.save(update_fields=["quarantined_at"])
-        author = run.resume_from.run
-        whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
-        author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
-        author.save(update_fields=["durable_step", "billed_gpu_ms"])
+        _quarantine(run.resume_from, job, now)
     if outcome.code.is_retryable:
         events.append(job, level="warn", message=f"Attempt {run.attempt} failed: {outcome.message}")
         attempts.continue_or_give_up(job=job, run=run, code=outcome.code, now=now)
@@ -206,6 +200,26 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
         attempts.fail_job(job=job, code=outcome.code, message=outcome.message, now=now, param=param)
     if outcome.code is FailureCode.OUT_OF_MEMORY:
         outcomes.record_out_of_memory(run=run, job=job)
+
+
+def _quarantine(checkpoint: Checkpoint, job: FineTuningJob, now: datetime.datetime) -> None:
+    """Set the checkpoint aside, and remove from the bill the steps that only it held: they are trained again.
+
+    What was charged for them at a pause or a move pays for that, and is refunded when the job stops before
+    (attempts.py).
+    """
+    checkpoint.quarantined_at = now
+    checkpoint.save(update_fields=["quarantined_at"])
+    billed_ms, author = charges.billed_ms(job=job), checkpoint.run
+    whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
+    author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
+    author.save(update_fields=["durable_step", "billed_gpu_ms"])
+    elsewhere = job.runs.exclude(pool=job.pool_id).order_by("-attempt").first()
+    if elsewhere is not None and author.attempt <= elsewhere.attempt:  # it was billed before the job moved
+        kept_ms = max(job.moved_gpu_ms - (billed_ms - charges.billed_ms(job=job)), 0)
+        job.moved_nano = job.moved_nano * kept_ms // job.moved_gpu_ms if kept_ms else 0
+        job.moved_gpu_ms = kept_ms
+        job.save(update_fields=["moved_gpu_ms", "moved_nano"])
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:

@@ -8,7 +8,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
-from apps.accounts.queries import find_actor
+from apps.accounts.queries import KeyLimits, find_actor
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions
 from apps.catalog.queries import get_base_model, list_base_models
@@ -22,6 +22,8 @@ from apps.finetuning.runs.leases import Lease, lock_run
 KEY_LIFETIME = datetime.timedelta(minutes=30)
 _SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
 _VERSIONS_OFFERED = 100
+# What a judge needs, so that a worker which was taken over spends little more: it waits for limits of the gateway.
+_MOST_KEYS, _CALLS_AT_ONCE, _TOKENS_A_CALL = 4, 2, 4_000
 _PARAM = "evaluation.grader"
 
 
@@ -62,7 +64,8 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
 def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     """Return the judge's URL, model and a key for the run's worker, issued in the name of the job's creator.
 
-    Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference).
+    Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference), and
+    RateLimited above _MOST_KEYS within KEY_LIFETIME.
     """
     _, job = lock_run(lease=lease)
     plan = stored_request(job).evaluation
@@ -71,7 +74,17 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
         raise PermissionDenied(gettext("Who created the job has left, or the key that did was revoked or has expired."))
+    calls = max(2 * plan.max_answers, 1)  # of the base model and of the tuned one
+    limits = KeyLimits(
+        requests_per_minute=calls, tokens_per_minute=calls * _TOKENS_A_CALL, concurrent_requests=_CALLS_AT_ONCE
+    )
     issued = issue_member_token(
-        membership=maker, now=now, name=f"Judge of {job.pk}", lifetime=KEY_LIFETIME, project_id=job.project_id
+        membership=maker,
+        now=now,
+        name=f"Judge of {job.pk}",
+        lifetime=KEY_LIFETIME,
+        project_id=job.project_id,
+        limits=limits,
+        most=_MOST_KEYS,
     )
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

@@ -37,6 +37,15 @@ def claim(*, worker: Worker, request: wire.ClaimRequest) -> wire.ClaimResponse |
     )
 
 
+def find_holder(*, lease: Lease) -> str | None:
+    """Return the worker that holds the lease, or the place under it that the token opens; None if there is none."""
+    token_sha256 = sha256_hex(lease.token)
+    run = Run.objects.filter(lease_id=lease.id, lease_token_sha256=token_sha256).first()
+    place = RunMember.objects.filter(run__lease_id=lease.id, token_sha256=token_sha256).first() if run is None else None
+    held = run or place
+    return held.worker_id if held else None
+
+
 @transaction.atomic
 def heartbeat(*, lease: Lease) -> wire.HeartbeatResponse:
     """Keep the machine's place. The run's own heartbeat extends the lease as far as every place is kept.

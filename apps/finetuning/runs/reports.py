@@ -17,7 +17,7 @@ from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.runs import stalls
 from apps.finetuning.runs.groups import alive_until
 from apps.finetuning.runs.leases import Lease, lock_run
-from apps.finetuning.runs.uploads import find_upload, require_complete
+from apps.finetuning.runs.uploads import find_upload, require_complete, verify_uploads
 
 _EVENTS_AT_ONCE, _EVENTS_A_SECOND = 5_000, 20
 _LEVELS = ("info", "warn", "error")
@@ -26,9 +26,18 @@ _MAX_SAMPLED_STEPS = 100
 _OF_A_CHECKPOINT = ("train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 
 
-@transaction.atomic
 def record_events(*, lease: Lease, reported: tuple[wire.RunEvent, ...]) -> EventsResponse:
-    """Record the new events in order; ignore repeats. Raises StaleLease."""
+    """Record the new events in order; ignore repeats.
+
+    Raises StaleLease, UploadIncomplete, and FilesUnread until the files of a checkpoint were looked for; the worker
+    then repeats the call. That is before the transaction, so that heartbeats never wait for it.
+    """
+    verify_uploads(lease, {event.upload_id for event in reported if isinstance(event, wire.CheckpointSaved)})
+    return _record_events(lease, reported)
+
+
+@transaction.atomic
+def _record_events(lease: Lease, reported: tuple[wire.RunEvent, ...]) -> EventsResponse:
     run, job = lock_run(lease=lease)
     # The sequence counts a run's events, because it has no gaps.
     sequence = max((event.sequence for event in reported), default=0)

@@ -1,6 +1,7 @@
 """Uploads of a run: signed URLs for the files of a manifest, and the checks that a complete upload passes."""
 
 import hashlib
+from collections.abc import Collection
 from functools import partial
 
 import msgspec
@@ -92,44 +93,65 @@ def find_upload(run: Run, upload_id: str, *, kind: str) -> RunUpload:
     return found
 
 
-def verify_upload(lease: Lease, upload_id: str) -> None:
-    """Have an upload of the lease read, once. Raises UploadIncomplete, and FilesUnread while large files are read."""
+class ReadAtOnce:
+    """What one request still reads itself. The rest is read in threads of its own."""
+
+    def __init__(self) -> None:
+        self._bytes, self._files = READ_AT_ONCE_BYTES, READ_AT_ONCE_FILES
+
+    def takes(self, *, byte_count: int, file_count: int) -> bool:
+        """Return whether this is little enough, and count it then."""
+        if byte_count > self._bytes or file_count > self._files:
+            return False
+        self._bytes -= byte_count
+        self._files -= file_count
+        return True
+
+
+def verify_uploads(lease: Lease, upload_ids: Collection[str]) -> None:
+    """Have uploads of the lease read, each once.
+
+    Raises UploadIncomplete, and FilesUnread while many or large files are read.
+    """
+    if not upload_ids:
+        return
     uploads = RunUpload.objects.filter(run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token))
-    upload = uploads.filter(pk=upload_id, verified_at=None).select_related("run").first()
-    if upload is not None:
+    at_once = ReadAtOnce()
+    for upload in uploads.filter(pk__in=upload_ids, verified_at=None).select_related("run").order_by("pk"):
         Run.objects.filter(pk=upload.run_id).update(idle_ms=0)  # the worker waits for us: its run has not stalled
-        require_contents(upload=upload, manifest_sha256=upload.manifest_sha256, owner=str(upload.run.worker_id))
+        owner = str(upload.run.worker_id)
+        require_contents(upload=upload, manifest_sha256=upload.manifest_sha256, owner=owner, at_once=at_once)
         RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
 
 
-def require_contents(*, upload: RunUpload | Conversion, manifest_sha256: str, owner: str) -> None:
-    """Raise UploadIncomplete unless every file has the content that the manifest promises.
+def require_contents(
+    *, upload: RunUpload | Conversion, manifest_sha256: str, owner: str, at_once: ReadAtOnce | None = None
+) -> None:
+    """Raise UploadIncomplete unless every file has the content that the manifest promises; a checkpoint's, the size.
 
-    Large files are read in threads of their own, one upload of the worker `owner` at a time: FilesUnread until then.
-    Call it outside of transactions.
+    Many or large files are read in threads of their own, one upload of the worker `owner` at a time: FilesUnread until
+    then. Call it outside of transactions.
     """
     manifest = _promised(upload, manifest_sha256)
-    if upload.kind == "checkpoint":
-        return  # the run that resumes from it hashes its files again; files for customers are hashed here
-    read = partial(_read_all, upload.object_prefix, manifest)
-    size = sum(file.bytes for file in manifest.files)
-    if size <= READ_AT_ONCE_BYTES and len(manifest.files) <= READ_AT_ONCE_FILES:
+    # The run that resumes from a checkpoint hashes its files again; files for customers are hashed here.
+    is_hashed = upload.kind != "checkpoint"
+    read = partial(_read_all, upload.object_prefix, manifest, is_hashed=is_hashed)
+    size = sum(file.bytes for file in manifest.files) if is_hashed else 0
+    if (at_once or ReadAtOnce()).takes(byte_count=size, file_count=len(manifest.files)):
         read()
     else:
         readings.require(upload.object_prefix, read, owner=owner)
 
 
 def require_complete(*, upload: RunUpload | Conversion, manifest_sha256: str) -> None:
-    """Raise UploadIncomplete unless every file is stored, was read if it is a customer's, and the manifest is right."""
-    manifest = _promised(upload, manifest_sha256)
-    if upload.kind != "checkpoint" and upload.verified_at is None:
+    """Raise UploadIncomplete unless the files were read and the stored manifest is right."""
+    _promised(upload, manifest_sha256)
+    if upload.verified_at is None:  # no URL replaces a file that was read
         raise UploadIncomplete("The files were not read yet.")
     try:
-        for file in manifest.files if upload.verified_at is None else ():  # no URL replaces a file that was read
-            _require_size(upload.object_prefix, file)
         body = read_object(f"{upload.object_prefix}/{MANIFEST_NAME}")
     except ObjectMissing as missing:
-        raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
+        raise UploadIncomplete("The manifest was not uploaded.") from missing
     if hashlib.sha256(body).hexdigest() != manifest_sha256:
         raise UploadIncomplete("The stored manifest differs from the one promised.")
 
@@ -140,11 +162,11 @@ def _promised(upload: RunUpload | Conversion, manifest_sha256: str) -> Manifest:
     return msgspec.convert(upload.manifest, Manifest)
 
 
-def _read_all(prefix: str, manifest: Manifest) -> None:
+def _read_all(prefix: str, manifest: Manifest, *, is_hashed: bool) -> None:
     try:
         for file in manifest.files:
             _require_size(prefix, file)
-            if hash_object(f"{prefix}/{file.name}").sha256 != file.sha256:
+            if is_hashed and hash_object(f"{prefix}/{file.name}").sha256 != file.sha256:
                 raise UploadIncomplete(f"{file.name} has another content than the manifest says.")
     except ObjectMissing as missing:
         raise UploadIncomplete("A file of the manifest was not uploaded.") from missing

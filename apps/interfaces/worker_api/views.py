@@ -4,10 +4,11 @@ import functools
 import hmac
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 from django.core.exceptions import RequestDataTooBig
+from django.core.handlers.asgi import ASGIRequest
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 
@@ -16,8 +17,9 @@ from apps.contracts import worker_api as wire
 from apps.contracts.serving import ObservedState
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied
-from apps.core.http.asgi import TooLarge
+from apps.core.http.asgi import Scope, TooLarge
 from apps.core.http.json_bodies import decode_body
+from apps.core.http.turns import CALLER
 from apps.finetuning.conversions import leases as conversion_leases
 from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations, rehearsals
@@ -213,11 +215,21 @@ def metrics(request: HttpRequest) -> HttpResponse:
 
 
 def _worker(request: HttpRequest) -> Worker:
-    return operations.authenticate(credential=_bearer(request))
+    worker = operations.authenticate(credential=_bearer(request))
+    _scope(request)[CALLER] = worker.pk
+    return worker
 
 
 def _lease(request: HttpRequest, lease_id: str) -> Lease:
-    return Lease(id=lease_id, token=_bearer(request))
+    """Return the lease that the call is made under, and have it count as one of the worker that holds it."""
+    lease, scope = Lease(id=lease_id, token=_bearer(request)), _scope(request)
+    if CALLER not in scope and (worker_id := members.find_holder(lease=lease)):
+        scope[CALLER] = worker_id
+    return lease
+
+
+def _scope(request: HttpRequest) -> Scope:
+    return cast(Scope, request.scope) if isinstance(request, ASGIRequest) else {}
 
 
 def _replica(request: HttpRequest, replica_id: str) -> Replica:

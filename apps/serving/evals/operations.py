@@ -15,6 +15,7 @@ from apps.batches.files import storage_left
 from apps.batches.operations import cancel_batch
 from apps.billing.queries import get_balance
 from apps.core import audit
+from apps.core.audit_log import count_of_hour
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
@@ -101,7 +102,6 @@ def create_run(
     metadata: Mapping[str, str],
     cost_limit_nano: int | None,
     by: str,
-    now: datetime.datetime,
 ) -> EvalRun:
     """Create a run; its items are read next. `data_source` is `source` as it was sent.
 
@@ -118,7 +118,7 @@ def create_run(
         lock(f"evals:{organization_id}")
         lock(f"eval-runs:{get_share_holder(organization=organization_id)}")
         _require_storage(organization_id, size)
-        _require_room(organization_id, now)
+        _require_room(organization_id)
         run = EvalRun.objects.create(
             organization_id=organization_id,
             evaluated=evaluated,
@@ -153,13 +153,14 @@ def _require_storage(organization_id: str, size: int) -> None:
         raise QuotaExceeded("Your organization's storage is full, so this and its results have no room: delete files.")
 
 
-def _require_room(organization_id: str, now: datetime.datetime) -> None:
+def _require_room(organization_id: str) -> None:
     if EvalRun.objects.for_organization(organization_id).count() >= MAX_RUNS:
         raise QuotaExceeded(f"Your organization keeps {MAX_RUNS:,} runs of evals, the most allowed: delete some.")
     with share_of(organization_id) as organizations:
         runs = EvalRun.objects.filter(organization__in=organizations)
         active = runs.filter(status__in=ACTIVE).count()
-        of_an_hour = runs.filter(created_at__gt=now - datetime.timedelta(hours=1)).count()
+        # Not the rows, which their owner may delete: each run was read and asked.
+        of_an_hour = sum(count_of_hour(organization=each, action="eval_run.created") for each in organizations)
     if active >= MAX_ACTIVE:
         raise QuotaExceeded(f"Your organization has {MAX_ACTIVE} runs of evals in progress: wait for one.")
     if of_an_hour >= MAX_IN_AN_HOUR:

@@ -260,6 +260,7 @@ def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, 
     Conversion.objects.filter(kind="gguf").update(created_at=F("created_at") - datetime.timedelta(hours=25))
     assert release_overdue(now=db_now()) == 1
     assert "idle" in shop()["gguf"]["problem"]
+    Conversion.objects.update(leased_at=F("leased_at") - leases._APART)
     taken = take(call)
     delete_version(version=version, by="user_1", now=db_now())
     assert call(f"/conversions/{taken.id}/heartbeat").status_code == 409
@@ -340,6 +341,29 @@ def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
 
     row = Conversion.objects.get()
     assert (row.status, row.failures) == ("waiting", 0)
+
+
+def test_a_trainer_that_takes_and_gives_back_leaves_it_to_others_and_ends_it_after_some_attempts(
+    shop, call, floor, organization
+):
+    before = get_balance(organization=organization)
+    shop("merged_16bit")
+    other = make_worker(floor.pool, credential="annw_other")
+    for _ in range(leases._MAX_ATTEMPTS):
+        assert shop()["merged_16bit"]["status"] == "waiting"
+        taken = take(call)
+        assert finish(call, taken, is_interrupted=True) == 204
+        assert call("/conversions/next", ConversionClaim()).status_code == 204, "it is another trainer's turn"
+        Conversion.objects.update(leased_at=F("leased_at") - leases._APART)
+
+    ended = shop()["merged_16bit"]
+    assert (ended["status"], "other work" in ended["problem"]) == ("failed", True)
+    assert get_balance(organization=organization) == before and get_ledger_sum_nano() == 0
+
+    shop("merged_16bit")
+    taken = take(call)
+    finish(call, taken, is_interrupted=True)
+    assert take_as(worker=other, claim=ConversionClaim()).id == taken.id
 
 
 def test_an_order_of_a_suspended_organization_waits(shop, call, organization):

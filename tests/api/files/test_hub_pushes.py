@@ -3,6 +3,8 @@
 import datetime
 import hashlib
 import logging
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -93,6 +95,31 @@ def test_a_model_is_pushed_with_its_card_and_the_token_is_erased(hub, push, vers
     hub_pushes.send(push_id=latest().pk)
     assert latest().status == "succeeded" and [each for each in hub.requests if each.startswith("PUT")] == puts
     hub_pushes.send(push_id=latest().pk)
+
+
+def test_what_a_killed_process_left_on_the_disk_is_deleted_by_a_later_push(hub, push, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, others = (tmp_path / f"anneal-push-{name}" for name in ("killed", "sending"))
+    for folder in (left, others):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"weights")
+    os.utime(left, (0, 0))
+
+    push()
+    hub_pushes.send(push_id=latest().pk)
+
+    assert latest().status == "succeeded" and list(tmp_path.iterdir()) == [others]
+
+
+def test_a_large_push_waits_in_a_queue_of_its_own(hub, push, settings, monkeypatch):
+    monkeypatch.setattr(hub_pushes, "SMALL_BYTES", 10)
+    push()
+
+    message = OutboxMessage.objects.get(topic="hub.push_large")
+    assert message.lane == "hub-large"
+    assert settings.OUTBOX_MOST_AT_ONCE[message.lane] == 2, "of the three places of its workers"
+    hub_pushes.send(**message.payload)
+    assert latest().status == "succeeded"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.billing.models import Hold
 from apps.catalog.operations import set_price
 from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
@@ -188,6 +189,22 @@ def test_a_job_that_lost_its_machine_moves_with_its_checkpoint_and_is_billed_at_
         ("h100", of_h100),
         ("h100", 0),
     ]
+
+
+def test_a_checkpoint_that_the_other_pool_refuses_is_not_paid(lost, key, api_client, alice) -> None:
+    client, old = api_client(key), Hold.objects.get(pk=lost.hold_id)
+    (best,) = client.get(address(lost)).json()["data"]
+    client.post(address(lost), {"option": best["option"], "quoted_max_usd": best["maximum_usd"]}, format="json")
+
+    Attempt(claim("h200")).finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="It differs."))
+    job = FineTuningJob.objects.get(pk=lost.pk)
+    assert (job.status, job.moved_gpu_ms, job.moved_nano) == ("queued", 0, 0)
+    request_cancellation(job=job, by=alice.pk, now=db_now())
+
+    job.refresh_from_db()
+    old.refresh_from_db()
+    assert (job.status, job.cost_nano) == ("cancelled", 0)
+    assert old.refunded_nano == old.captured_nano > 0
 
 
 def test_a_job_that_began_moves_only_where_it_can_go_on(lost, key, api_client) -> None:

@@ -29,7 +29,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
 
     def calls(make: Callable[[Tenant], Attack]) -> Entrance:
         attacker = platform.make_tenant()
-        return Entrance(call, make(attacker), attacker, forget=lambda: platform.forget_files(attacker.organization_id))
+        return Entrance(call, make(attacker), attacker, forget=lambda: platform.forget_work(attacker.organization_id))
 
     def estimates(path: str, **more: object) -> Entrance:
         attacker = platform.make_tenant()

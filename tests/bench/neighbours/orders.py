@@ -19,7 +19,7 @@ _LINE = {
     "custom_id": "r", "method": "POST", "url": "/v1/chat/completions",
     "body": {"model": "bench", "messages": [{"role": "user", "content": "Hi"}]},
 }  # fmt: skip
-_MANY_LINES = 2_000
+MANY_LINES = 2_000
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
             path, body = make(goods, next(numbers))
             return (await send(client, "POST", path, as_key(goods.tenant, number), body))[0]
 
-        return Entrance(
-            call, order, goods.tenant, forget=lambda: platform.forget_files(goods.tenant.organization_id)
-        )  # fmt: skip
+        return Entrance(call, order, goods.tenant, forget=lambda: platform.forget_work(goods.tenant.organization_id))
 
     return {
         "API beside conversions": beside(_conversion),
@@ -70,16 +68,12 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
 
 def _make_goods(platform: Platform) -> _Goods:
     from apps.accounts.models import Organization
-    from apps.batches.files import create_file
     from apps.contracts.evaluation.graders import SimilarityGrader
-    from apps.core.database.clock import db_now
     from apps.serving.evals.operations import create_eval
     from tests.factories.finetuning import adapter_files
-    from tests.factories.serving import make_version
 
     tenant = platform.make_tenant()
     organization = Organization.objects.get(pk=tenant.organization_id)
-    version = make_version(organization, platform.floor.base_model)
     near = SimilarityGrader(
         name="near", input="{{sample.output_text}}", reference="{{item.answer}}", evaluation_metric="fuzzy_match",
         pass_threshold=0.5,
@@ -88,11 +82,47 @@ def _make_goods(platform: Platform) -> _Goods:
         organization=organization, name="near", data_source_config={"type": "custom"}, criteria=[near], metadata={},
         by="user_bench",
     )  # fmt: skip
-    lines = b"".join(json.dumps(_LINE | {"custom_id": f"r{n}"}).encode() + b"\n" for n in range(_MANY_LINES))
-    file = create_file(
-        organization=organization, filename="asks.jsonl", chunks=[lines], by="user_bench", now=db_now()
-    )  # fmt: skip
-    return _Goods(tenant, version.model_name, evaluated.pk, file.pk, adapter_files(platform.floor.base_model))
+    model, file_id = make_model(platform, tenant), make_requests(tenant, lines=MANY_LINES)
+    return _Goods(tenant, model, evaluated.pk, file_id, adapter_files(platform.floor.base_model))
+
+
+def make_model(platform: Platform, tenant: Tenant) -> str:
+    """Return the name of a trained model of the tenant, with its files."""
+    from apps.accounts.models import Organization
+    from apps.core.objects.store import store
+    from tests.factories.finetuning import adapter_files
+    from tests.factories.serving import make_version
+
+    prefix, files = f"bench/{tenant.organization_id}", []
+    for name, content in adapter_files(platform.floor.base_model).items():
+        kept = store().put_stream(f"{prefix}/{name}", [content])
+        files.append({"name": name, "sha256": kept.sha256, "bytes": kept.bytes})
+    organization = Organization.objects.get(pk=tenant.organization_id)
+    fields = {"object_prefix": prefix, "manifest": {"files": files}}
+    return make_version(organization, platform.floor.base_model, **fields).model_name
+
+
+def make_requests(tenant: Tenant, *, lines: int) -> str:
+    """Return the id of a file of requests for a batch."""
+    from apps.batches.files import create_file
+    from apps.core.database.clock import db_now
+
+    content = b"".join(json.dumps(_LINE | {"custom_id": f"r{n}"}).encode() + b"\n" for n in range(lines))
+    return create_file(
+        organization=tenant.organization_id, filename="asks.jsonl", chunks=[content], by="user_bench", now=db_now()
+    ).pk
+
+
+def pushes_of(model: str) -> str:
+    return f"/api/v1/models/{model}/pushes"
+
+
+def push_to(namespace: str, number: int) -> dict[str, str]:
+    return {"repository": f"{namespace}/r{number}", "token": f"hf_{namespace}-token", "export": ""}
+
+
+def batch_of(file_id: str) -> dict[str, str]:
+    return {"input_file_id": file_id, "endpoint": _LINE["url"], "completion_window": "24h"}
 
 
 def _conversion(goods: _Goods, number: int) -> tuple[str, object]:
@@ -101,8 +131,7 @@ def _conversion(goods: _Goods, number: int) -> tuple[str, object]:
 
 
 def _push(goods: _Goods, number: int) -> tuple[str, object]:
-    body = {"repository": f"hostile/r{number}", "token": "hf_hostile-token", "export": ""}
-    return f"/api/v1/models/{goods.model}/pushes", body
+    return pushes_of(goods.model), push_to("hostile", number)
 
 
 def _plan(goods: _Goods, number: int) -> tuple[str, object]:
@@ -129,8 +158,7 @@ def _run(goods: _Goods, number: int) -> tuple[str, object]:
 
 
 def _batch(goods: _Goods, number: int) -> tuple[str, object]:
-    body = {"input_file_id": goods.batch_file_id, "endpoint": _LINE["url"], "completion_window": "24h"}
-    return "/v1/batches", body
+    return "/v1/batches", batch_of(goods.batch_file_id)
 
 
 def _upload(goods: _Goods, number: int) -> tuple[str, object]:

@@ -1,7 +1,7 @@
 """The platform as its own processes, with a tenant that works and others that take all they can get.
 
-The web process, the gateway before a scripted engine, the worker API, and the workers that validate files and send
-mail; each as it is deployed.
+The web process, the gateway before a scripted engine, the worker API, and the workers that validate files, work on
+batches, send mail, call webhooks and push to a hub; each as it is deployed.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -39,10 +39,13 @@ _PROGRAMS = {
     "celery-data": "sys",
     "celery-data-middle": "sys",
     "celery-data-small": "sys",
+    "celery-batches": "sys",
     "celery-mail": "sys",
     "celery-webhooks": "sys",
+    "celery-hub-uploads": "sys",
 }  # with their roles
-_LANES = ("data", "data-middle", "data-small", "mail")  # of the outbox, with a program above
+_LANES = ("data", "data-middle", "data-small", "mail", "hub-uploads")  # of the outbox, with a program above
+_SLOW_HUB_SECONDS = 2.0
 
 
 class NotStarted(Exception):
@@ -83,15 +86,39 @@ class Platform:
 
     def has_queued_work(self) -> bool:
         """Return whether a worker that runs here has something left to do."""
+        from apps.batches.lifecycle import ACTIVE
+        from apps.batches.models import Batch
         from apps.core.models import OutboxMessage
 
-        return OutboxMessage.objects.filter(sent_at=None, lane__in=_LANES).exists()
+        has_messages = OutboxMessage.objects.filter(sent_at=None, lane__in=_LANES).exists()
+        return has_messages or Batch.objects.filter(status__in=ACTIVE).exists()
 
-    def forget_files(self, organization_id: str) -> None:
-        """Have nothing validated any more that the organization uploaded."""
+    def work_on_batches(self) -> None:
+        """Do what the clock does every few seconds, which does not run here."""
+        from apps.config.celery import app
+
+        app.send_task("batches.work", expires=5)
+
+    def forget_work(self, organization_id: str) -> None:
+        """Have nothing done any more that the organization uploaded or ordered, and let it order as if it had not."""
+        from django.db.models import F
+
+        from apps.batches.lifecycle import BatchStatus
+        from apps.batches.models import Batch
+        from apps.batches.operations import cancel_batch
+        from apps.core.database.clock import db_now
+        from apps.core.errors import InvalidState
         from apps.core.models import OutboxMessage
+        from apps.finetuning.models import HubPush
 
         OutboxMessage.objects.filter(share=organization_id, sent_at=None).delete()
+        HubPush.objects.filter(organization=organization_id).delete()
+        mine = Batch.objects.filter(organization=organization_id)
+        for batch in mine.filter(status__in=(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)):
+            with suppress(InvalidState):  # it ends by itself
+                cancel_batch(batch=batch, by="user_bench", now=db_now())
+        mine.update(created_at=F("created_at") - timedelta(hours=2))
+        self.work_on_batches()
 
     def forget_invitations(self) -> None:
         """Let everyone invite again as if nothing had been sent today."""
@@ -116,6 +143,7 @@ def running_platform(home: Path, *, more: Mapping[str, str] = MappingProxyType({
             "gateway_listen": f"--uds {socket}",
         }
         added = {"ANNEAL_GATEWAY_URL": f"unix://{socket}", "ANNEAL_EMAIL_URL": f"smtp://127.0.0.1:{mail_server.port}"}
+        added |= _serve_hub(stack)
         for name, role in _PROGRAMS.items():
             environ = bench_environment(home, services, role) | _SETTINGS | added | dict(more)
             if name == "internal":
@@ -124,6 +152,24 @@ def running_platform(home: Path, *, more: Mapping[str, str] = MappingProxyType({
         for url in (f"{made.url}/accounts/login/", f"{made.internal_url}/internal/v1/claim"):
             _wait_until_up(url, home)
         yield made
+
+
+def _serve_hub(stack: ExitStack) -> dict[str, str]:
+    """Serve a hub to which tenants push, slow for the namespace "hostile"; return the variables of its clients."""
+    from tests.twins.http_server import Answer, Request, serve_http
+    from tests.twins.hub import Hub
+
+    hub = Hub()
+    hub.commits.writers = {f"hf_{name}-token": {name} for name in ("working", "hostile")}
+
+    def answer(request: Request) -> Answer:
+        if "/hostile/" in request.path:
+            time.sleep(_SLOW_HUB_SECONDS)
+        return hub.answer(request)
+
+    hub.url = stack.enter_context(serve_http(answer))
+    hub.blob_url = stack.enter_context(serve_http(hub.answer_blob))
+    return {"HF_ENDPOINT": hub.url, "HF_BLOB_HOSTS": hub.blob_url.removeprefix("http://")}
 
 
 def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_server: MailServer) -> Platform:

@@ -34,7 +34,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
             return (await send(client, "POST", "/v1/files", as_key(attacker, number), file_form(content, filename)))[0]
 
         return Entrance(
-            validate, upload, attacker, seconds=6.0, forget=lambda: platform.forget_files(attacker.organization_id)
+            validate, upload, attacker, seconds=6.0, forget=lambda: platform.forget_work(attacker.organization_id)
         )
 
     return {

@@ -42,7 +42,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
             headers = as_person(attacker) | (FORM if isinstance(body, bytes) else {})
             return (await send(client, "POST", path, headers, body))[0]
 
-        return Entrance(browse, post, attacker, forget=lambda: platform.forget_files(attacker.organization_id))
+        return Entrance(browse, post, attacker, forget=lambda: platform.forget_work(attacker.organization_id))
 
     async def guess(client: aiohttp.ClientSession, number: int) -> int:
         return (await send(client, "POST", "/accounts/login/", STRANGER | FORM, _WRONG_PASSWORD))[0]

@@ -34,7 +34,8 @@ RULES = {
         SELECT job.id, job.spend_cap_nano
         FROM finetuning_finetuningjob job JOIN billing_hold hold ON hold.source = job.id AND hold.purpose = 'job'
         GROUP BY job.id
-        HAVING sum(CASE WHEN hold.status = 'open' THEN hold.amount_nano ELSE captured_nano END) > job.spend_cap_nano
+        HAVING sum(CASE WHEN hold.status = 'open' THEN hold.amount_nano ELSE captured_nano - refunded_nano END)
+            > job.spend_cap_nano
     """,
     "the cost of a job that stopped is what was charged": """
         SELECT job.id, job.status, job.cost_nano, coalesce(sum(hold.captured_nano - hold.refunded_nano), 0)

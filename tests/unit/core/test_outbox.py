@@ -246,6 +246,20 @@ def test_of_two_workers_of_a_lane_one_is_left_to_other_organizations() -> None:
     assert delivered_keys() == ["b1", "a2"]
 
 
+def test_a_lane_with_a_limit_leaves_workers_to_the_lane_beside_it(settings: Any) -> None:
+    settings.OUTBOX_MOST_AT_ONCE = {"aside": 2}
+    for number in range(4):
+        publish(f"m{number}", "slow", organization=f"org_{number}")
+    first, second, third, _ = OutboxMessage.objects.order_by("pk")
+    assert outbox._claim(first.pk) is not None and outbox._claim(second.pk) is not None
+
+    assert outbox._claim(third.pk) is None  # chosen before the others were claimed
+    assert outbox.deliver_due(lane="aside") == 0
+    OutboxMessage.objects.filter(pk=first.pk).update(sent_at=db_now())
+    assert outbox.deliver_due(lane="aside", limit=1) == 1
+    assert delivered_keys() == ["m2"]
+
+
 def test_a_message_that_failed_does_not_keep_its_organization_from_its_next() -> None:
     publish("bad", "slow", organization="org_a", raises=True)
     publish("good", "slow", organization="org_a")

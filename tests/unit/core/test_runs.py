@@ -5,7 +5,7 @@ from typing import Any
 
 from apps.core.http.asgi import Receive
 from apps.core.http.fair_shares import Pace
-from apps.core.http.turns import TakeTurns
+from apps.core.http.turns import CALLER, TakeTurns
 from tests.support.waiting import settle
 
 ANY = Pace(prompt=600, per_second=10, wait_seconds=10.0)
@@ -96,3 +96,32 @@ async def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() 
     assert [await call("quiet", "10.0.0.2"), await call("made up", "10.0.0.3")] == [200, 401]
     assert [await call("", "10.0.0.4") for _ in range(11)] == [200] * 10 + [429]  # a signed object needs none
     assert await call("", "10.0.0.5") == 200
+
+
+async def test_a_machine_is_one_caller_with_all_its_tokens() -> None:
+    asked: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if CALLER not in scope:
+            asked.append(dict(scope["headers"])[b"authorization"].decode())
+            scope[CALLER] = asked[-1].split()[0]
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    turns = TakeTurns(application, places=4, most_of_one=1, most_waiting=3, wait_seconds=5.0, pace=TEN)
+
+    async def call(credential: str) -> int:
+        statuses: list[int] = []
+
+        async def send(message: Any) -> None:
+            statuses.extend([message["status"]] if "status" in message else [])
+
+        await turns(scope_of(credential), empty_body(), send)
+        return statuses[0]
+
+    tokens = [f"loud {number}" for number in range(5)]
+    assert [await call(token) for token in tokens] == [200] * 5, "each for the first time, as a stranger"
+    assert [await call(tokens[number % 5]) for number in range(13)] == [200] * 10 + [429] * 3
+    assert [await call("quiet 0") for _ in range(2)] == [200] * 2
+    assert asked == [*tokens, "quiet 0"], "whose a token is, is looked up once"

@@ -8,7 +8,7 @@ from apps.billing.books.credit_requests import request_credit
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, Run, RunMember
 from apps.interfaces.staff.money import books, payments
-from apps.payments.models import CardRefund, ReconciliationDifference, TopUp
+from apps.payments.models import CardDispute, CardRefund, ReconciliationDifference, TopUp
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import make_worker
 from tests.factories.many_rows import copy_rows, numbered
@@ -59,7 +59,7 @@ def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, orga
     assert "The others follow when these are resolved." in differing
 
 
-def test_refunds_are_listed_50_a_page_so_that_none_that_waits_is_out_of_reach(console, organization) -> None:
+def test_payments_refunds_and_disputes_are_listed_50_a_page_so_that_none_is_out_of_reach(console, organization) -> None:
     topup = TopUp.objects.create(
         organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",
         paid_at=db_now(),
@@ -68,17 +68,27 @@ def test_refunds_are_listed_50_a_page_so_that_none_that_waits_is_out_of_reach(co
         organization=organization, topup=topup, credit_cents=20_000, reason="r", status="waiting", needs_approval=True,
         requested_by="user_other",
     )  # fmt: skip
-    copy_rows(refund, count=120, id=numbered("refund_"), created_at="now() - number * interval '1 day'")
-    listed = list(CardRefund.objects.order_by("-created_at", "-id").values_list("pk", flat=True))
+    dispute = CardDispute.objects.create(
+        organization=organization, topup=topup, stripe_id="dp_0", status="needs_response", amount_cents=100
+    )
+    ago = "now() - number * interval '1 day'"
+    copy_rows(topup, count=120, id=numbered("topup_"), created_at=ago)
+    copy_rows(refund, count=120, id=numbered("refund_"), created_at=ago)
+    copy_rows(dispute, count=120, id=numbered("dispute_"), stripe_id="'dp_' || number", created_at=ago)
 
-    def shown(query: str) -> list[str]:
-        return [each.pk for each in console.get(f"/staff/payments{query}").context["refunds"]]
+    for name, model in (("topups", TopUp), ("refunds", CardRefund), ("disputes", CardDispute)):
+        listed = list(model.objects.order_by("-created_at", "-id").values_list("pk", flat=True))
 
-    assert shown("") == listed[:50]
-    assert f"?after={listed[49]}" in text(console, "/staff/payments")
-    assert shown(f"?after={listed[99]}") == listed[100:]
-    assert shown(f"?before={listed[100]}") == listed[50:100]
-    assert shown("?after=refund_x") == listed[:50]
+        def shown(query: str, name: str = name) -> list[str]:
+            return [each.pk for each in console.get(f"/staff/payments?{query}").context[name].rows]
+
+        assert shown("") == listed[:50]
+        assert f"?{name}_after={listed[49]}" in text(console, "/staff/payments")
+        assert shown(f"{name}_after={listed[99]}") == listed[100:]
+        assert shown(f"{name}_before={listed[100]}") == listed[50:100]
+        assert shown(f"{name}_after=x") == listed[:50]
+    both = f"disputes_before=x&refunds_after={refund.pk}"
+    assert f"?{both}&topups_after=topup_" in text(console, f"/staff/payments?{both}&other=1"), "the others stay"
 
 
 def test_a_worker_shows_the_runs_that_it_led_and_those_that_it_joined(console, floor, claim) -> None:

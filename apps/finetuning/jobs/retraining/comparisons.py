@@ -45,7 +45,7 @@ def ask(retraining: Retraining, *, file: DatasetVersion, to: RetrainingStatus, n
     if limit <= 0:
         raise InvalidState(gettext("The job took all of the plan's maximum price. Raise it by what comparisons cost."))
     new_run, production_run = (
-        _run(retraining, file, name, limit, now) for name in (job.adapter_version.model_name, production.model_name)
+        _run(retraining, file, name, limit) for name in (job.adapter_version.model_name, production.model_name)
     )
     advance(
         retraining,
@@ -134,9 +134,7 @@ def _figures(found: PairedShares, kind: str) -> str:
     )
 
 
-def _run(
-    retraining: Retraining, file: DatasetVersion, model_name: str, limit_nano: int, now: datetime.datetime
-) -> EvalRun:
+def _run(retraining: Retraining, file: DatasetVersion, model_name: str, limit_nano: int) -> EvalRun:
     asked = stored_request(retraining.plan.source_job).evaluation or EvaluationPlan()
     source = CompletionsSource(
         source=FileId(id=file.pk),
@@ -152,7 +150,6 @@ def _run(
         metadata={"retraining_plan": retraining.plan_id, "retraining": retraining.pk},
         cost_limit_nano=limit_nano,
         by=retraining.created_by,
-        now=now,
     )
 
 

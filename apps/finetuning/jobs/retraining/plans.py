@@ -154,7 +154,8 @@ def create_plan(
         if RetrainingPlan.objects.filter(organization__in=organizations).count() >= MAX_PLANS:
             text = gettext("An organization has at most %(most)s retraining plans. Delete one first.")
             raise QuotaExceeded(text % {"most": MAX_PLANS})
-    if count_of_hour(organization=organization_id, action="retraining_plan.created") >= MAX_CREATED_IN_AN_HOUR:
+        of_an_hour = sum(count_of_hour(organization=each, action="retraining_plan.created") for each in organizations)
+    if of_an_hour >= MAX_CREATED_IN_AN_HOUR:
         text = gettext("An organization creates at most %(most)s retraining plans an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     plan = draft_plan(organization=organization, request=request, now=now)

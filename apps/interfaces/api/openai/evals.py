@@ -180,7 +180,6 @@ class EvalRunList(_EvalView):
             metadata=body.metadata or {},
             cost_limit_nano=_cost_limit_nano(body),
             by=self.actor,
-            now=db_now(),
         )
         return run_object(run)
 

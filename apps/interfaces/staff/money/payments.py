@@ -1,7 +1,12 @@
 """Payments at Stripe: payments received, refunds, disputes, and differences between the books and Stripe."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
 from django import forms
 from django.contrib import messages
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils.http import urlencode
@@ -20,7 +25,9 @@ from apps.payments.models import CardDispute, CardRefund, TopUp
 from apps.payments.refunds import approve_refund, reject_refund, request_refund
 from apps.payments.stripe import gateway
 
+T = TypeVar("T", bound=Model)
 _SHOWN = 50
+_PLACES = [f"{name}_{way}" for name in ("disputes", "refunds", "topups") for way in ("after", "before")]
 
 
 class RefundForm(forms.Form):
@@ -37,12 +44,6 @@ class RefundForm(forms.Form):
 @require_safe
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
-    refunds = read_page(
-        CardRefund.objects.select_related("organization", "topup"),
-        request.GET,
-        order=("-created_at", "-id"),
-        size=_SHOWN,
-    )
     differences = reconciliation.list_differences(limit=_SHOWN + 1)
     context = {
         "is_configured": gateway.is_configured(),
@@ -50,14 +51,32 @@ def index(request: HttpRequest) -> HttpResponse:
         "has_more_differences": len(differences) > _SHOWN,
         "runs": reconciliation.list_reconciliations(limit=10),
         "stuck": webhooks.list_stuck(),
-        "disputes": CardDispute.objects.select_related("organization", "topup").order_by("-created_at")[:_SHOWN],
-        "refunds": refunds.rows,
-        "previous": f"?{urlencode(refunds.previous)}" if refunds.previous else "",
-        "next": f"?{urlencode(refunds.next)}" if refunds.next else "",
+        "disputes": _read_list(request, "disputes", CardDispute.objects.select_related("organization", "topup")),
+        "refunds": _read_list(request, "refunds", CardRefund.objects.select_related("organization", "topup")),
+        "topups": _read_list(request, "topups", TopUp.objects.select_related("organization")),
         "operator_id": operator_id(request),
-        "topups": TopUp.objects.select_related("organization").order_by("-created_at")[:_SHOWN],
     }
     return render(request, "staff/money/payments.html", context)
+
+
+@dataclass(frozen=True)
+class _PagedList(Generic[T]):
+    """One of the page's lists, newest first, with the addresses of the page where it goes on; the others stay."""
+
+    rows: list[T]
+    previous: str
+    next: str
+
+
+def _read_list(request: HttpRequest, name: str, rows: QuerySet[T]) -> _PagedList[T]:
+    asked = {way: request.GET.get(f"{name}_{way}", "") for way in ("after", "before")}
+    page = read_page(rows, asked, order=("-created_at", "-id"), size=_SHOWN)
+    others = {key: request.GET[key] for key in _PLACES if key in request.GET and not key.startswith(name)}
+
+    def address(place: Mapping[str, str]) -> str:
+        return f"?{urlencode(others | {f'{name}_{way}': pk for way, pk in place.items()})}" if place else ""
+
+    return _PagedList(page.rows, address(page.previous), address(page.next))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

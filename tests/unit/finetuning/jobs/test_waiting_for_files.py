@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import Q
 
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
@@ -25,10 +26,11 @@ from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.tasks import admit_waiting
+from apps.finetuning.tasks import admit_jobs_of_file, admit_waiting
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.chat import PAIR, TOOL_ROW
 from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
+from tests.factories.many_rows import copy_rows, numbered
 
 ROW = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
 GOOD = (json.dumps(ROW).encode() + b"\n") * 100
@@ -291,3 +293,38 @@ def test_a_job_whose_maximum_rose_while_it_waited_starts_again_at_the_new_one(cr
     assert f"now {dollars(advice.hold_nano)} instead of" in failed.error_message
     again = retry_job(job=failed, by="user_1", now=db_now(), shown_max_nano=advice.hold_nano)
     assert (reload(again).status, held(organization)) == ("queued", advice.hold_nano)
+
+
+def test_organizations_take_turns_with_waiting_jobs_and_a_tick_looks_at_a_few(
+    create, floor, organization, rival, reload, monkeypatch
+):
+    def wait_for(owner) -> FineTuningJob:
+        version = make_version(owner, content=GOOD)
+        asked = JobRequest(base_model=floor.base_model.name, training_file=version.pk)
+        return create_job(organization=owner, request=asked, by="key_test", now=db_now())
+
+    flood, theirs = [create(GOOD) for _ in range(4)], wait_for(rival)
+    looked_at: list[str] = []
+    monkeypatch.setattr(admission, "admit_when_ready", lambda *, job_id: looked_at.append(job_id))
+    ids = [job.pk for job in flood]
+
+    admission.admit_in_turn(waiting=Q(), most=2)
+    assert looked_at == [ids[0], theirs.pk], "a job that came after four of another organization is in the first tick"
+    for _ in range(3):
+        admission.admit_in_turn(waiting=Q(), most=2)
+    assert sorted(looked_at) == sorted([*ids, *[theirs.pk] * 4]), "each tick has one of each"
+
+    monkeypatch.setattr(admission, "CHECK_SECONDS", -1.0)
+    admission.admit_in_turn(waiting=Q())
+    assert len(looked_at) == 8, "a tick ends after its time"
+
+
+def test_a_file_for_which_many_jobs_wait_admits_a_few_at_once(create, reload, monkeypatch):
+    job = create(GOOD)
+    looked_at: list[str] = []
+    monkeypatch.setattr(admission, "admit_when_ready", lambda *, job_id: looked_at.append(job_id))
+    copy_rows(job, count=10, id=numbered("ftjob-"))
+
+    admit_jobs_of_file(version_id=job.training_file_id)
+
+    assert len(looked_at) == 3, "it runs in the lane of leases and money"

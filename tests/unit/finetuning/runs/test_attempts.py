@@ -2,10 +2,13 @@
 
 import pytest
 
+from apps.billing.models import LedgerTransaction
 from apps.billing.queries import get_balance
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.core.database.clock import db_now
 from apps.core.objects.store import store
+from apps.finetuning.jobs import control
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.results.missing_parts import list_missing
@@ -14,7 +17,7 @@ from apps.finetuning.runs.leases import StaleLease
 from apps.finetuning.runs.uploads import UploadIncomplete
 from apps.serving.queries import list_routes, serving_states
 from tests.factories.finetuning import adapter_files, make_worker
-from tests.support.attempts import charged
+from tests.support.attempts import charged, paused_at
 
 MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
 
@@ -109,6 +112,40 @@ def test_steps_a_broken_checkpoint_alone_held_are_paid_when_they_are_trained_aga
 
     assert reload(job).status == "succeeded"
     assert charged(organization) == 25 * MILLI_DOLLAR
+
+
+@pytest.mark.usefixtures("metered")
+@pytest.mark.parametrize("how", ["cancelled", "paused", "succeeded"])
+def test_steps_that_were_paid_at_a_pause_are_refunded_once_if_their_checkpoint_is_refused(
+    floor, organization, claim, reload, how
+):
+    job = floor.job()
+    first = claim().start()
+    first.checkpoint(step=4, seconds=10.0)
+    paused_at(first, job, step=8, seconds=20.0)
+    assert charged(organization) == 20 * MILLI_DOLLAR
+    control.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=200 * MILLI_DOLLAR)
+    claim().finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs from its manifest."))
+
+    if how == "cancelled":
+        control.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    else:
+        third = claim().start(start_step=4)
+        if how == "paused":
+            paused_at(third, job, step=5, seconds=3.0)
+        else:
+            third.succeed(floor.base_model, seconds=15.0)
+
+    job, refunds = reload(job), LedgerTransaction.objects.filter(kind="refund", source=job.pk)
+    cost = {"cancelled": 10, "paused": 13, "succeeded": 25}[how] * MILLI_DOLLAR
+    assert (job.status, job.cost_nano, charged(organization)) == (how, cost, cost)
+    assert refunds.count() == (how != "succeeded")
+    said = job.events.filter(message__startswith="Refunded $", data__refunded_nano=20 * MILLI_DOLLAR - cost)
+    assert said.count() == refunds.count()
+    if how == "paused":
+        control.resume(job=job, by="key_test", now=db_now())
+        claim().start(start_step=5).succeed(floor.base_model, seconds=9.0)
+        assert (charged(organization), refunds.count()) == (22 * MILLI_DOLLAR, 1)
 
 
 def test_a_revoked_worker_loses_its_run_to_another(floor, claim, reload):

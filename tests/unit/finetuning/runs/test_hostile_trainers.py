@@ -4,18 +4,33 @@ import hashlib
 import itertools
 import json
 import threading
+from collections.abc import Callable
 
 import msgspec
 import pytest
+from django.core.handlers.asgi import ASGIRequest
+from django.test import AsyncRequestFactory
 
 from apps.contracts import runs as wire
 from apps.contracts.runs import Manifest
+from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.core.http.turns import CALLER
 from apps.core.objects.readings import FilesUnread
 from apps.core.objects.store import store
-from apps.finetuning.models import FineTuningJob, RunUpload
-from apps.finetuning.runs import uploads
-from tests.factories.finetuning import TrainingSetup, adapter_files, manifest_of, model_files
+from apps.finetuning.models import FineTuningJob, RunMember, RunUpload
+from apps.finetuning.runs import leases, uploads
+from apps.finetuning.runs.reports import record_events
+from apps.interfaces.worker_api import views
+from tests.factories.finetuning import (
+    CREDENTIAL,
+    TrainingSetup,
+    adapter_files,
+    checkpoint_files,
+    make_worker,
+    manifest_of,
+    model_files,
+)
 from tests.support.attempts import Attempt, charged
 from tests.support.waiting import join_readings
 
@@ -140,6 +155,68 @@ def test_large_files_are_read_outside_of_requests_so_that_no_call_waits(whole, r
     whole.finish(succeeded(upload))
 
     assert reload(FineTuningJob.objects.get()).status == "succeeded"
+
+
+def test_the_tokens_of_a_trainers_leases_and_places_count_as_its_own(floor, claim):
+    floor.job()
+    attempt = claim()
+    other = make_worker(floor.pool, credential="annw_other")
+    RunMember.objects.create(
+        organization=floor.organization, run=attempt.run, rank=1, worker=other, address="here", heartbeat_at=db_now(),
+        token_sha256=leases.sha256_hex("place"), handed_at=db_now(),
+    )  # fmt: skip
+
+    def caller(identify: Callable[[ASGIRequest], object], token: str) -> str | None:
+        request = AsyncRequestFactory().post("/", headers={"Authorization": f"Bearer {token}"})
+        identify(request)
+        return request.scope.get(CALLER)
+
+    def under_lease(request: ASGIRequest) -> object:
+        return views._lease(request, attempt.lease.id)
+
+    mine = floor.worker.pk
+    assert [caller(views._worker, CREDENTIAL), caller(under_lease, attempt.lease.token)] == [mine, mine]
+    assert (caller(under_lease, "place"), caller(under_lease, "made up")) == (other.pk, None)
+
+
+def test_the_files_of_checkpoints_are_looked_for_outside_of_requests_and_once(floor, claim, monkeypatch):
+    job, seen = floor.job(), []
+    attempt, stat = claim().start(), store().stat
+    monkeypatch.setattr(type(store()), "stat", lambda _, key: seen.append(key) or stat(key))
+    files = {f"part-{number}.safetensors": b"x" for number in range(uploads.READ_AT_ONCE_FILES // 2 + 1)}
+    first, second = (attempt.upload("checkpoint", step, files) for step in (4, 8))
+    saved = [
+        wire.CheckpointSaved(
+            sequence=number, step=upload.manifest["step"], upload_id=upload.pk, bytes=1, trained_tokens=1,
+            manifest_sha256=upload.manifest_sha256, training_seconds=1.0,
+        )
+        for number, upload in enumerate((first, second), start=attempt.sequence + 1)
+    ]  # fmt: skip
+    del seen[:]
+
+    with pytest.raises(FilesUnread):
+        record_events(lease=attempt.lease, reported=tuple(saved))
+    attempt.beat()
+    join_readings()
+    record_events(lease=attempt.lease, reported=tuple(saved))
+    del seen[:]
+    record_events(lease=attempt.lease, reported=tuple(saved))
+
+    assert job.checkpoints.count() == 2 and seen == []
+
+
+def test_a_checkpoint_that_lacks_a_file_is_none(floor, claim):
+    job, attempt = floor.job(), claim().start()
+    upload = attempt.upload("checkpoint", 4, checkpoint_files())
+    store().delete(f"{upload.object_prefix}/{upload.manifest['files'][0]['name']}")
+
+    with pytest.raises(uploads.UploadIncomplete, match="was not uploaded"):
+        attempt.report(
+            wire.CheckpointSaved, step=4, upload_id=upload.pk, manifest_sha256=upload.manifest_sha256, bytes=1,
+            trained_tokens=1, training_seconds=1.0,
+        )  # fmt: skip
+
+    assert not job.checkpoints.exists()
 
 
 def test_a_large_file_of_another_content_is_refused_once_it_was_read(whole, monkeypatch):

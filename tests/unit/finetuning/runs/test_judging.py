@@ -9,10 +9,10 @@ from django.db import ProgrammingError, connection, transaction
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import issue_member_token, revoke_key
 from apps.accounts.models import ApiKey, Membership, User
-from apps.accounts.queries import find_key, list_keys
+from apps.accounts.queries import KeyLimits, find_key, get_key_limits, list_keys
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, NotFound, PermissionDenied
+from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
 from apps.finetuning.jobs import creation
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.runs.judges import open_judge
@@ -51,6 +51,18 @@ def test_the_key_is_for_inference_in_the_makers_name_for_minutes(create, claim, 
     assert identity is not None and identity.scopes == {"inference"} and identity.created_by_id == bob.pk
     assert identity.expires_at < db_now() + datetime.timedelta(minutes=31)
     assert ApiKey.objects.get(pk=identity.key_id) not in list_keys(organization=floor.organization)
+
+
+def test_a_trainer_that_was_taken_over_spends_little_more_with_its_keys_than_a_judge_needs(create, claim):
+    job, attempt = create(), claim()
+    calls = 2 * EvaluationPlan().max_answers
+
+    keys = [find_key(secret=open_judge(lease=attempt.lease, now=db_now()).key) for _ in range(4)]
+
+    assert {get_key_limits(key_id=key.key_id) for key in keys} == {KeyLimits(calls, 4_000 * calls, 2)}
+    with pytest.raises(RateLimited):
+        open_judge(lease=attempt.lease, now=db_now())
+    assert ApiKey.objects.filter(name=f"Judge of {job.pk}").count() == 4
 
 
 def test_a_judges_keys_leave_its_makers_playground_open(create, claim, bob, monkeypatch):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from apps.config.settings.outbox import OUTBOX_MOST_AT_ONCE, OUTBOX_TOPICS
 from scripts.processes import CONTAINER, PROGRAMS, Program
+from tests.bench.neighbours import stage
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 DEPLOY = REPOSITORY / "deploy"
@@ -141,6 +143,16 @@ def test_base_models_are_seen_under_one_path(name: str) -> None:
     assert "./models:/var/lib/anneal/models:ro" in service["volumes"]
     roots = service["environment"].get("ANNEAL_BASE_MODEL_ROOTS", "")
     assert roots == ("" if name.startswith("vllm") else "/var/lib/anneal/models")
+
+
+def test_every_queue_has_a_worker_and_those_of_customers_are_measured_beside_an_attack() -> None:
+    asked = {program.name: re.search(r"--queues (\S+)", program.command) for program in PROGRAMS}
+    celery = {name: found[1] for name, found in asked.items() if found and name.startswith("celery")}
+    workers = {queue: name for name, queues in celery.items() for queue in queues.split(",")}
+
+    assert {topic.lane for topic in OUTBOX_TOPICS.values()} | OUTBOX_MOST_AT_ONCE.keys() <= workers.keys()
+    # Short tasks of the platform, which other entrances wait for, and Stripe's.
+    assert set(workers.values()) - stage._PROGRAMS.keys() == {"celery", "celery-payments"}
 
 
 def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
