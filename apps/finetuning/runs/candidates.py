@@ -17,7 +17,7 @@ from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import Worker
 from apps.finetuning.runs.queue_order import HOLDERS, MAY_START, QUEUED, QUEUES, fetch
-from apps.finetuning.usage.job_use import HOLDING, covers, has_allowances
+from apps.finetuning.usage.job_use import HOLDING, covers
 from apps.finetuning.usage.quotas import lock_name
 
 # A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
@@ -71,9 +71,13 @@ _RANK = f"""
     RETURNING true
 """  # noqa: S608 - constants
 
+# Whether a ranking needs no renewal yet: most claims ask only this.
+_IS_GOOD = """
+    SELECT true FROM finetuning_queueranking WHERE pool_id = %(pool)s AND kept_until > statement_timestamp()
+"""
+
 # --- What a worker can take -------------------------------------------------------------------------------------------
 
-__GPUS = "job.gpu_count / job.node_count"  # of each machine
 # Of organizations with allowances of concurrent GPUs, by id: whose jobs each covers, and how many GPUs it leaves. One
 # value, so that it changes nothing about the search below if no organization has any.
 _ROOMS = f"""
@@ -95,7 +99,7 @@ _ROOMS = f"""
     )
 """  # noqa: S608 - constants
 _ALLOWED = """((SELECT found FROM rooms) IS NULL OR NOT EXISTS (
-    SELECT FROM jsonb_array_elements((SELECT found FROM rooms) -> waiting.organization_id) AS room
+    SELECT FROM jsonb_array_elements((SELECT found FROM rooms) -> waiting.organization_id) AS allowance(room)
     WHERE job.gpu_count > (room->>'gpus')::bigint AND (job.member_id = room->>'member' OR job.labels @> (room->'label'))
 ))"""
 
@@ -103,12 +107,11 @@ _ALLOWED = """((SELECT found FROM rooms) IS NULL OR NOT EXISTS (
 _GPUS = "job.gpu_count / job.node_count"  # of each machine
 
 
-def _found(room: str, allowed: str) -> str:
+def _found(room: str) -> str:
     """Return the SQL of the runs of one organization, `waiting`: the oldest that the worker can take alone, the oldest
     of each shape that it could take with others, and the oldest that waits for more than it has free.
 
-    `room` is the SQL of the GPUs that its holder may have beside those it has, or null, and `allowed` of the condition
-    that no allowance forbids a run.
+    `room` is the SQL of the GPUs that its holder may have beside those it has, or null.
     """
     found = f"run.id, run.created_at, {_GPUS} AS gpus, job.node_count, true AS has_memory, true AS fits"
     fitting = f"""
@@ -118,7 +121,7 @@ def _found(room: str, allowed: str) -> str:
                 OR coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint)
             AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
             AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
-            AND job.gpu_count <= coalesce({room}, job.gpu_count) AND {allowed}
+            AND job.gpu_count <= coalesce({room}, job.gpu_count) AND {_ALLOWED}
     """
     return f"""
         (SELECT {found} {fitting} AND job.node_count = 1 ORDER BY run.created_at, run.id LIMIT 1)
@@ -136,60 +139,49 @@ def _found(room: str, allowed: str) -> str:
             ) memory
             WHERE %(is_partly_used)s::boolean AND {QUEUED} AND run.created_at <= %(overtaken_until)s
                 AND {_GPUS} <= %(gpus)s AND ({_GPUS} > %(free)s OR NOT memory.has_enough)
-                AND (job.node_count = 1 OR %(joins)s::boolean) AND {allowed}
+                AND (job.node_count = 1 OR %(joins)s::boolean) AND {_ALLOWED}
                 AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
             ORDER BY run.created_at, run.id LIMIT 1)
     """  # noqa: S608 - constants
 
 
 _COLUMNS = "found.id, found.gpus, found.node_count, found.created_at, found.has_memory, found.fits"
-
-
-def _in_turn(rooms: str, allowed: str) -> str:
-    """Return the statement that looks for runs in the turns of the ranking after `after`, the next ones first."""
-    return f"""
-        WITH {rooms} ranking AS MATERIALIZED (
-            SELECT * FROM finetuning_queueranking
-            WHERE pool_id = %(pool)s AND kept_until > %(now)s::timestamptz - interval '{_TOO_OLD}'
-        )
-        SELECT {_COLUMNS}, turn.holder, turn.place
-        FROM unnest(
-            (SELECT holders FROM ranking), (SELECT organizations FROM ranking), (SELECT numbers FROM ranking),
-            (SELECT served FROM ranking), (SELECT rooms FROM ranking)
-        ) WITH ORDINALITY AS turn(holder, organizations, number, served, room, place)
-        CROSS JOIN LATERAL (
-            SELECT sum(share.held_gpus) AS held FROM finetuning_queueshare share
-            WHERE share.pool_id = %(pool)s AND share.organization_id = ANY(string_to_array(turn.organizations, ','))
-            HAVING sum(share.served) = turn.served + turn.number - 1
-        ) live
-        CROSS JOIN LATERAL unnest(string_to_array(turn.organizations, ',')) AS waiting(organization_id)
-        CROSS JOIN LATERAL (
-            SELECT FROM accounts_organization organization
-            WHERE organization.id = waiting.organization_id AND {Organization.SHARE_HOLDER_SQL} = turn.holder
-                AND {MAY_START} LIMIT 1
-        ) paying
-        CROSS JOIN LATERAL ({_found("turn.room - live.held", allowed)}) found
-        WHERE turn.place > %(after)s ORDER BY turn.place, found.created_at, found.id LIMIT %(limit)s
-    """  # noqa: S608 - constants
-
-
-def _in_order(rooms: str, allowed: str) -> str:
-    """Return the statement that looks for runs of all holders in their order now. It lets the limit end the search."""
-    return f"""
-        {HOLDERS} {rooms}
-        SELECT {_COLUMNS}, loads.holder
-        FROM (
-            SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load
-        ) loads
-        JOIN waiting ON waiting.holder = loads.holder
-        CROSS JOIN LATERAL ({_found("waiting.gpu_limit - loads.held", allowed)}) found
-        ORDER BY loads.load, found.created_at, found.id LIMIT %(limit)s
-    """  # noqa: S608 - constants
-
-
-# By whether there are allowances: planning and running the statements takes longer with them.
-_IN_TURN = {True: _in_turn(f"{_ROOMS}, ", _ALLOWED), False: _in_turn("", "true")}
-_IN_ORDER = {True: _in_order(f", {_ROOMS}", _ALLOWED), False: _in_order("", "true")}
+# The runs of the ranking's turns after the place `after`, the next ones first. The limit ends the search early.
+_IN_TURN = f"""
+    WITH {_ROOMS}, ranking AS MATERIALIZED (
+        SELECT * FROM finetuning_queueranking
+        WHERE pool_id = %(pool)s AND kept_until > %(now)s::timestamptz - interval '{_TOO_OLD}'
+    )
+    SELECT {_COLUMNS}, turn.holder, turn.place
+    FROM unnest(
+        (SELECT holders FROM ranking), (SELECT organizations FROM ranking), (SELECT numbers FROM ranking),
+        (SELECT served FROM ranking), (SELECT rooms FROM ranking)
+    ) WITH ORDINALITY AS turn(holder, organizations, number, served, room, place)
+    CROSS JOIN LATERAL (
+        SELECT sum(share.held_gpus) AS held FROM finetuning_queueshare share
+        WHERE share.pool_id = %(pool)s AND share.organization_id = ANY(string_to_array(turn.organizations, ','))
+        HAVING sum(share.served) = turn.served + turn.number - 1
+    ) live
+    CROSS JOIN LATERAL unnest(string_to_array(turn.organizations, ',')) AS waiting(organization_id)
+    CROSS JOIN LATERAL (
+        SELECT FROM accounts_organization organization
+        WHERE organization.id = waiting.organization_id AND {Organization.SHARE_HOLDER_SQL} = turn.holder
+            AND {MAY_START} LIMIT 1
+    ) paying
+    CROSS JOIN LATERAL ({_found("turn.room - live.held")}) found
+    WHERE turn.place > %(after)s ORDER BY turn.place, found.created_at, found.id LIMIT %(limit)s
+"""  # noqa: S608 - constants
+# The runs of all holders in their order now. `loads` is in order, so that the limit can end this search early, too.
+_IN_ORDER = f"""
+    {HOLDERS}, {_ROOMS}
+    SELECT {_COLUMNS}, loads.holder
+    FROM (
+        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load
+    ) loads
+    JOIN waiting ON waiting.holder = loads.holder
+    CROSS JOIN LATERAL ({_found("waiting.gpu_limit - loads.held")}) found
+    ORDER BY loads.load, found.created_at, found.id LIMIT %(limit)s
+"""  # noqa: S608 - constants
 # The first of the candidates that no other transaction has locked, and whether its holder's limits were locked as well.
 _LOCK_FIRST = f"""
     SELECT found.place, pg_try_advisory_xact_lock(hashtextextended(found.lock_name, 0)) FROM (
@@ -223,7 +215,7 @@ def rank(*, pool_id: str) -> bool:
 
     Outside of a transaction, so that other claims see the ranking at once.
     """
-    return bool(fetch(_RANK, pool_id, None))
+    return not fetch_prepared(_IS_GOOD, {"pool": pool_id}) and bool(fetch(_RANK, pool_id, None))
 
 
 def list_candidates(
@@ -248,14 +240,14 @@ def list_candidates(
         "is_partly_used": free_gpus < worker.gpu_count or free_bytes is not None,
         "overtaken_until": now - OVERTAKEN_AT_MOST,
     }
-    with_allowances, after = has_allowances(), 0
+    after = 0
     for limit in (_FIRST, _LOOKED_AT):
-        rows = fetch(_IN_TURN[with_allowances], worker.pool_id, now, after=after, limit=limit, **known)
+        rows = fetch(_IN_TURN, worker.pool_id, now, after=after, limit=limit, **known)
         yield [Candidate(*row[:-1]) for row in rows]
         if len(rows) < limit:
             break
         after = rows[-1][-1]
-    rows = fetch(_IN_ORDER[with_allowances], worker.pool_id, now, limit=_LOOKED_AT, **known)
+    rows = fetch(_IN_ORDER, worker.pool_id, now, limit=_LOOKED_AT, **known)
     yield [Candidate(*row) for row in rows]
 
 

@@ -52,7 +52,10 @@ from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.offers import Offer
 from apps.finetuning.usage.quotas import Reached, ReachedLimit, limit_reached
 
-_SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
+_SEEN = f"""
+    UPDATE finetuning_worker worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s
+    RETURNING {columns_of(Worker, "worker")}
+"""  # noqa: S608 - constants
 _READ_RUN = f"""
     SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
         {columns_of(DatasetVersion, "training_file")}, {columns_of(DatasetVersion, "validation_file")}
@@ -179,7 +182,10 @@ def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | N
         changed["offer"] = msgspec.to_builtins(offer)
     if changed:
         Worker.objects.filter(pk=worker.pk).update(**changed)
-    (seen,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    ((values),) = (iter(row) for row in fetch_prepared(_SEEN, {"worker": worker.pk}))
+    seen = read_row(Worker, values)
+    assert seen is not None
+    seen.pool = worker.pool
     return seen
 
 
