@@ -10,8 +10,8 @@ limits, and ended runs of this month to count. PostgreSQL is the embedded one, d
 steady      the claimers begin a claim every 64 / rate seconds. A claim that begins late counts from when it was due.
 saturated   every claimer claims again at once, until the queue is empty or the time is over
 jain        Jain's index of claims divided by weight, over the first claims: then no queue is empty yet
-cpu         milliseconds of processor that a claim takes in the claimers' processes and in PostgreSQL. Unlike the rates
-            they hardly depend on what else the machine does.
+cpu         milliseconds of processor that a claim takes in the claimers' processes and in their connections' servers.
+            Unlike the rates they hardly depend on what else the machine does.
 
 The last line is one JSON object, whose `claims_per_s` and `claim_p99_ms` are those of the steady part.
 """
@@ -239,13 +239,13 @@ def figures_of(claims: Sequence[Claim], cpu: float, database_cpu: float) -> dict
 
 
 def _database_cpu(home: Path) -> float:
-    """Return the seconds of processor that the server under this directory has used."""
+    """Return the seconds of processor that the claimers' connections have used in the server under this directory."""
     ticks = 0
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it may have ended
-            name, _, rest = status.read_text().rpartition(")")
-            if name.endswith("(postgres") and status.with_name("cwd").resolve().is_relative_to(home.resolve()):
-                ticks += sum(int(field) for field in rest.split()[11:15])  # its own, and of its children that ended
+            is_here = status.with_name("cwd").resolve().is_relative_to(home.resolve())
+            if is_here and status.with_name("cmdline").read_bytes().startswith(b"postgres: anneal_internal "):
+                ticks += sum(int(field) for field in status.read_text().rpartition(")")[2].split()[11:13])
     return ticks / _TICKS
 
 

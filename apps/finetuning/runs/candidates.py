@@ -23,8 +23,9 @@ from apps.finetuning.usage.quotas import lock_name
 # A run that needs more GPUs or host memory than are free waits so long; then a worker keeps its free GPUs for it.
 OVERTAKEN_AT_MOST = datetime.timedelta(minutes=10)
 _SHAPES = 4  # numbers of machines and GPUs: of each organization, the oldest group of each
-_FIRST = 64  # runs that a claim looks at first: those of more holders than claim at once
-_LOOKED_AT = 256  # runs that it looks at after that
+_LOOKED_AT = 256  # runs, by one claim: of more holders than claim at once
+# A claim looks at so many runs of the ranking at a time: other claims seldom have locked all of the first ones.
+_BATCHES = (16, 64, _LOOKED_AT)
 _TURNS = 512  # of a ranking; more if there are more holders
 _KEPT_FOR_EACH, _KEPT_AT_MOST = "1 millisecond", "500 milliseconds"
 _TOO_OLD = "1 second"  # after its end, a ranking is not used while another claim makes a new one
@@ -241,7 +242,7 @@ def list_candidates(
         "overtaken_until": now - OVERTAKEN_AT_MOST,
     }
     after = 0
-    for limit in (_FIRST, _LOOKED_AT):
+    for limit in _BATCHES:
         rows = fetch(_IN_TURN, worker.pool_id, now, after=after, limit=limit, **known)
         yield [Candidate(*row[:-1]) for row in rows]
         if len(rows) < limit:
