@@ -4,7 +4,7 @@ To rank all holders takes as long as the rest of a claim, or longer. So one clai
 (`QueueRanking`): for a millisecond for each holder, and half a second at most. A ranking lists turns. The second turn
 of a holder has the place that it would have once its first run has started, so claims that share a ranking start runs
 in the order in which each of them would have ranked alone. What changes otherwise counts with the next ranking: new
-holders, ended runs, weights. Only the order may be that old. A claim reads whatever decides if a run may start, and it
+holders, ended runs, weights. Only the order may be that old. A claim reads all that decides if a run may start, and it
 checks the limits again under their lock.
 """
 
