@@ -1,11 +1,11 @@
 """The runs that a claim may take, in the order of the queue, from a ranking that many claims share.
 
 To rank all holders takes as long as the rest of a claim, or longer. So one claim ranks for the next ones, too
-(`QueueRanking`): for a millisecond for each holder, and half a second at most. A ranking lists turns. The second turn
-of a holder has the place that it would have once its first run has started, so claims that share a ranking start runs
-in the order in which each of them would have ranked alone. What changes otherwise counts with the next ranking: new
-holders, ended runs, weights. Only the order may be that old. A claim reads all that decides if a run may start, and it
-checks the limits again under their lock.
+(`QueueRanking`): for a millisecond for each holder, and a quarter of a second at most. A ranking lists turns. The
+second turn of a holder has the place that it would have once its first run has started. So claims that share a ranking
+start runs in the order in which each of them would have ranked alone. What changes otherwise counts with the next
+ranking: new holders, ended runs, weights. Only the order may be that old. A claim reads all that decides if a run may
+start, and it checks the limits again under their lock.
 """
 
 import datetime
@@ -26,17 +26,18 @@ _SHAPES = 4  # numbers of machines and GPUs: of each organization, the oldest gr
 _LOOKED_AT = 256  # runs, by one claim: of more holders than claim at once
 # A claim looks at so many runs of the ranking at a time: other claims seldom have locked all of the first ones.
 _BATCHES = (16, 64, _LOOKED_AT)
-_TURNS = 512  # of a ranking; more if there are more holders
-_KEPT_FOR_EACH, _KEPT_AT_MOST = "1 millisecond", "500 milliseconds"
+_TURNS = 512  # of a ranking: more than claims take while it is kept
+_KEPT_FOR_EACH, _KEPT_AT_MOST = "1 millisecond", "250 milliseconds"
 _TOO_OLD = "1 second"  # after its end, a ranking is not used while another claim makes a new one
 
 # --- The ranking ------------------------------------------------------------------------------------------------------
 
-# A turn after the first counts as many GPUs as the oldest run of the holder.
+# A turn after the first counts as many GPUs as the oldest run of the holder. The last one that is listed has a negative
+# number: it stays, so that no holder disappears whose turns were all taken.
 _RANK = f"""
     {HOLDERS.replace("%(now)s::timestamptz", "statement_timestamp()")}
     , turning AS (
-        SELECT loads.*, turn.number, gpu_limit - held + held_here AS room,
+        SELECT loads.*, turn.number, turn.number = counted.turns AS is_last, gpu_limit - held + held_here AS room,
             CASE WHEN turn.number = 1 THEN load ELSE (use + (turn.number - 1) * coalesce(oldest.gpus, 1)) / weight END
                 AS place
         FROM loads
@@ -47,9 +48,10 @@ _RANK = f"""
                 AND run.status = '{RunStatus.QUEUED}'
             ORDER BY run.created_at, run.id LIMIT 1
         ) oldest ON true
-        CROSS JOIN LATERAL generate_series(
-            1, least(queued, greatest(2, {_TURNS} / (SELECT count(*) FROM loads)))::integer
-        ) AS turn(number)
+        CROSS JOIN LATERAL (
+            SELECT least(queued, greatest(2, {_TURNS} / (SELECT count(*) FROM loads)))::integer AS turns
+        ) counted
+        CROSS JOIN LATERAL generate_series(1, counted.turns) AS turn(number)
         WHERE gpu_limit IS NULL OR held < gpu_limit
     )
     INSERT INTO finetuning_queueranking AS ranking
@@ -57,8 +59,9 @@ _RANK = f"""
     SELECT %(pool)s, statement_timestamp(),
         statement_timestamp()
             + least(interval '{_KEPT_AT_MOST}', count(*) FILTER (WHERE number = 1) * interval '{_KEPT_FOR_EACH}'),
-        array_agg(holder), array_agg(organizations), array_agg(number), array_agg(served), array_agg(room)
-    FROM (SELECT * FROM turning ORDER BY place, load, holder, number) turns
+        array_agg(holder), array_agg(organizations), array_agg(CASE WHEN is_last THEN -number ELSE number END),
+        array_agg(served), array_agg(room)
+    FROM (SELECT * FROM turning ORDER BY place, load, holder, number LIMIT {_TURNS}) turns
     WHERE (
         SELECT NOT EXISTS (
             SELECT FROM finetuning_queueranking known
@@ -161,7 +164,8 @@ _IN_TURN = f"""
     CROSS JOIN LATERAL (
         SELECT sum(share.held_gpus) AS held FROM finetuning_queueshare share
         WHERE share.pool_id = %(pool)s AND share.organization_id = ANY(string_to_array(turn.organizations, ','))
-        HAVING sum(share.served) = turn.served + turn.number - 1
+        HAVING CASE WHEN turn.number > 0 THEN sum(share.served) = turn.served + turn.number - 1
+            ELSE sum(share.served) >= turn.served - turn.number - 1 END
     ) live
     CROSS JOIN LATERAL unnest(string_to_array(turn.organizations, ',')) AS waiting(organization_id)
     CROSS JOIN LATERAL (
@@ -241,13 +245,13 @@ def list_candidates(
         "is_partly_used": free_gpus < worker.gpu_count or free_bytes is not None,
         "overtaken_until": now - OVERTAKEN_AT_MOST,
     }
-    after = 0
+    after, seen = 0, set[str]()
     for limit in _BATCHES:
         rows = fetch(_IN_TURN, worker.pool_id, now, after=after, limit=limit, **known)
-        yield [Candidate(*row[:-1]) for row in rows]
+        yield [Candidate(*row[:-1]) for row in rows if row[0] not in seen]
         if len(rows) < limit:
             break
-        after = rows[-1][-1]
+        after, seen = rows[-1][-1] - 1, {row[0] for row in rows}  # the last turn may have more runs
     rows = fetch(_IN_ORDER, worker.pool_id, now, limit=_LOOKED_AT, **known)
     yield [Candidate(*row) for row in rows]
 

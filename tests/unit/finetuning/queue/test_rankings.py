@@ -7,7 +7,7 @@ import pytest
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.finetuning.models import QueueRanking
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import candidates, leases
 from apps.finetuning.runs.candidates import rank
 from apps.finetuning.usage import quotas
 from tests.factories.finetuning import give_credit, make_job
@@ -50,6 +50,33 @@ def test_a_run_that_came_after_the_ranking_is_found_behind_its_turns(floor, riva
     assert take(3) == [floor.organization.pk, floor.organization.pk, rival.pk]
 
 
+def test_a_holder_whose_listed_turns_were_all_taken_stays_in_the_ranking(floor, rival, take, monkeypatch):
+    """Else others would start before it until the next ranking, and no machine would be kept for its large run."""
+    monkeypatch.setattr(candidates, "_IN_ORDER", candidates._IN_ORDER.replace("LIMIT %(limit)s", "LIMIT 0"))
+    give_credit(rival)
+    floor.job(), floor.job()
+    ranking = share_ranking(floor.pool)
+    QueueRanking.objects.update(
+        holders=ranking.holders[:1], organizations=ranking.organizations[:1], numbers=[-1], served=[0], rooms=[None]
+    )
+
+    assert take(2) == [floor.organization.pk] * 2
+
+
+def test_a_claim_that_needs_several_looks_at_the_ranking_misses_no_run(floor, rival, claim, monkeypatch):
+    monkeypatch.setattr(candidates, "_BATCHES", (1, 1, 256))
+    give_credit(rival)
+    job, theirs = floor.job(), make_job(rival, floor.base_model)
+    share_ranking(floor.pool)
+    known = {"free_gpus": 4, "free_bytes": None, "base_models": None, "now": db_now()}
+
+    looks = list(candidates.list_candidates(worker=floor.worker, **known))
+
+    found = [[each.run_id for each in look] for look in looks]
+    ours, others = job.runs.get().pk, theirs.runs.get().pk
+    assert found == [[ours], [], [others], [ours, others]]
+
+
 @pytest.mark.parametrize("change", ["suspended", "limited", "alone"])
 def test_what_changed_since_the_ranking_counts_for_what_may_start(floor, rival, claim, change):
     give_credit(rival)
@@ -85,6 +112,6 @@ def test_a_ranking_lists_turns_and_is_kept_for_a_millisecond_of_each_holder(floo
 
     ranking = QueueRanking.objects.get()
     assert list(zip(ranking.holders, ranking.numbers, strict=True)) == [
-        (floor.organization.share_holder, 1), (rival.share_holder, 1), (floor.organization.share_holder, 2),
+        (floor.organization.share_holder, 1), (rival.share_holder, -1), (floor.organization.share_holder, -2),
     ]  # fmt: skip
     assert ranking.kept_until - ranking.made_at == timedelta(milliseconds=2)
