@@ -10,16 +10,18 @@ from django.db.models import DateTimeField, F, Func, Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
-from apps.catalog.models import BaseModel, GpuType, HubToken, PriceRule
+from apps.catalog.models import BaseModel, GpuType, PriceRule
 from apps.catalog.pricing import batch_sku
 from apps.contracts.adapter_files import MODEL_TYPES
 from apps.contracts.chat import ChatRenderer
+from apps.core.database.prepared import fetch_prepared
 from apps.core.errors import InvalidState, NotFound
 from apps.core.objects.store import read_object
 from apps.core.secrets.sealing import place_of, unseal
 
 _HUB_MODELS = Path(__file__).resolve().parent / "data" / "hub_models.json"
 TOKENIZER_LIMIT_BYTES = 64 * 1024 * 1024
+_SEALED = "SELECT token_sealed FROM catalog_hubtoken WHERE base_model_id = %(base_model)s"
 
 
 class ModelNotFound(NotFound):
@@ -159,8 +161,8 @@ def hub_token_place(base_model: BaseModel) -> bytes:
 
 def open_hub_token(*, base_model: BaseModel) -> str | None:
     """Return the token of a gated repository, or None. Raises SealBroken. Never log or show it."""
-    found = HubToken.objects.filter(base_model=base_model).first()
-    return unseal(bytes(found.token_sealed), place=hub_token_place(base_model)) if found else None
+    found = fetch_prepared(_SEALED, {"base_model": base_model.pk})
+    return unseal(bytes(found[0][0]), place=hub_token_place(base_model)) if found else None
 
 
 def chat_renderer(*, base_model: BaseModel) -> ChatRenderer:

@@ -10,35 +10,37 @@ from functools import cache, partial
 import redis
 from django.conf import settings
 from django.db import transaction
+from psycopg.types.json import Jsonb
 
 from apps.core.audit import require_transaction
 from apps.core.database.prepared import fetch_prepared
 from apps.core.ids import ulid_of
-from apps.finetuning.models import FineTuningJob, JobEvent
+from apps.finetuning.models import FineTuningJob
 
-_NEXT_SEQUENCE = """
-    UPDATE finetuning_finetuningjob SET last_event_sequence = last_event_sequence + 1
-    WHERE id = %(job)s RETURNING last_event_sequence
+_APPEND = """
+    WITH numbered AS (
+        UPDATE finetuning_finetuningjob SET last_event_sequence = last_event_sequence + 1
+        WHERE id = %(job)s RETURNING last_event_sequence AS sequence
+    )
+    INSERT INTO finetuning_jobevent (organization_id, id, job_id, sequence, type, level, message, data)
+    SELECT %(organization)s,
+        concat(%(name)s::text, lpad(sequence::text, greatest(8, length(sequence::text)), '0')),
+        %(job)s, sequence, %(type)s, %(level)s, %(message)s, %(data)s
+    FROM numbered
+    RETURNING sequence
 """
 logger = logging.getLogger(__name__)
 
 
-def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: object) -> JobEvent:
+def append(job: FineTuningJob, *, message: str, type: str = "message", level: str = "info", **data: object) -> None:
     """Add one event to the job and notify its watchers after commit."""
     require_transaction()
-    ((job.last_event_sequence,),) = fetch_prepared(_NEXT_SEQUENCE, {"job": job.pk})
-    event = JobEvent.objects.create(
-        pk=f"ftevent-{ulid_of(job.pk)}-{job.last_event_sequence:08d}",
-        organization_id=job.organization_id,
-        job=job,
-        sequence=job.last_event_sequence,
-        type=type,
-        level=level,
-        message=message[:1000],
-        data=data,
-    )
-    transaction.on_commit(partial(_notify, job.pk, event.sequence))
-    return event
+    known = {
+        "job": job.pk, "organization": job.organization_id, "name": f"ftevent-{ulid_of(job.pk)}-", "type": type,
+        "level": level, "message": message[:1000], "data": Jsonb(data),
+    }  # fmt: skip
+    ((job.last_event_sequence,),) = fetch_prepared(_APPEND, known)
+    transaction.on_commit(partial(_notify, job.pk, job.last_event_sequence))
 
 
 def _notify(job_id: str, sequence: int) -> None:

@@ -74,6 +74,10 @@ SELECT format('ALTER ROLE %I SET %s = %L', role, name, value)
  WHERE name <> 'transaction_timeout' OR :'is_17'
 \gexec
 
+-- The worker API prepares its large statements (apps/core/database/prepared.py). By default PostgreSQL plans one anew
+-- for each call if it rates a plan for all values as more expensive; planning can take longer than running.
+ALTER ROLE anneal_internal SET plan_cache_mode = 'force_generic_plan';
+
 -- Staff pages widen themselves by SET LOCAL ROLE inside one transaction; nothing is inherited silently.
 GRANT anneal_sys TO anneal_app WITH INHERIT FALSE, SET TRUE;
 -- The owner may act as each of them, so that tests and data repairs can run under the policies they check.

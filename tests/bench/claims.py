@@ -1,6 +1,6 @@
 """How fast and how fair runs are claimed: `make bench-claims`.
 
-    python -m tests.bench.claims [--rate N] [--seconds S]
+    python -m tests.bench.claims [--rate N] [--seconds S] [--runs N --organizations N --claimers N --processes N]
 
 10,000 runs of 500 organizations wait in one pool of 1,280 machines with 8 GPUs, and 64 claimers (processes with
 threads) take them through `apps.finetuning.runs.leases.claim`, each for one machine after another. Twenty organizations
@@ -10,6 +10,8 @@ limits, and ended runs of this month to count. PostgreSQL is the embedded one, d
 steady      the claimers begin a claim every 64 / rate seconds. A claim that begins late counts from when it was due.
 saturated   every claimer claims again at once, until the queue is empty or the time is over
 jain        Jain's index of claims divided by weight, over the first claims: then no queue is empty yet
+cpu         milliseconds of processor that a claim takes in the claimers' processes and in their connections' servers.
+            Unlike the rates they hardly depend on what else the machine does.
 
 The last line is one JSON object, whose `claims_per_s` and `claim_p99_ms` are those of the steady part.
 """
@@ -26,20 +28,47 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.embedded import ensure_running
 from tests.services.environment import bench_environment
 
-RUNS, ORGANIZATIONS, CLAIMERS = 10_000, 500, 64
-PROCESSES = 8
-MACHINES, GPUS = 1280, 8
-LARGE, LARGE_RUNS = 20, 140  # organizations that queued much, and how much
+GPUS = 8  # of each machine
 ENDED_RUNS = 10  # of each organization, this month
-COUNTED = 4_000  # claims that the index of fairness looks at: the small queues last for longer
 _START_SECONDS = 2.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Size(NamedTuple):
+    """What is measured. By default one organization in 25 is large and has seven times as many runs as the others."""
+
+    runs: int = 10_000
+    organizations: int = 500
+    claimers: int = 64
+    processes: int = 8
+
+    @property
+    def machines(self) -> int:
+        return self.runs // GPUS + 30
+
+    @property
+    def large(self) -> int:
+        return self.organizations // 25
+
+    @property
+    def large_runs(self) -> int:
+        return self.runs * 7 // self.organizations
+
+    @property
+    def counted(self) -> int:
+        """Return the claims that the index of fairness looks at: the small queues last for longer."""
+        return self.runs * 2 // 5
+
+    @property
+    def threads(self) -> int:
+        return self.claimers // self.processes
 
 
 class Claim(NamedTuple):
@@ -50,10 +79,17 @@ class Claim(NamedTuple):
     ended: float
 
 
+class Claims(NamedTuple):
+    """The claims of one process, and the seconds of processor that it used for them."""
+
+    made: list[Claim]
+    cpu: float
+
+
 # --- The queue --------------------------------------------------------------------------------------------------------
 
 
-def make_world() -> dict[str, int]:
+def make_world(size: Size) -> dict[str, int]:
     """Migrate an empty database and fill it; return the organizations' weights."""
     from django.core.management import call_command
     from django.db import connection
@@ -69,7 +105,7 @@ def make_world() -> dict[str, int]:
     template.runs.update(created_at=template.created_at, status="cancelled", finished_at=template.created_at)
     organizations = Organization.objects.bulk_create(
         Organization(name=f"Tenant {number}", slug=f"tenant-{number}", has_own_share=True)
-        for number in range(ORGANIZATIONS)
+        for number in range(size.organizations)
     )
     Project.objects.bulk_create(
         Project(id=default_project_id(each), organization=each, name=DEFAULT_NAME, created_by="system")
@@ -77,7 +113,7 @@ def make_world() -> dict[str, int]:
     )
     Quota.objects.bulk_create(
         Quota(
-            organization=organization, weight=1 + number % 2, concurrent_gpus=RUNS, gpu_seconds_per_month=10**12,
+            organization=organization, weight=1 + number % 2, concurrent_gpus=size.runs, gpu_seconds_per_month=10**12,
             queued_jobs=None, updated_by="system",
         )
         for number, organization in enumerate(organizations)
@@ -87,25 +123,25 @@ def make_world() -> dict[str, int]:
             pool=floor.pool, hostname=f"gpu-{number}", credential_sha256=f"{number:064}",
             gpus=floor.worker.gpus[:1] * GPUS,
         )
-        for number in range(MACHINES)
+        for number in range(size.machines)
     )  # fmt: skip
     Worker.objects.filter(pk=floor.worker.pk).update(revoked_at=template.created_at)
-    _fill_queue(template, organizations)
+    _fill_queue(template, organizations, size)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return {organization.pk: 1 + number % 2 for number, organization in enumerate(organizations)}
 
 
-def _fill_queue(template: Any, organizations: Sequence[Any]) -> None:
+def _fill_queue(template: Any, organizations: Sequence[Any], size: Size) -> None:
     """Queue the large organizations' runs first, then one of each other in turn, behind the runs that ended."""
     from apps.accounts.models import default_project_id
     from apps.core.ids import new_id
     from apps.finetuning.models import FineTuningJob, Run
 
     base = template.created_at - datetime.timedelta(minutes=5)
-    large, small = organizations[:LARGE], organizations[LARGE:]
-    turns = [organization for organization in large for _ in range(LARGE_RUNS)]
-    turns += itertools.islice(itertools.cycle(small), RUNS - len(turns))
+    large, small = organizations[: size.large], organizations[size.large :]
+    turns = [organization for organization in large for _ in range(size.large_runs)]
+    turns += itertools.islice(itertools.cycle(small), size.runs - len(turns))
     ended = [organization for organization in organizations for _ in range(ENDED_RUNS)]
     jobs, runs = [], []
     for number, organization in enumerate([*ended, *turns]):
@@ -142,22 +178,26 @@ def _enter(barrier: Any) -> None:
     django.setup()
 
 
-def claim_for_machines(process: int, worker_ids: Sequence[str], rate: float, seconds: float) -> list[Claim]:
+def claim_for_machines(process: int, worker_ids: Sequence[str], size: Size, rate: float, seconds: float) -> Claims:
     """Claim with this process's threads, at `rate` in all processes, or as fast as possible if it is 0."""
-    count = CLAIMERS // PROCESSES
+    count = size.threads
     _barrier.wait()
     start = time.monotonic() + _START_SECONDS
     with ThreadPoolExecutor(count) as threads:
+        first = process * count
         jobs = [
-            threads.submit(
-                _claim_in_thread, worker_ids[number::count], start, (process * count + number), rate, seconds
-            )
-            for number in range(count)
+            threads.submit(_claim_in_thread, worker_ids[each::count], start, first + each, size, rate, seconds)
+            for each in range(count)
         ]
-        return [claim for job in jobs for claim in job.result()]
+        time.sleep(_START_SECONDS)
+        used = time.process_time()
+        made = [claim for job in jobs for claim in job.result()]
+        return Claims(made, time.process_time() - used)
 
 
-def _claim_in_thread(worker_ids: Sequence[str], start: float, number: int, rate: float, seconds: float) -> list[Claim]:
+def _claim_in_thread(
+    worker_ids: Sequence[str], start: float, number: int, size: Size, rate: float, seconds: float
+) -> list[Claim]:
     from django.db import close_old_connections, connection
 
     from apps.finetuning.models import Worker
@@ -170,7 +210,7 @@ def _claim_in_thread(worker_ids: Sequence[str], start: float, number: int, rate:
         cursor.execute("SELECT 1")
     close_old_connections()
     while machines:
-        due = start + (next(turns) * CLAIMERS + number) / rate if rate else max(time.monotonic(), start)
+        due = start + (next(turns) * size.claimers + number) / rate if rate else max(time.monotonic(), start)
         time.sleep(max(due - time.monotonic(), 0))
         if due > start + seconds:
             break
@@ -187,8 +227,8 @@ def _claim_in_thread(worker_ids: Sequence[str], start: float, number: int, rate:
 # --- The figures ------------------------------------------------------------------------------------------------------
 
 
-def figures_of(claims: Sequence[Claim]) -> dict[str, Any]:
-    """Return the rate and the percentiles of one part; times in milliseconds."""
+def figures_of(claims: Sequence[Claim], cpu: float, database_cpu: float) -> dict[str, Any]:
+    """Return the rate and the percentiles of one part; times in milliseconds. The two `cpu` are in seconds."""
     found = [claim for claim in claims if claim.organization_id]
     took = max(claim.ended for claim in claims) - min(claim.due for claim in claims)
     times = sorted((claim.ended - claim.due) * 1000 for claim in claims)
@@ -196,10 +236,23 @@ def figures_of(claims: Sequence[Claim]) -> dict[str, Any]:
         "claims_per_s": round(len(found) / took, 1),
         "p50_ms": round(times[len(times) // 2], 1),
         "p99_ms": round(times[int(0.99 * (len(times) - 1))], 1),
+        "claimer_cpu_ms": round(cpu * 1000 / len(claims), 2),
+        "database_cpu_ms": round(database_cpu * 1000 / len(claims), 2),
         "claims": len(found),
         "empty_answers": len(claims) - len(found),
         "seconds": round(took, 1),
     }
+
+
+def _database_cpu(home: Path) -> float:
+    """Return the seconds of processor that the claimers' connections have used in the server under this directory."""
+    ticks = 0
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may have ended
+            is_here = status.with_name("cwd").resolve().is_relative_to(home.resolve())
+            if is_here and status.with_name("cmdline").read_bytes().startswith(b"postgres: anneal_internal "):
+                ticks += sum(int(field) for field in status.read_text().rpartition(")")[2].split()[11:13])
+    return ticks / _TICKS
 
 
 def jain(claims: Sequence[Claim], weights: dict[str, int]) -> float:
@@ -209,40 +262,42 @@ def jain(claims: Sequence[Claim], weights: dict[str, int]) -> float:
     return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
 
 
-def measure(rate: float, seconds: float) -> dict[str, Any]:
+def measure(home: Path, size: Size, rate: float, seconds: float) -> dict[str, Any]:
     from django.db import connection
 
     from apps.finetuning.lifecycle import RunStatus
     from apps.finetuning.models import Run, Worker
 
-    weights = make_world()
+    weights = make_world(size)
     workers = list(Worker.objects.filter(revoked_at=None).values_list("pk", flat=True))
     connection.close()
     halves = {"steady": (workers[::2], rate), "saturated": (workers[1::2], 0.0)}
     context = multiprocessing.get_context("spawn")
-    parts: dict[str, list[Claim]] = {}
+    found: list[Claim] = []
+    figures: dict[str, dict[str, Any]] = {}
     with ProcessPoolExecutor(
-        PROCESSES, context, initializer=_enter, initargs=(context.Barrier(PROCESSES),)
+        size.processes, context, initializer=_enter, initargs=(context.Barrier(size.processes),)
     ) as processes:
         for name, (machines, at) in halves.items():
+            before = _database_cpu(home)
             jobs = [
-                processes.submit(claim_for_machines, number, machines[number::PROCESSES], at, seconds)
-                for number in range(PROCESSES)
+                processes.submit(claim_for_machines, number, machines[number :: size.processes], size, at, seconds)
+                for number in range(size.processes)
             ]
-            parts[name] = sorted((claim for job in jobs for claim in job.result()), key=lambda claim: claim.ended)
-    found = [claim for part in parts.values() for claim in part if claim.organization_id]
+            results = [job.result() for job in jobs]
+            made = sorted((claim for each in results for claim in each.made), key=lambda claim: claim.ended)
+            figures[name] = figures_of(made, sum(each.cpu for each in results), _database_cpu(home) - before)
+            found += [claim for claim in made if claim.organization_id]
     if Run.objects.filter(status=RunStatus.LEASED).count() != len(found):
         raise AssertionError("the claims that workers got are not the runs that are leased")
-    counted = found[:COUNTED]
-    figures = {name: figures_of(part) for name, part in parts.items()}
+    counted = found[: size.counted]
     return {
         "claims_per_s": figures["steady"]["claims_per_s"],
         "claim_p99_ms": figures["steady"]["p99_ms"],
         "jain": round(jain(counted, weights), 4),
         "claims_counted_for_jain": len(counted),
-        "rate": rate, **figures,
-        "runs": RUNS, "organizations": ORGANIZATIONS, "claimers": CLAIMERS, "processes": PROCESSES,
-        "machines": MACHINES, "cpus": os.cpu_count(), "durable": True,
+        "rate": rate, **figures, **size._asdict(),
+        "machines": size.machines, "cpus": len(os.sched_getaffinity(0)), "durable": True,
     }  # fmt: skip
 
 
@@ -250,7 +305,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, default=320, help="claims a second of the steady part")
     parser.add_argument("--seconds", type=float, default=15, help="of each part at most")
+    for name, default in Size()._asdict().items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
+    size = Size(*(getattr(given, name) for name in Size._fields))
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench")))
         home.chmod(0o755)  # PostgreSQL gives up root and must still reach its files
@@ -261,7 +319,7 @@ def main() -> None:
         django.setup()
         os.environ["DATABASE_URL"] = services.database_url("internal")  # the claimers' role and settings
         os.environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.internal"
-        result = measure(given.rate, given.seconds)
+        result = measure(home, size, given.rate, given.seconds)
     sys.stdout.write(json.dumps(result) + "\n")
 
 

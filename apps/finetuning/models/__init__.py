@@ -16,7 +16,7 @@ from apps.finetuning.models.pools import (
     WorkerToken,
 )
 from apps.finetuning.models.retraining import Retraining, RetrainingPlan
-from apps.finetuning.models.runs import Checkpoint, GpuDay, QueueShare, Run, RunMember, RunUpload
+from apps.finetuning.models.runs import Checkpoint, GpuDay, QueueRanking, QueueShare, Run, RunMember, RunUpload
 
 __all__ = [
     "Allowance",
@@ -39,6 +39,7 @@ __all__ = [
     "PoolAccuracy",
     "PoolCapacity",
     "PricePolicy",
+    "QueueRanking",
     "QueueShare",
     "Quota",
     "Retraining",

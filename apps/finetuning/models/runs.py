@@ -1,6 +1,7 @@
 """Models of the attempts at jobs, and of what they store."""
 
 import pgtrigger
+from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
@@ -33,7 +34,8 @@ _KEEP_SHARE = """
                 * exp(-least(greatest(extract(epoch FROM moment - used_at)::float8, 0) / 3600, 500))
                 + gpus * (1 - exp(-least(hours, 500))),
             used_at = moment,
-            served_at = CASE WHEN added_held > 0 THEN said.leased_at ELSE served_at END
+            served_at = CASE WHEN added_held > 0 THEN said.leased_at ELSE served_at END,
+            served = served + greatest(added_held, 0)
         WHERE organization_id = said.organization_id AND pool_id = said.pool_id;
         EXIT WHEN FOUND;
         INSERT INTO finetuning_queueshare (organization_id, pool_id) VALUES (said.organization_id, said.pool_id)
@@ -196,10 +198,32 @@ class QueueShare(OrganizationModel):
     )
     used_at = models.DateTimeField(db_default=Now(), help_text="When used_gpu_hours had its value.")
     served_at = models.DateTimeField(null=True, help_text="When a worker last took one of its runs.")
+    served = models.BigIntegerField(db_default=0, help_text="How often workers took its runs.")
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["pool", "organization"], name="queue_share_once")]
         indexes = [models.Index(fields=["pool"], condition=Q(queued__gt=0), name="queue_share_waiting")]
+
+
+class QueueRanking(models.Model):
+    """The turns of a pool's share holders, best first, as one claim ranked them for itself and the next ones.
+
+    Turn n of a holder comes once workers took n - 1 of its runs since; its last one has the number -n, and stays.
+    `served` is the sum of `QueueShare.served` of its waiting organizations then. `rooms` are the GPUs that its limit
+    leaves beside those that it holds in other pools and organizations. The arrays have one element for each turn.
+    """
+
+    pool = models.OneToOneField(GpuPool, on_delete=models.CASCADE, primary_key=True, related_name="+")
+    made_at = models.DateTimeField()
+    kept_until = models.DateTimeField(help_text="The next claim after it ranks again.")
+    holders = ArrayField(models.CharField(max_length=40))
+    organizations = ArrayField(models.TextField(), help_text="The ids of its waiting ones, with commas.")
+    numbers = ArrayField(models.IntegerField())
+    served = ArrayField(models.BigIntegerField())
+    rooms = ArrayField(models.BigIntegerField(null=True))
+
+    tenancy_reason = "the order of all tenants in a shared pool; claims read it, and no one is shown it"
+    app_access = "none"
 
 
 class GpuDay(OrganizationModel):

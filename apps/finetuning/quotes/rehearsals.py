@@ -6,16 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
-from django.db.models.functions import Now
 
 from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
+from apps.core.database.prepared import fetch_prepared
 from apps.estimates.physics.memory import device_bytes
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.quote import Estimate
-from apps.finetuning.models import MemoryRehearsal
 
 KEPT = datetime.timedelta(days=30)
+_REPORTS = """
+    SELECT digest, report::text FROM finetuning_memoryrehearsal
+    WHERE digest = ANY(%(digests)s::text[]) AND reported_at >= statement_timestamp() - %(kept)s::interval
+"""
 _VERSION = "2"  # of what is traced and believed: raise it with a change of the trainer's memory
 _TRACED = {"single": "single", "ddp": "ddp", "zero3": "fsdp"}  # the formula's name -> the trainer's
 
@@ -61,8 +64,8 @@ def with_figures(rehearsals: Iterable[QuotedRehearsal | None]) -> list[QuotedReh
     digests = {each.digest for each in listed if each}
     if not digests:
         return listed
-    rows = MemoryRehearsal.objects.filter(pk__in=digests, reported_at__gte=Now() - KEPT).values_list("pk", "report")
-    reports = {digest: msgspec.convert(report, MemoryReport) for digest, report in rows}
+    rows = fetch_prepared(_REPORTS, {"digests": list(digests), "kept": KEPT})
+    reports = {digest: msgspec.json.decode(report, type=MemoryReport) for digest, report in rows}
     return [
         replace(each, peak_bytes=reported_peak(each.request, reports[each.digest]))
         if each and each.digest in reports

@@ -36,6 +36,7 @@ from apps.finetuning.lifecycle import (
 from apps.finetuning.models import FineTuningJob, Run, Worker, WorkerKind
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs import attempts, stalls
+from apps.finetuning.runs.candidates import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first, rank
 from apps.finetuning.runs.groups import (
     bind,
     explain_loss,
@@ -45,14 +46,16 @@ from apps.finetuning.runs.groups import (
     lease_end,
     master_of,
 )
-from apps.finetuning.runs.queue_order import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first
 from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.offers import Offer
 from apps.finetuning.usage.quotas import Reached, ReachedLimit, limit_reached
 
-_SEEN = "UPDATE finetuning_worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s RETURNING *"
+_SEEN = f"""
+    UPDATE finetuning_worker worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s
+    RETURNING {columns_of(Worker, "worker")}
+"""  # noqa: S608 - constants
 _READ_RUN = f"""
     SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
         {columns_of(DatasetVersion, "training_file")}, {columns_of(DatasetVersion, "validation_file")}
@@ -106,6 +109,7 @@ def claim(
         forgotten = leases.filter(leased_at__lt=db_now() - LATE_CLAIM).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
             reclaim(run_id, lease_id=lease_id)
+    rank(pool_id=worker.pool_id)
     return _claim(worker, base_models, software, free_gpus, gpu_count, offer)
 
 
@@ -129,8 +133,23 @@ def _claim(
     if free <= 0:
         return None
     free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
-    candidates = list_candidates(worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now)
     kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order
+    for candidates in list_candidates(
+        worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now
+    ):
+        response = _claim_first(candidates, worker, kept, now)
+        if response is not None or worker.pk in kept:
+            return response
+    return None
+
+
+def _claim_first(
+    candidates: list[Candidate], worker: Worker, kept: set[str], now: datetime.datetime
+) -> ClaimResponse | None:
+    """Lease the first of these runs that may start. Add to `kept` the workers that keep their GPUs for one before it.
+
+    Return None if none may start, or the worker itself is among those.
+    """
     while candidates:
         fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
         if not fitting:
@@ -163,7 +182,10 @@ def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | N
         changed["offer"] = msgspec.to_builtins(offer)
     if changed:
         Worker.objects.filter(pk=worker.pk).update(**changed)
-    (seen,) = Worker.objects.raw(_SEEN, {"worker": worker.pk})
+    ((values),) = (iter(row) for row in fetch_prepared(_SEEN, {"worker": worker.pk}))
+    seen = read_row(Worker, values)
+    assert seen is not None
+    seen.pool = worker.pool
     return seen
 
 

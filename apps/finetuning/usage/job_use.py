@@ -58,30 +58,6 @@ _OF_MONTH = """
 _THIS_MONTH = """
     (run.finished_at IS NULL OR run.finished_at > %(month)s::timestamptz) AND run.leased_at < %(now)s::timestamptz
 """
-_ALLOWED = f"""
-    ), allowed AS MATERIALIZED (
-        SELECT allowance.*, coalesce(sum(needed.gpu_count) FILTER (WHERE needed.is_running), 0) AS gpus,
-            coalesce(sum(needed.seconds) FILTER (WHERE needed.is_running), 0) AS running_seconds,
-            jsonb_agg(needed.id) FILTER (WHERE needed.id = ANY(%(jobs)s::text[])) AS jobs
-        FROM sharing JOIN finetuning_allowance allowance ON allowance.organization_id = sharing.id
-        JOIN needed ON needed.organization_id = allowance.organization_id AND {covers("allowance", "needed")}
-        GROUP BY allowance.id HAVING bool_or(needed.id = ANY(%(jobs)s::text[]))
-    )
-"""  # noqa: S608 - constants
-_LISTED = f"""
-        coalesce((
-            SELECT jsonb_agg(jsonb_build_array(
-                jsonb_build_object('id', id, 'organization_id', organization_id, 'member_id', member_id, 'label', label,
-                    'project_id', project_id, 'concurrent_gpus', concurrent_gpus, 'queued_jobs', queued_jobs,
-                    'gpu_seconds_per_month', gpu_seconds_per_month),
-                gpus, running_seconds, jobs,
-                CASE WHEN gpu_seconds_per_month IS NULL THEN 0 ELSE coalesce((
-                    SELECT {_OF_MONTH} FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
-                    WHERE run.organization_id = allowed.organization_id AND {_THIS_MONTH} AND {covers("allowed", "job")}
-                ), 0) END
-            ) ORDER BY id) FROM allowed
-        ), '[]')::text
-"""  # noqa: S608 - constants
 _USE = f"""
     WITH sharing AS MATERIALIZED (
         SELECT organization.id FROM accounts_organization organization
@@ -102,7 +78,14 @@ _USE = f"""
             ), 0), 0) AS seconds
         FROM finetuning_finetuningjob job LEFT JOIN running ON running.job_id = job.id
         WHERE job.id IN (SELECT job_id FROM running UNION SELECT unnest(%(jobs)s::text[]))
-    {_ALLOWED}
+    ), allowed AS MATERIALIZED (
+        SELECT allowance.*, coalesce(sum(needed.gpu_count) FILTER (WHERE needed.is_running), 0) AS gpus,
+            coalesce(sum(needed.seconds) FILTER (WHERE needed.is_running), 0) AS running_seconds,
+            jsonb_agg(needed.id) FILTER (WHERE needed.id = ANY(%(jobs)s::text[])) AS jobs
+        FROM sharing JOIN finetuning_allowance allowance ON allowance.organization_id = sharing.id
+        JOIN needed ON needed.organization_id = allowance.organization_id AND {covers("allowance", "needed")}
+        GROUP BY allowance.id HAVING bool_or(needed.id = ANY(%(jobs)s::text[]))
+    )
     SELECT coalesce(sum(gpu_count) FILTER (WHERE is_running), 0),
         -- As occupancy.held_gpu_seconds adds it up: days that are over, and the runs of today.
         coalesce((
@@ -121,26 +104,26 @@ _USE = f"""
         ), 0),
         coalesce(sum(seconds) FILTER (WHERE is_running), 0),
         coalesce(jsonb_object_agg(id, seconds) FILTER (WHERE id = ANY(%(jobs)s::text[])), '{{}}')::text,
-        {_LISTED}
+        coalesce((
+            SELECT jsonb_agg(jsonb_build_array(
+                jsonb_build_object('id', id, 'organization_id', organization_id, 'member_id', member_id, 'label', label,
+                    'project_id', project_id, 'concurrent_gpus', concurrent_gpus, 'queued_jobs', queued_jobs,
+                    'gpu_seconds_per_month', gpu_seconds_per_month),
+                gpus, running_seconds, jobs,
+                CASE WHEN gpu_seconds_per_month IS NULL THEN 0 ELSE coalesce((
+                    SELECT {_OF_MONTH} FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+                    WHERE run.organization_id = allowed.organization_id AND {_THIS_MONTH} AND {covers("allowed", "job")}
+                ), 0) END
+            ) ORDER BY id) FROM allowed
+        ), '[]')::text
     FROM needed
 """  # noqa: S608 - constants
 
-# The same for an installation without allowances.
-_USE_WITHOUT = _USE.replace(_ALLOWED, ")").replace(_LISTED, "'[]'::text")
-_ANY = "SELECT EXISTS (SELECT FROM finetuning_allowance)"
 
-
-def has_allowances() -> bool:
-    """Return whether any allowance is in force: claims then use longer statements, which take longer to plan."""
-    ((found,),) = fetch_prepared(_ANY, {})
-    return bool(found)
-
-
-def read_use(*, holder: str, jobs: Sequence[str], now: datetime.datetime, with_allowances: bool = True) -> HolderUse:
+def read_use(*, holder: str, jobs: Sequence[str], now: datetime.datetime) -> HolderUse:
     """Return what counts against the limits of a share holder, and what these jobs of it, by their ids, still need."""
     known = {"holder": holder, "jobs": list(jobs), "now": now, "month": month_of(now)}
-    statement = _USE if with_allowances else _USE_WITHOUT
-    ((gpus, seconds, running_seconds, remaining, allowances),) = fetch_prepared(statement, known)
+    ((gpus, seconds, running_seconds, remaining, allowances),) = fetch_prepared(_USE, known)
     return HolderUse(
         gpus=gpus,
         seconds=seconds,

@@ -9,11 +9,31 @@ from django.db import models
 from django.db.models import Case, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Greatest, Least
 
+from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, GpuDay, Run, RunMember, Worker
+from apps.finetuning.usage.job_use import HOLDING
 
-# Of a run: its GPUs, its machines, and what it needs of each machine's own memory, which runs on other GPUs share.
-_TAKEN = ("job__gpu_count", "job__node_count", "job__estimate__host_bytes")
+
+def _held(run_of: str, member_of: str) -> str:
+    """Return the statement of the GPUs and the memory that runs hold of each worker; both conditions choose workers."""
+    return f"""
+        SELECT held.worker_id, sum(job.gpu_count / job.node_count)::bigint,
+            sum(coalesce((job.estimate->>'host_bytes')::numeric, 0))::bigint
+        FROM (
+            SELECT run.worker_id, run.job_id FROM finetuning_run run WHERE run.status IN ({HOLDING}) {run_of}
+            UNION ALL
+            SELECT member.worker_id, run.job_id
+            FROM finetuning_runmember member JOIN finetuning_run run ON run.id = member.run_id
+            WHERE run.status IN ({HOLDING}) AND member.left_at IS NULL {member_of}
+        ) held
+        JOIN finetuning_finetuningjob job ON job.id = held.job_id
+        GROUP BY held.worker_id
+    """  # noqa: S608 - constants
+
+
+_HELD_OF_ALL = _held("", "")
+_HELD = _held("AND run.worker_id = ANY(%(workers)s::text[])", "AND member.worker_id = ANY(%(workers)s::text[])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +49,8 @@ def held_of(*, workers: Collection[str] | None = None) -> dict[str, Held]:
 
     A worker without any has no entry. A run over several machines holds its share of each.
     """
-    led = Run.objects.filter(status__in=RUN_HOLDING_LEASE)
-    joined = RunMember.objects.filter(run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    if workers is not None:
-        led, joined = led.filter(worker__in=workers), joined.filter(worker__in=workers)
-    held: dict[str, Held] = defaultdict(Held)
-    for worker_id, gpus, nodes, host_bytes in [
-        *led.values_list("worker_id", *_TAKEN),
-        *joined.values_list("worker_id", *(f"run__{name}" for name in _TAKEN)),
-    ]:
-        before = held[worker_id]
-        held[worker_id] = Held(gpus=before.gpus + gpus // nodes, host_bytes=before.host_bytes + (host_bytes or 0))
-    return dict(held)
+    rows = fetch_prepared(_HELD_OF_ALL, {}) if workers is None else fetch_prepared(_HELD, {"workers": list(workers)})
+    return {worker_id: Held(gpus=gpus, host_bytes=host_bytes) for worker_id, gpus, host_bytes in rows}
 
 
 def leased_gpus(*, workers: Collection[str] | None = None) -> dict[str, int]:

@@ -18,17 +18,21 @@ from apps.accounts.shares import get_share_holder, give_own_share, share_of
 from apps.billing.queries import with_past_credit
 from apps.core import audit
 from apps.core.database import locks
+from apps.core.database.prepared import columns_of, fetch_prepared, read_row
 from apps.core.database.tenancy import all_tenants
 from apps.core.errors import QuotaExceeded
 from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import Allowance, AllowanceScope, FineTuningJob, Quota
-from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, has_allowances, month_of, read_use
+from apps.finetuning.usage.job_use import AllowanceUse, HolderUse, month_of, read_use
 from apps.finetuning.usage.occupancy import held_gpu_seconds
 
 LIMITS = (
     "concurrent_gpus", "queued_jobs", "gpu_seconds_per_month", "storage_bytes", "requests_per_minute",
     "tokens_per_minute", "concurrent_requests", "weight",
 )  # fmt: skip
+_QUOTA = f"""
+    SELECT {columns_of(Quota, "quota")} FROM finetuning_quota quota WHERE quota.organization_id = %(organization)s
+"""  # noqa: S608 - constants
 
 
 class ReachedLimit(StrEnum):
@@ -49,6 +53,9 @@ class Reached:
 def get_quota(*, organization: Organization | str) -> Quota:
     """Return the organization's limits, as `get_quotas` does."""
     organization_id = key_of(organization)
+    for row in fetch_prepared(_QUOTA, {"organization": organization_id}):
+        if quota := read_row(Quota, iter(row)):
+            return quota
     return get_quotas(organizations=[organization_id])[organization_id]
 
 
@@ -238,7 +245,7 @@ def reason_to_wait(
 def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Reached | None:
     """Return the limit that keeps this queued job waiting, as `reason_to_wait` does in words."""
     quota = get_quota(organization=job.organization_id)
-    use = read_use(holder=holder, jobs=[job.pk], now=now, with_allowances=has_allowances())
+    use = read_use(holder=holder, jobs=[job.pk], now=now)
     return _limit_reached(job, quota, use)
 
 

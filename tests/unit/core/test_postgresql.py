@@ -32,7 +32,7 @@ def test_roles_that_serve_requests_have_limits_of_time_and_the_others_none(db: N
     serving.add("idle_in_transaction_session_timeout=30min")
     assert limits == {
         APP_ROLE: serving,
-        "anneal_internal": serving,
+        "anneal_internal": serving | {"plan_cache_mode=force_generic_plan"},
         "anneal_gateway": serving,
         SYSTEM_ROLE: set(),
         OWNER_ROLE: set(),

@@ -17,7 +17,7 @@ from apps.finetuning.jobs import control
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, QueueShare, Run, Worker
 from apps.finetuning.pools import operations
-from apps.finetuning.runs import leases, queue_order
+from apps.finetuning.runs import candidates, leases, queue_order
 from apps.finetuning.usage import quotas
 from tests.factories.finetuning import give_credit, make_job, make_pool
 from tests.support.attempts import charged, held_since
@@ -96,7 +96,7 @@ def test_a_run_that_waits_for_its_organizations_own_gpus_is_tried_at_once(floor,
 
 def test_a_holder_at_its_limit_hides_nobody_and_its_runs_are_not_locked(floor, rival, claim, monkeypatch):
     """Each claim looks at a few runs only: those that may not start are not among them."""
-    monkeypatch.setattr(queue_order, "_LOOKED_AT", 1)
+    monkeypatch.setattr(candidates, "_LOOKED_AT", 1)
     give_credit(rival)
     quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=0)
     floor.job()
@@ -110,7 +110,7 @@ def test_a_holder_at_its_limit_hides_nobody_and_its_runs_are_not_locked(floor, r
 
 
 def test_holders_whose_runs_a_worker_cannot_take_hide_nobody(floor, rival, claim, monkeypatch):
-    monkeypatch.setattr(queue_order, "_LOOKED_AT", 1)
+    monkeypatch.setattr(candidates, "_LOOKED_AT", 1)
     give_credit(rival)
     FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=8)
     quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=8)

@@ -57,8 +57,8 @@ def test_the_month_of_a_label_hides_nobody_in_its_organization(roomy, organizati
     other = job_of(roomy, alice.pk, metadata={"team": "ads"})
     allow(organization, "label", "team=search", gpu_seconds_per_month=1)
 
-    assert claim() is None
     assert claim().claimed.spec.job_id == other.pk
+    assert claim() is None
     assert set(Run.objects.exclude(retry_at=None).values_list("job", flat=True)) == {job.pk for job in labelled}
     with tenant(organization=organization):
         reason = quotas.reasons_to_wait(jobs=[labelled[0]], now=db_now())[labelled[0].pk]

@@ -1,0 +1,117 @@
+"""The ranking that claims share: the same order as without it, and no run starts that may not start now."""
+
+from datetime import timedelta
+
+import pytest
+
+from apps.accounts.models import Organization
+from apps.core.database.clock import db_now
+from apps.finetuning.models import QueueRanking
+from apps.finetuning.runs import candidates, leases
+from apps.finetuning.runs.candidates import rank
+from apps.finetuning.usage import quotas
+from tests.factories.finetuning import give_credit, make_job
+
+
+@pytest.fixture
+def take(claim):
+    """Claim several runs, and return their organizations."""
+    return lambda count: [claim().claimed.spec.organization_id for _ in range(count)]
+
+
+def share_ranking(pool) -> QueueRanking:
+    """Rank the pool's holders now, for all claims to come."""
+    QueueRanking.objects.all().delete()
+    assert rank(pool_id=pool.pk)
+    QueueRanking.objects.update(kept_until=db_now() + timedelta(hours=1))
+    assert not rank(pool_id=pool.pk)
+    return QueueRanking.objects.get()
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_claims_start_the_same_runs_with_one_ranking_as_with_one_for_each(floor, rival, take, is_shared):
+    give_credit(rival)
+    quotas.set_quota(organization=rival, by="system", now=db_now(), weight=2)
+    ours, theirs = floor.organization.pk, rival.pk
+    for _ in range(3):
+        floor.job(), make_job(rival, floor.base_model)
+    if is_shared:
+        share_ranking(floor.pool)
+
+    assert take(4) == [ours, theirs, theirs, ours]
+
+
+def test_a_run_that_came_after_the_ranking_is_found_behind_its_turns(floor, rival, take):
+    give_credit(rival)
+    floor.job(), floor.job()
+    share_ranking(floor.pool)
+    make_job(rival, floor.base_model)
+
+    assert take(3) == [floor.organization.pk, floor.organization.pk, rival.pk]
+
+
+def test_a_holder_whose_listed_turns_were_all_taken_stays_in_the_ranking(floor, rival, take, monkeypatch):
+    """Else others would start before it until the next ranking, and no machine would be kept for its large run."""
+    monkeypatch.setattr(candidates, "_IN_ORDER", candidates._IN_ORDER.replace("LIMIT %(limit)s", "LIMIT 0"))
+    give_credit(rival)
+    floor.job(), floor.job()
+    ranking = share_ranking(floor.pool)
+    QueueRanking.objects.update(
+        holders=ranking.holders[:1], organizations=ranking.organizations[:1], numbers=[-1], served=[0], rooms=[None]
+    )
+
+    assert take(2) == [floor.organization.pk] * 2
+
+
+def test_a_claim_that_needs_several_looks_at_the_ranking_misses_no_run(floor, rival, claim, monkeypatch):
+    monkeypatch.setattr(candidates, "_BATCHES", (1, 1, 256))
+    give_credit(rival)
+    job, theirs = floor.job(), make_job(rival, floor.base_model)
+    share_ranking(floor.pool)
+    known = {"free_gpus": 4, "free_bytes": None, "base_models": None, "now": db_now()}
+
+    looks = list(candidates.list_candidates(worker=floor.worker, **known))
+
+    found = [[each.run_id for each in look] for look in looks]
+    ours, others = job.runs.get().pk, theirs.runs.get().pk
+    assert found == [[ours], [], [others], [ours, others]]
+
+
+@pytest.mark.parametrize("change", ["suspended", "limited", "alone"])
+def test_what_changed_since_the_ranking_counts_for_what_may_start(floor, rival, claim, change):
+    give_credit(rival)
+    floor.job(), make_job(rival, floor.base_model)
+    share_ranking(floor.pool)
+    first = Organization.objects.filter(pk=floor.organization.pk)
+    if change == "suspended":
+        first.update(suspended_at=db_now())
+    elif change == "limited":
+        quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=0)
+    else:  # its runs count for another share holder from now on
+        first.update(has_own_share=True)
+
+    assert claim().claimed.spec.organization_id == rival.pk
+
+
+def test_a_ranking_that_no_claim_renewed_in_time_is_not_used(floor, rival, take, monkeypatch):
+    give_credit(rival)
+    floor.job(), make_job(rival, floor.base_model)
+    ranking = share_ranking(floor.pool)
+    monkeypatch.setattr(leases, "rank", lambda **_: False)  # as if another claim were about to
+    swapped = {name: getattr(ranking, name)[::-1] for name in ("holders", "organizations")}
+    QueueRanking.objects.update(**swapped, kept_until=db_now() - timedelta(seconds=2))
+
+    assert take(2) == [floor.organization.pk, rival.pk]
+
+
+def test_a_ranking_lists_turns_and_is_kept_for_a_millisecond_of_each_holder(floor, rival):
+    give_credit(rival)
+    floor.job(), floor.job(), make_job(rival, floor.base_model)
+
+    assert rank(pool_id=floor.pool.pk)
+
+    ranking = QueueRanking.objects.get()
+    assert list(zip(ranking.holders, ranking.numbers, strict=True)) == [
+        (floor.organization.share_holder, 1), (rival.share_holder, -1), (floor.organization.share_holder, -2),
+    ]  # fmt: skip
+    assert ranking.kept_until - ranking.made_at == timedelta(milliseconds=2)
