@@ -10,6 +10,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
+from apps.core.database.keyset import first_rows
 from apps.core.database.read_times import counted_read
 
 MIN_CHARACTERS = 2
@@ -39,7 +40,7 @@ class HitKind:
     def find(self, words: list[str]) -> list[Hit]:
         """Return the first rows that contain every word, each in any of the fields, in the order of `rows`."""
         with counted_read():
-            found = list(with_words(self.rows, words, self.fields)[:_SHOWN])
+            found = first_rows(with_words(self.rows, words, self.fields), _SHOWN)
         return [self.show(row) for row in found]
 
 
