@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 from django.contrib.postgres.aggregates import BoolOr
-from django.db.models import Case, F, FloatField, Q, Sum, Value, When
+from django.db.models import Case, FloatField, Q, Sum, Value, When
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce, NullIf
 
@@ -258,19 +258,16 @@ def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str]]:
     The work is in seconds, by pool and by the number of GPUs that it needs. The database sums it, because thousands of
     runs may wait.
     """
-    # From the begin of training to its end, and with download and start-up, which a run that has made a step is past.
     training, whole = (
-        Coalesce(Cast(KeyTextTransform(name, "job__estimate"), FloatField()), 0.0)
-        for name in ("train_seconds_p50", "run_seconds_p50")
+        Cast(KeyTextTransform(name, "job__estimate"), FloatField()) for name in ("train_seconds_p50", "run_seconds_p50")
     )
     done = Coalesce(Cast("job__step", FloatField()) / NullIf("job__total_steps", Value(0)), 0.0)
-    beside = Case(When(Q(job__step=0) & Q(whole__gt=0), then=F("whole") - F("training")), default=0.0)
+    # Before its first step, a run needs download and start-up too. Each look at an estimate takes its time.
+    left = Case(When(job__step=0, then=Coalesce(NullIf(whole, Value(0.0)), training)), default=training * (1.0 - done))
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     queues: set[str] = set()
-    runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).annotate(training=training, whole=whole)
-    sums = runs.values_list("pool_id", "job__gpu_count").annotate(
-        seconds=Sum(F("training") * (1.0 - done) + beside), waits=BoolOr(Q(status=RunStatus.QUEUED))
-    )
+    runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list("pool_id", "job__gpu_count")
+    sums = runs.annotate(seconds=Sum(left, default=0.0), waits=BoolOr(Q(status=RunStatus.QUEUED)))
     for pool_id, gpu_count, seconds, waits in sums:
         ahead[pool_id][gpu_count] = seconds
         if waits:
