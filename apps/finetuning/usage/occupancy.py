@@ -59,7 +59,7 @@ def jobs_on(*, workers: Collection[str]) -> dict[str, list[str]]:
             *joined.values_list(Coalesce("run__leased_at", "run__created_at"), "worker_id", "run__job_id"),
         ]
     ):
-        found[worker_id].append(job_id)
+        found[str(worker_id)].append(str(job_id))
     return found
 
 

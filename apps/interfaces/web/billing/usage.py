@@ -290,7 +290,7 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
     if table == "models":
         return [
             (use.subject, use.requests, use.input_tokens, use.output_tokens, csv_usd(use.cost_nano))
-            for use in list_uses(organization=organization, **days)
+            for use in list_uses(organization=organization, first=period.first, last=period.last)
             if use.subject != STORED
         ]
     if table == "ledger":
