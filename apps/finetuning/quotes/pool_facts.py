@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
-from django.contrib.postgres.aggregates import BoolOr
-from django.db.models import Case, FloatField, Q, Sum, Value, When
+from django.db.models import Case, Count, FloatField, Q, Sum, Value, When
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce, NullIf
 
@@ -24,12 +23,12 @@ from apps.contracts.runs import Method
 from apps.core.database.tenancy import system
 from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
-from apps.finetuning.lifecycle import RUN_ACTIVE, RunStatus
-from apps.finetuning.models import GpuPool, Run, ThroughputProbe, Worker, WorkerKind
-from apps.finetuning.usage.occupancy import leased_gpus
+from apps.finetuning.lifecycle import RUN_ACTIVE, RUN_HOLDING_LEASE, RunStatus
+from apps.finetuning.models import GpuPool, Run, RunMember, ThroughputProbe, Worker, WorkerKind
 from apps.finetuning.usage.offers import read_offer
 
 _SHOWN_SHAPES = 40
+_TAKEN = ("run__job__gpu_count", "run__job__node_count")  # by each machine of a group: its share of the GPUs
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
 
 
@@ -146,7 +145,7 @@ _recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by ba
 def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datetime.datetime) -> OpenPools:
     pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration", "capacity").order_by("name")
     with system():  # the queue is shared: other tenants' work counts, but only sums are shown
-        (ahead, queues), leased = _work_ahead(Q(pool__is_open=True)), leased_gpus()
+        ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
     workers = _live_workers(base_model, now, leased)
     return OpenPools(
         pools=tuple(pools),
@@ -199,7 +198,7 @@ def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 def seconds_ahead(*, pool: GpuPool) -> float:
     """Return the estimated GPU-seconds of remaining work of the pool's waiting and running runs."""
     with system():
-        ahead, _ = _work_ahead(Q(pool=pool))
+        ahead, _, _ = _work_ahead(Q(pool=pool))
     return sum(gpus * seconds for gpus, seconds in ahead[pool.pk].items())
 
 
@@ -252,11 +251,11 @@ def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[
     return {(probe.pool_id, probe.method): probe for probe in newest}
 
 
-def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str]]:
-    """Return the work of the waiting and running runs that the caller sees, and the pools in which runs wait.
+def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dict[str, int]]:
+    """Return the work of waiting and running runs, the pools in which runs wait, and the leased GPUs by worker.
 
-    The work is in seconds, by pool and by the number of GPUs that it needs. The database sums it, because thousands of
-    runs may wait.
+    The caller sees all tenants. The work is in seconds, by pool and by the number of GPUs that it needs. The database
+    sums it, because thousands of runs may wait.
     """
     training, whole = (
         Cast(KeyTextTransform(name, "job__estimate"), FloatField()) for name in ("train_seconds_p50", "run_seconds_p50")
@@ -266,13 +265,26 @@ def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str]]:
     left = Case(When(job__step=0, then=Coalesce(NullIf(whole, Value(0.0)), training)), default=training * (1.0 - done))
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     queues: set[str] = set()
-    runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).values_list("pool_id", "job__gpu_count")
-    sums = runs.annotate(seconds=Sum(left, default=0.0), waits=BoolOr(Q(status=RunStatus.QUEUED)))
-    for pool_id, gpu_count, seconds, waits in sums:
-        ahead[pool_id][gpu_count] = seconds
-        if waits:
+    leased: dict[str, int] = defaultdict(int)
+    runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE)
+    sums = runs.values_list("pool_id", "worker_id", "job__gpu_count", "job__node_count").annotate(
+        seconds=Sum(left, default=0.0),
+        waiting=Count("pk", filter=Q(status=RunStatus.QUEUED)),
+        held=Count("pk", filter=Q(status__in=RUN_HOLDING_LEASE)),
+    )
+    has_groups = False
+    for pool_id, worker_id, gpu_count, node_count, seconds, waiting, held in sums:
+        ahead[pool_id][gpu_count] += seconds
+        if waiting:
             queues.add(pool_id)
-    return ahead, queues
+        if held:
+            leased[str(worker_id)] += held * (gpu_count // node_count)
+            has_groups |= node_count > 1
+    if has_groups:
+        joined = RunMember.objects.filter(run__status__in=RUN_HOLDING_LEASE, left_at=None)
+        for worker_id, gpu_count, node_count in joined.values_list("worker_id", *_TAKEN):
+            leased[worker_id] += gpu_count // node_count
+    return ahead, queues, leased
 
 
 def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:

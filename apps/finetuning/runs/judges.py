@@ -14,7 +14,6 @@ from apps.adapters.queries import get_version_by_name, list_versions
 from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.contracts.worker_api import JudgeAccess
-from apps.core.database.keyset import first_rows
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.leases import Lease, lock_run
@@ -29,7 +28,7 @@ _PARAM = "evaluation.grader"
 def list_judges(*, organization: Organization | str) -> list[tuple[str, str]]:
     """Return the models that may judge, name and label: the served base models, then the newest versions."""
     bases = [(model.name, model.display_name) for model in list_base_models(only_installed=True)]
-    versions = first_rows(list_versions(organization=organization).exclude(status__in=_SILENT), _VERSIONS_OFFERED)
+    versions = list_versions(organization=organization).exclude(status__in=_SILENT)[:_VERSIONS_OFFERED]
     return [
         *bases,
         *((version.model_name, f"{version.adapter.name}, {version.label}") for version in versions),
