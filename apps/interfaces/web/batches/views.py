@@ -19,7 +19,6 @@ from apps.batches.models import Batch
 from apps.batches.operations import cancel_batch
 from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.core.database.keyset import first_rows
 from apps.core.errors import NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
@@ -64,7 +63,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "has_live": any(batch.status in ACTIVE for batch in page.rows),
     }
     if not request.htmx:
-        newest = next(iter(first_rows(list_versions(organization=request.organization), 1)), None)
+        newest = list_versions(organization=request.organization).first()
         context["samples"] = batch_samples(model=newest.model_name if newest else "…")
     return render_list(request, "batches/list.html", page, context)
 

@@ -15,7 +15,6 @@ from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
-from apps.core.database.keyset import first_rows
 from apps.interfaces.web.help.pages import PAGES, Audience, HelpPage, address_of, find_page, read_page
 from apps.interfaces.web.help.reference import api_groups
 from apps.interfaces.web.help.search import search
@@ -83,7 +82,7 @@ def calls_as_html(language: str) -> str:
 def _models(organization: Organization) -> tuple[str, str]:
     """Return the model to ask, the newest of the organization's own if there is one, and a base model to train."""
     base = list_base_models(only_installed=True).first()
-    newest = next(iter(first_rows(list_versions(organization=organization), 1)), None)
+    newest = list_versions(organization=organization).first()
     base_name = base.name if base else ""
     return (newest.model_name if newest else base_name), base_name
 

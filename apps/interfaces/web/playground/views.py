@@ -22,7 +22,6 @@ from apps.catalog.pricing import MILLION
 from apps.catalog.queries import inference_sku, list_active_prices, list_base_models
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
-from apps.core.database.keyset import first_rows
 from apps.core.errors import DomainError
 from apps.core.messages.translation import later
 from apps.core.money import rated
@@ -154,7 +153,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
         ModelOption(name=model.name, label=model.display_name, base_name=model.name, prices=prices[model.pk])
         for model in models
     ]
-    versions = first_rows(list_versions(organization=organization), _ADAPTERS_OFFERED)
+    versions = list(list_versions(organization=organization)[:_ADAPTERS_OFFERED])
     states = serving_states(versions=versions)
     adapters = [
         ModelOption(

@@ -100,7 +100,7 @@ def _attention(organization: Organization, now: datetime.datetime) -> dict[str, 
 
 
 def _adapters(organization: Organization) -> dict[str, object]:
-    versions = first_rows(list_adapters(organization=organization), _SHOWN)
+    versions = list(list_adapters(organization=organization)[:_SHOWN])
     states = serving_states(versions=versions)
     made_by = find_jobs_of_adapters(organization=organization, versions=versions)
     return {

@@ -2,7 +2,6 @@
 
 from django.utils.translation import gettext
 
-from apps.core.database.keyset import first_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest
@@ -10,7 +9,7 @@ from apps.interfaces.web.wizard.plan import Plan, StepContext
 
 
 def dataset_context(request: OrganizationRequest, plan: Plan) -> StepContext:
-    versions = first_rows(list_versions(organization=plan.organization, purpose="fine-tune").defer("errors"), 200)
+    versions = list(list_versions(organization=plan.organization, purpose="fine-tune").defer("errors")[:200])
     ready = [version for version in versions if version.status == DatasetVersionStatus.READY]
     chosen = plan.draft.get("dataset") or (ready[0].pk if ready else "")
     return StepContext(

@@ -5,7 +5,6 @@ from django.utils.translation import gettext
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Method
-from apps.core.database.keyset import first_rows
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 
@@ -48,7 +47,7 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
             "base": version.adapter.base_model.display_name,
             "made": version.created_at,
         }
-        for version in first_rows(list_versions(organization=plan.organization), _CONTINUED_SHOWN)
+        for version in list_versions(organization=plan.organization)[:_CONTINUED_SHOWN]
         if version.method != Method.FULL
     ]
     if plan.start and plan.start.start_from.name and all(one["name"] != chosen for one in found):
