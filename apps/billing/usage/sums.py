@@ -16,6 +16,7 @@ from django.db.models.functions import Cast, Coalesce, NullIf, TruncDay, TruncHo
 from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
 from apps.billing.models import KeyLabel, LineKind
 from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
+from apps.billing.usage.storage import STORED
 from apps.billing.usage.traffic import Step
 from apps.core.database.clock import begin_of_day
 
@@ -62,6 +63,15 @@ class SubjectUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UseSums:
+    """The use of all models, and what storage cost; both include usage that is not charged yet."""
+
+    requests: int
+    models_nano: int
+    storage_nano: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSums:
     """How many jobs and conversions were charged, and what they cost."""
 
@@ -90,8 +100,10 @@ class Forecast:
     expected_nano: int
 
 
-def list_uses(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[SubjectUse]:
-    """Return the use of each model and of storage between these UTC days, both included, the most expensive first."""
+def list_uses(
+    *, organization: Organization | str, first: datetime.date, last: datetime.date, most: int | None = None
+) -> list[SubjectUse]:
+    """Return the use of each model and of storage between these UTC days, both included, the `most` expensive first."""
     rows = used_series(key_of(organization), first, last).values_list("subject")
     sums = rows.annotate(
         requests=Sum("request_count", filter=_INPUT, default=0),
@@ -107,8 +119,18 @@ def list_uses(*, organization: Organization | str, first: datetime.date, last: d
             output_tokens=int(output_tokens),
             cost_nano=int(cost_nano),
         )
-        for subject, requests, input_tokens, output_tokens, cost_nano in sums.order_by("-cost_nano", "subject")
+        for subject, requests, input_tokens, output_tokens, cost_nano in sums.order_by("-cost_nano", "subject")[:most]
     ]
+
+
+def sum_uses(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> UseSums:
+    """Return the sums of what `list_uses` returns without a limit."""
+    sums = used_series(key_of(organization), first, last).aggregate(
+        requests=Sum("request_count", filter=_INPUT, default=0),
+        models_nano=Sum(_RATED, filter=~Q(subject=STORED), default=0),
+        storage_nano=Sum(_RATED, filter=Q(subject=STORED), default=0),
+    )
+    return UseSums(**{name: int(value) for name, value in sums.items()})
 
 
 def sum_jobs(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> JobSums:

@@ -99,6 +99,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "apps.core.http.compression.CompressPages",
     "apps.core.http.asgi.RequestIdMiddleware",
     "apps.core.http.statement_limits.RefuseStoppedStatements",
     "apps.core.http.origin.OriginMiddleware",

@@ -10,6 +10,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
+from apps.core.database.keyset import first_rows
 from apps.core.database.read_times import counted_read
 
 MIN_CHARACTERS = 2
@@ -39,14 +40,28 @@ class HitKind:
     def find(self, words: list[str]) -> list[Hit]:
         """Return the first rows that contain every word, each in any of the fields, in the order of `rows`."""
         with counted_read():
-            found = list(with_words(self.rows, words, self.fields)[:_SHOWN])
+            found = first_rows(with_words(self.rows, words, self.fields), _SHOWN)
         return [self.show(row) for row in found]
 
 
 def with_words(rows: QuerySet[_Row], words: Iterable[str], fields: Sequence[str]) -> QuerySet[_Row]:
     """Return the rows that contain every word, each in any of the fields."""
-    each = (reduce(or_, (Q(**{f"{field}__icontains": word}) for field in fields)) for word in words)
+    each = (reduce(or_, (_containing(rows.model, field, word) for field in fields)) for word in words)
     return rows.filter(reduce(and_, each, Q()))
+
+
+def _containing(model: type[Model], field: str, word: str) -> Q:
+    """Return the condition that a field, of the rows or of related ones, contains a word.
+
+    Related rows are matched on their own. Joined, all rows would be read before the first is found: see `first_rows`.
+    """
+    relation, _, rest = field.partition("__")
+    if not rest:
+        return Q(**{f"{field}__icontains": word})
+    related = model._meta.get_field(relation).related_model
+    assert isinstance(related, type)
+    found = related._default_manager.filter(_containing(related, rest, word))
+    return Q(**{f"{relation}__in": found.values("pk")})
 
 
 def render_hits(request: HttpRequest, kinds: list[HitKind], *, prefix: str) -> HttpResponse:

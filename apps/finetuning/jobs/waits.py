@@ -19,6 +19,7 @@ from apps.finetuning.runs.queue_order import queue_order, queue_positions
 from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import reasons_to_wait
 
+_READ = ("gpu_count", "node_count", "step", "total_steps", "estimate")  # of jobs that hold machines
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
 
 
@@ -193,12 +194,13 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     positions = queue_positions(pool=pool, runs=waiting, now=now)
     last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
     order = queue_order(pool=pool, now=now, limit=last) if last else []
-    led = Run.objects.filter(pool=pool, status__in=RUN_HOLDING_LEASE).select_related("job")
-    joined = RunMember.objects.filter(run__pool=pool, run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    held = [(str(run.worker_id), run.job) for run in led]
-    held += [(str(member.worker_id), member.run.job) for member in joined.select_related("run__job")]
-    live = {worker.pk for worker in workers}
-    return _Floor(pool, workers, [each for each in held if each[0] in live], order, positions)
+    live = [worker.pk for worker in workers]
+    led = Run.objects.filter(worker__in=live, status__in=RUN_HOLDING_LEASE).select_related("job")
+    joined = RunMember.objects.filter(worker__in=live, run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    held = [(str(run.worker_id), run.job) for run in led.only("worker", *(f"job__{name}" for name in _READ))]
+    places = joined.select_related("run__job").only("worker", *(f"run__job__{name}" for name in _READ))
+    held += [(str(place.worker_id), place.run.job) for place in places]
+    return _Floor(pool, workers, held, order, positions)
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:

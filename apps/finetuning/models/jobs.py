@@ -225,8 +225,14 @@ class FineTuningJob(OrganizationModel):
             ),
         ]
         indexes = [
-            models.Index(fields=["organization", "-created_at", "-id"], name="job_newest"),
+            # A search reads the organization's jobs in this order, and what it looks at from the index alone.
+            models.Index(
+                fields=["organization", "-created_at", "-id"],
+                include=["suffix", "training_file", "base_model"],
+                name="job_newest",
+            ),
             models.Index(fields=["-created_at", "-id"], name="job_newest_of_all"),
+            models.Index(fields=["organization", "-cost_nano", "-id"], name="job_dearest"),
             # Few jobs are open: searches among them, of one organization or of all, read this small index.
             models.Index(
                 fields=["status", "created_at", "id", "organization"],

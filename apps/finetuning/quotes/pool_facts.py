@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
-from django.contrib.postgres.expressions import ArraySubquery
-from django.db.models import Case, OuterRef, Q, Value, When
+from django.db.models import Case, Count, FloatField, Q, Sum, Value, When
+from django.db.models.fields.json import KeyTextTransform
+from django.db.models.functions import Cast, Coalesce, NullIf
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import regions_of
@@ -23,11 +24,12 @@ from apps.contracts.runs import Method
 from apps.core.database.tenancy import system
 from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
-from apps.finetuning.lifecycle import RUN_ACTIVE, RunStatus
+from apps.finetuning.lifecycle import RUN_ACTIVE, RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, RunMember, ThroughputProbe, Worker, WorkerKind
 from apps.finetuning.usage.offers import read_offer
 
 _SHOWN_SHAPES = 40
+_TAKEN = ("run__job__gpu_count", "run__job__node_count")  # by each machine of a group: its share of the GPUs
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
 
 
@@ -148,7 +150,8 @@ _recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by ba
 
 def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datetime.datetime) -> OpenPools:
     pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration", "capacity").order_by("name")
-    ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
+    with system():  # the queue is shared: other tenants' work counts, but only sums are shown
+        ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
     workers = _live_workers(base_model, now, leased)
     return OpenPools(
         pools=tuple(pools),
@@ -200,7 +203,8 @@ def list_shape_probes(*, pool: GpuPool) -> list[ThroughputProbe]:
 
 def seconds_ahead(*, pool: GpuPool) -> float:
     """Return the estimated GPU-seconds of remaining work of the pool's waiting and running runs."""
-    ahead, _, _ = _work_ahead(Q(pool=pool))
+    with system():
+        ahead, _, _ = _work_ahead(Q(pool=pool))
     return sum(gpus * seconds for gpus, seconds in ahead[pool.pk].items())
 
 
@@ -256,27 +260,36 @@ def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[
 def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dict[str, int]]:
     """Return the work of waiting and running runs, the pools in which runs wait, and the leased GPUs by worker.
 
-    The work is in seconds, by pool and by the number of GPUs that it needs.
+    The caller sees all tenants. The work is in seconds, by pool and by the number of GPUs that it needs. The database
+    sums it, because thousands of runs may wait.
     """
+    training, whole = (
+        Cast(KeyTextTransform(name, "job__estimate"), FloatField()) for name in ("train_seconds_p50", "run_seconds_p50")
+    )
+    done = Coalesce(Cast("job__step", FloatField()) / NullIf("job__total_steps", Value(0)), 0.0)
+    # Before its first step, a run needs download and start-up too. Each look at an estimate takes its time.
+    left = Case(When(job__step=0, then=Coalesce(NullIf(whole, Value(0.0)), training)), default=training * (1.0 - done))
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     queues: set[str] = set()
     leased: dict[str, int] = defaultdict(int)
-    joined = ArraySubquery(RunMember.objects.filter(run=OuterRef("pk"), left_at=None).values("worker_id"))
-    with system():  # the queue is shared: other tenants' work counts, but only the sum is shown
-        runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE).annotate(joined=joined).values_list(
-            "pool_id", "job__gpu_count", "job__step", "job__total_steps", "job__estimate__train_seconds_p50",
-            "job__estimate__run_seconds_p50", "status", "job__node_count", "worker_id", "joined",
-        )  # fmt: skip
-        for pool_id, gpu_count, step, total_steps, training, whole, status, node_count, *workers in runs:
-            if status == RunStatus.QUEUED:
-                queues.add(pool_id)
-            else:
-                first, others = workers
-                for worker_id in (first, *others):
-                    leased[worker_id] += gpu_count // node_count
-            done = step / total_steps if total_steps else 0.0
-            beside = (whole or 0.0) - (training or 0.0) if whole and not step else 0.0  # download and start-up
-            ahead[pool_id][gpu_count] += (training or 0.0) * (1.0 - done) + beside
+    runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE)
+    sums = runs.values_list("pool_id", "worker_id", "job__gpu_count", "job__node_count").annotate(
+        seconds=Sum(left, default=0.0),
+        waiting=Count("pk", filter=Q(status=RunStatus.QUEUED)),
+        held=Count("pk", filter=Q(status__in=RUN_HOLDING_LEASE)),
+    )
+    has_groups = False
+    for pool_id, worker_id, gpu_count, node_count, seconds, waiting, held in sums:
+        ahead[pool_id][gpu_count] += seconds
+        if waiting:
+            queues.add(pool_id)
+        if held:
+            leased[str(worker_id)] += held * (gpu_count // node_count)
+            has_groups |= node_count > 1
+    if has_groups:
+        joined = RunMember.objects.filter(run__status__in=RUN_HOLDING_LEASE, left_at=None)
+        for worker_id, gpu_count, node_count in joined.values_list("worker_id", *_TAKEN):
+            leased[worker_id] += gpu_count // node_count
     return ahead, queues, leased
 
 

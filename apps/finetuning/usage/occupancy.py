@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from django.db import models
 from django.db.models import Case, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
-from django.db.models.functions import Greatest, Least
+from django.db.models.functions import Coalesce, Greatest, Least
 
 from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
@@ -58,17 +58,18 @@ def leased_gpus(*, workers: Collection[str] | None = None) -> dict[str, int]:
     return {worker_id: held.gpus for worker_id, held in held_of(workers=workers).items()}
 
 
-def runs_on(*, workers: Collection[str]) -> dict[str, list[Run]]:
-    """Return the runs that hold GPUs of each worker, the oldest first."""
+def jobs_on(*, workers: Collection[str]) -> dict[str, list[str]]:
+    """Return the ids of the jobs whose runs hold GPUs of each worker, the run that was leased first at the front."""
     led = Run.objects.filter(worker__in=workers, status__in=RUN_HOLDING_LEASE)
     joined = RunMember.objects.filter(worker__in=workers, run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    found: dict[str, list[Run]] = defaultdict(list)
-    for run in led:
-        found[str(run.worker_id)].append(run)
-    for member in joined.select_related("run"):
-        found[member.worker_id].append(member.run)
-    for runs in found.values():
-        runs.sort(key=lambda run: (run.leased_at or run.created_at, run.pk))
+    found: dict[str, list[str]] = defaultdict(list)
+    for _, worker_id, job_id in sorted(
+        [
+            *led.values_list(Coalesce("leased_at", "created_at"), "worker_id", "job_id"),
+            *joined.values_list(Coalesce("run__leased_at", "run__created_at"), "worker_id", "run__job_id"),
+        ]
+    ):
+        found[str(worker_id)].append(str(job_id))
     return found
 
 

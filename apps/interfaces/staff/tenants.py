@@ -22,7 +22,7 @@ from apps.billing.books.credit_requests import list_requests
 from apps.billing.budgets import month_of
 from apps.billing.queries import get_balance, get_balances, get_spending
 from apps.core.database.clock import db_now
-from apps.core.database.keyset import read_page
+from apps.core.database.keyset import first_rows, read_page
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
 from apps.datasets.queries import list_versions
@@ -205,7 +205,7 @@ def organization(request: HttpRequest, organization_id: str) -> HttpResponse:
         "people": list(list_members(organization=tenant)),
         "key_count": list_keys(organization=tenant).filter(revoked_at=None).count(),
         "dataset_count": list_versions(organization=tenant).count(),
-        "jobs": list(list_jobs(organization=tenant)[:_NEWEST_JOBS]),
+        "jobs": first_rows(list_jobs(organization=tenant), _NEWEST_JOBS),
         "requests": list(list_requests(organization=tenant)[:_NEWEST_REQUESTS]),
     }
     return render(request, "staff/tenants/organization.html", context)

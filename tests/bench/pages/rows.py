@@ -135,7 +135,10 @@ def _copy_jobs(made: dict[str, Any], size: Size) -> None:
         made["organization"], count=size.organizations - 1, id=numbered("org_"), slug="'tenant-' || number",
         name="'Tenant ' || number", has_own_share="true",
     )  # fmt: skip
-    copy_rows(made["worker"], count=WORKERS, id=numbered("worker_"), credential_sha256="lpad(number::text, 64, '0')")
+    copy_rows(
+        made["worker"], count=WORKERS, id=numbered("worker_"), credential_sha256="lpad(number::text, 64, '0')",
+        last_seen_at="now() + interval '1 day'",
+    )  # fmt: skip
     copy_rows(
         made["job"], count=count, id=numbered("ftjob-"), organization_id=owner, created_at=at, queued_at=at,
         started_at=at, finished_at=ended, suffix="'bot-' || number", billed_gpu_ms="mod(number, 1000) * 1000",
@@ -316,6 +319,7 @@ def _places(made: dict[str, Any]) -> dict[str, str]:
         "worker": f"worker_{1:026}",
         "job": f"ftjob-{number:026}",
         "live": jobs.filter(status="running")[0].pk,
+        "queued": jobs.filter(status="queued").reverse()[0].pk,
         "deep": jobs[jobs.count() // 2].pk,
         "version": f"adpv_{number:026}",
         "file": made["file"].pk,

@@ -24,8 +24,8 @@ STAFF = (
 )  # fmt: skip
 MEMBER = (
     "/", "/jobs", "/jobs?after={deep}", "/jobs?status=paused", "/jobs?status=failed", "/jobs?sort=cost",
-    "/jobs/{live}", "/adapters", "/datasets", "/datasets/{file}", "/usage", "/usage?days=90", "/usage/traffic",
-    "/invoices", "/budgets", "/keys", "/members", "/batches", "/notifications", "/organization",
+    "/jobs/{live}", "/jobs/{queued}", "/adapters", "/datasets", "/datasets/{file}", "/usage", "/usage?days=90",
+    "/usage/traffic", "/invoices", "/budgets", "/keys", "/members", "/batches", "/notifications", "/organization",
     "/organization/audit",
 )  # fmt: skip
 PARTIALS = (
@@ -99,8 +99,22 @@ def explain(statements: Statements) -> None:
                 sys.stderr.write("\n".join(line for (line,) in cursor.fetchall()) + "\n")
 
 
-def main() -> None:
+def _prepare() -> None:
+    """Do what the web process does before it serves requests."""
     django.setup()
+    import apps.config.urls  # noqa: F401
+    from apps.config.startup import guard_roles, share_interpreter
+    from apps.contracts.struct import prepare_types
+    from apps.core.http.garbage import spare_lasting_objects
+
+    guard_roles()
+    share_interpreter()
+    prepare_types()
+    spare_lasting_objects()
+
+
+def main() -> None:
+    _prepare()
     places = json.loads(Path(sys.argv[1]).read_text())
     pages, partials, statements = measure(places, int(sys.argv[2]))
     if "explain" in sys.argv[3:]:

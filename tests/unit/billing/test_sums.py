@@ -13,12 +13,14 @@ from apps.billing.usage.spending import Spend, list_spending, sum_by
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.sums import (
     Group,
+    UseSums,
     forecast_month,
     list_job_charges,
     list_uses,
     sum_by_group,
     sum_jobs,
     sum_training,
+    sum_uses,
     sum_uses_by_day,
 )
 from apps.catalog.models import PriceRule
@@ -111,7 +113,11 @@ def test_each_sum_is_that_of_the_lines(spent: str, first: datetime.date, last: d
     uses, sums = list_uses(**days), sum_jobs(**days)
 
     assert {use.subject: use.cost_nano for use in uses} == sum_by(metered, lambda line: line.subject)
-    assert uses == sorted(uses, key=lambda use: -use.cost_nano)
+    assert uses == sorted(uses, key=lambda use: -use.cost_nano) and list_uses(**days, most=2) == uses[:2]
+    stored = sum(use.cost_nano for use in uses if use.subject == STORED)
+    models_nano = sum(use.cost_nano for use in uses) - stored
+    requests = sum(use.requests for use in uses)
+    assert sum_uses(**days) == UseSums(requests=requests, models_nano=models_nano, storage_nano=stored)
     inputs = [line for line in metered if line.sku.startswith("inference:input:")]
     outputs = [line for line in metered if line.sku.startswith("inference:output:")]
     assert sum(use.requests for use in uses) == sum(line.requests for line in inputs)

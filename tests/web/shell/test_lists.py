@@ -5,6 +5,8 @@ import re
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import ApiKey, Membership, SavedView, User
@@ -154,3 +156,16 @@ def test_the_views_of_a_member_go_with_them(organization, alice, bob) -> None:
     remove_member(organization=organization, membership_id=membership.pk, by=alice, now=db_now())
 
     assert not SavedView.objects.exists()
+
+
+@pytest.mark.parametrize("query", ["", "?q=demo", "?sort=cost"])
+def test_a_list_chooses_its_rows_before_it_joins_related_ones(query, floor, client_for, bob) -> None:
+    """Joined first, all jobs of a large organization were read: row-level security misleads PostgreSQL's estimates."""
+    job, client = floor.job(), client_for(bob)
+
+    with CaptureQueriesContext(connection) as captured:
+        page = text(client, f"/jobs{query}")
+
+    choosing = [each["sql"] for each in captured if each["sql"].endswith(f"LIMIT {listing.PAGE_ROWS + 1}")]
+    assert len(choosing) == 1 and " JOIN " not in choosing[0]
+    assert f"/jobs/{job.pk}" in page

@@ -1,6 +1,9 @@
 """The frame of pages that belong to no organization: errors and the operator console show the reader's own one."""
 
+import gzip
+
 import pytest
+from django.test import Client
 
 from tests.factories.accounts import make_organization
 from tests.support.pages import text
@@ -41,3 +44,17 @@ def test_the_chosen_organization_stays_chosen_on_the_console(organization, clien
     client.post("/organization/switch", {"organization": second.pk})
 
     assert '<span class="trunc">Second</span><span class="ms-auto' in text(client.get("/staff/pools"))
+
+
+def test_pages_are_compressed_for_browsers_and_other_answers_are_not(organization, bob):
+    client = Client()  # reads no content
+    client.force_login(bob)
+    asked = {"Accept-Encoding": "gzip, br"}
+
+    page = client.get("/jobs", headers=asked)
+    table = client.get("/jobs", headers=asked | {"HX-Request": "true", "HX-Target": "jobs"})
+    plain, file = client.get("/jobs"), client.get("/jobs/export", headers=asked)
+
+    assert [each.get("Content-Encoding") for each in (page, table, plain, file)] == ["gzip", "gzip", None, None]
+    assert "Accept-Encoding" in page["Vary"] and int(page["Content-Length"]) == len(page.content)
+    assert b"<h1" in gzip.decompress(page.content) and len(page.content) < len(plain.content) / 4

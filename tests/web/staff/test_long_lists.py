@@ -6,7 +6,7 @@ import pytest
 
 from apps.billing.books.credit_requests import request_credit
 from apps.core.database.clock import db_now
-from apps.finetuning.models import FineTuningJob, Run, RunMember
+from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.interfaces.staff.money import books, payments
 from apps.payments.models import CardDispute, CardRefund, ReconciliationDifference, TopUp
 from tests.factories.accounts import make_organization, make_user
@@ -103,3 +103,22 @@ def test_a_worker_shows_the_runs_that_it_led_and_those_that_it_joined(console, f
     page = text(console, f"/staff/workers/{other.pk}")
 
     assert f"/staff/jobs/{joined.pk}" in page and f"/staff/jobs/{led.pk}" not in page
+
+
+def test_the_workers_of_a_pool_are_listed_25_a_page_with_their_jobs(console, floor, claim) -> None:
+    job = floor.job()
+    claim()
+    copy_rows(
+        Worker.objects.get(), count=30, id=numbered("worker_"), credential_sha256="lpad(number::text, 64, '0')",
+        created_at="now() + number * interval '1 minute'",
+    )  # fmt: skip
+    listed = list(Worker.objects.order_by("created_at").values_list("pk", flat=True))
+
+    def shown(query: str) -> list[str]:
+        page = console.get(f"/staff/pools/{floor.pool.pk}{query}")
+        return [each["worker"].pk for each in page.context["members"]]
+
+    first = text(console, f"/staff/pools/{floor.pool.pk}")
+    assert shown("") == listed[:25] and f"?after={listed[24]}" in first
+    assert first.count(f"/staff/jobs/{job.pk}") == 1  # of the worker that holds it
+    assert shown(f"?after={listed[24]}") == listed[25:] and shown(f"?before={listed[25]}") == listed[:25]

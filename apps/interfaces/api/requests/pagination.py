@@ -10,7 +10,7 @@ import msgspec
 from django.db.models import Model, QuerySet
 from msgspec import Meta
 
-from apps.core.database.keyset import Order, beyond, find_place
+from apps.core.database.keyset import Order, beyond, find_place, first_rows
 from apps.core.database.read_times import counted_read
 from apps.core.database.search import with_words
 from apps.core.errors import InvalidValue
@@ -81,7 +81,7 @@ def take(
     if most_bytes is not None:
         return _take_bytes(query.limit, rows.order_by(*order), most_bytes)
     with counted_read():
-        found = list(rows.order_by(*order)[: query.limit + 1])
+        found = first_rows(rows.order_by(*order), query.limit + 1)
     return found[: query.limit], len(found) > query.limit
 
 
@@ -122,7 +122,7 @@ def merged_page(query: PageQuery, sources: Sequence[Source], *, is_descending: b
         rows = source.rows if last is None else beyond(source.rows, last, order)
         most = min(limit, source.most)
         with counted_read():
-            fetched = list(rows.order_by(*order)[: most + 1])
+            fetched = first_rows(rows.order_by(*order), most + 1)
         found += [(row.listed_at, row.listed_id, row, source.render) for row in fetched[:most]]
         ends += [(row.listed_at, row.listed_id) for row in fetched[most:]]  # rows beyond this one are unknown
     found.sort(key=itemgetter(0, 1), reverse=is_descending)

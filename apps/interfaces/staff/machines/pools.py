@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Aggregate, Count, Min, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
@@ -18,6 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.catalog.models import PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.outbox import list_failing
 from apps.core.money import usd_to_nano
@@ -30,12 +32,13 @@ from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.settings import list_recent_nodes
 from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
-from apps.finetuning.usage.occupancy import runs_on
+from apps.finetuning.usage.occupancy import jobs_on
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import NewPoolForm, PoolEditForm, WorkerTokenForm
 from apps.interfaces.staff.machines.capacity_form import CapacityForm, capacity_form_of
 
 _SESSION_COMMAND = "admission_command"
+_WORKERS_SHOWN = 25
 _REPLICA_PORT = 8003  # as in deploy/compose.yaml
 
 
@@ -88,7 +91,7 @@ def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_view
 def detail(request: HttpRequest, pool_id: str) -> HttpResponse:
-    """Show one pool with its workers; a POST edits it."""
+    """Show one pool with a page of its workers; a POST edits it."""
     pool = get_object_or_404(queries.list_pools(), pk=pool_id)
     if request.method != "POST":
         return show_pool(request, pool)
@@ -226,8 +229,8 @@ def show_pool(
 ) -> HttpResponse:
     """Answer with the pool's page, and those of its forms that were refused."""
     shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
-    workers = list(queries.list_workers(pool=pool))
-    runs = runs_on(workers=[worker.pk for worker in workers])
+    page = read_page(queries.list_workers(pool=pool), request.GET, order=("created_at", "id"), size=_WORKERS_SHOWN)
+    jobs = jobs_on(workers=[worker.pk for worker in page.rows])
     context: dict[str, object] = vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "form": form or _edit_form(pool),
@@ -236,7 +239,9 @@ def show_pool(
         "nodes": list_recent_nodes(pool=pool),
         "token_form": token_form or WorkerTokenForm(),
         "command": shown[1] if shown else "",
-        "members": [{"worker": worker, "runs": runs[worker.pk]} for worker in workers],
+        "members": [{"worker": worker, "jobs": jobs[worker.pk]} for worker in page.rows],
+        "previous": f"?{urlencode(page.previous)}" if page.previous else "",
+        "next": f"?{urlencode(page.next)}" if page.next else "",
         "probes": newest_probes(pool=pool),
     }
     return render(request, "staff/machines/pool.html", context, status=status)

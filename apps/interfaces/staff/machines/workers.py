@@ -18,7 +18,7 @@ from apps.core.messages.translation import later
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import JobEvent, Run, RunMember, Worker, WorkerKind
 from apps.finetuning.pools import operations
-from apps.finetuning.usage.occupancy import runs_on, seconds_between
+from apps.finetuning.usage.occupancy import jobs_on, seconds_between
 from apps.interfaces.staff.access import operator_id, operator_view
 
 _SHOWN = 50
@@ -99,7 +99,7 @@ def _effect_of(worker: Worker) -> str:
         return gettext("Its credential is revoked already.")
     if worker.kind == WorkerKind.REPLICA:
         return gettext("It gets no more requests. Adapters that no other replica has loaded stop answering.")
-    held = len(runs_on(workers=[worker.pk])[worker.pk])
+    held = len(jobs_on(workers=[worker.pk])[worker.pk])
     if not held:
         return gettext("It works on no job.")
     return ngettext(

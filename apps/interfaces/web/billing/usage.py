@@ -32,6 +32,7 @@ from apps.billing.usage.sums import (
     sum_by_group,
     sum_jobs,
     sum_training,
+    sum_uses,
     sum_uses_by_day,
 )
 from apps.billing.usage.traffic import list_hourly_costs
@@ -119,7 +120,8 @@ def show(request: OrganizationRequest) -> HttpResponse:
     group = _group(request)
     period = _period(request, now)
     organization, days = request.organization, {"first": period.first, "last": period.last}
-    uses = list_uses(organization=organization, **days)
+    used = sum_uses(organization=organization, **days)
+    uses = list_uses(organization=organization, **days, most=_SHOWN + 2)  # one of them may be storage
     models = [use for use in uses if use.subject != STORED]
     charged = sum_jobs(organization=organization, **days)
     jobs = _by_job(organization, list_job_charges(organization=organization, **days, most=_JOBS_SHOWN))
@@ -141,13 +143,13 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "forecast_share": min(100, forecast.expected_nano * 100 // budget.limit_nano) if budget else 0,
         "balance": get_balance(organization=organization),
         "charged": charged,
-        "inference_nano": sum(model.cost_nano for model in models),
-        "storage_nano": sum(use.cost_nano for use in uses if use.subject == STORED),
-        "requests": sum(model.requests for model in models),
+        "inference_nano": used.models_nano,
+        "storage_nano": used.storage_nano,
+        "requests": used.requests,
         "models": [(model_label(model.subject), model) for model in models[:_SHOWN]],
         "has_more_models": len(models) > _SHOWN,
         "jobs": jobs,
-        "plot": _plot(organization, period, uses),
+        "plot": _plot(organization, period, models, has_storage=bool(used.storage_nano)),
         "groups": [(f"?{period.query(by=name)}#by", title, name == group) for name, title in _GROUPS.items()],
         "group": _GROUPS[group],
         "group_word": _GROUP_WORDS[group],
@@ -225,10 +227,11 @@ def _by_job(organization: Organization, charges: Sequence[JobCharges]) -> list[J
     ]
 
 
-def _plot(organization: Organization, period: Period, uses: Sequence[SubjectUse]) -> day_charts.Days:
+def _plot(
+    organization: Organization, period: Period, uses: Sequence[SubjectUse], *, has_storage: bool
+) -> day_charts.Days:
     """Return the chart of the spending by day, or by hour that of jobs and requests, which alone are counted so."""
-    models = [use.subject for use in uses if use.subject != STORED]
-    shown = {name: model_label(name) for name in models[:_SERIES_SHOWN]}
+    shown = {use.subject: model_label(use.subject) for use in uses[:_SERIES_SHOWN]}
     days = {"first": period.first, "last": period.last}
     amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     form, length = ("%-d %b %H:00", _HOUR) if period.step == "hour" else ("%-d %b", 24 * _HOUR)
@@ -240,13 +243,13 @@ def _plot(organization: Organization, period: Period, uses: Sequence[SubjectUse]
             organization=organization, since=period.since, until=period.until, model_names=list(shown)
         )
     else:
-        if len(models) < len(uses):
+        if has_storage:
             shown[STORED] = STORED
         used = sum_uses_by_day(organization=organization, **days, subjects=list(shown))
     for begin, subject, nano in used:
         amounts[f"{begin:{form}}"][shown.get(subject, _OTHER)] += nano
     begins = [period.since + length * number for number in range((period.until - period.since) // length)]
-    names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(models) > _SERIES_SHOWN else [])]
+    names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(uses) > _SERIES_SHOWN else [])]
     return day_charts.stacked_days(
         [(words, dict(amounts[words])) for words in (f"{begin:{form}}" for begin in begins)], series=names
     )
@@ -300,7 +303,7 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
     if table == "models":
         return [
             (use.subject, use.requests, use.input_tokens, use.output_tokens, csv_usd(use.cost_nano))
-            for use in list_uses(organization=organization, **days)
+            for use in list_uses(organization=organization, first=period.first, last=period.last)
             if use.subject != STORED
         ]
     if table == "ledger":

@@ -19,6 +19,7 @@ from apps.billing.queries import get_balance, get_spending, has_used_an_adapter
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import begin_of_day, db_now
+from apps.core.database.keyset import first_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_unusable, list_versions
@@ -47,7 +48,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         step = {"may_train": may_train} | _start(request.organization, may_train)
         return _answer(request, "#train-step", step)
     jobs, now = list_jobs(organization=request.organization), db_now()
-    shown = list(jobs.filter(status__in=JOB_OPEN)[:_SHOWN])
+    shown = first_rows(jobs.filter(status__in=JOB_OPEN), _SHOWN)
     waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=now)
     running = [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
     context: dict[str, object] = {"running": running, "may_train": may_train}
@@ -85,11 +86,16 @@ def _attention(organization: Organization, now: datetime.datetime) -> dict[str, 
     """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
     since = now - _RECENT
     jobs = list_jobs(organization=organization)
-    failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since, dismissed_at=None)[:_SHOWN]
+    failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since, dismissed_at=None)
+    paused = jobs.filter(status=JobStatus.PAUSED)
+    unusable = list_unusable(organization=organization).filter(created_at__gte=since)
     return {
-        "failed": [{"job": job, "title": title_of(job), "again_url": Draft.of_job(job).url()} for job in failed],
-        "paused": [_progress(job) for job in jobs.filter(status=JobStatus.PAUSED)[:_SHOWN]],
-        "invalid_files": list_unusable(organization=organization).filter(created_at__gte=since)[:_SHOWN],
+        "failed": [
+            {"job": job, "title": title_of(job), "again_url": Draft.of_job(job).url()}
+            for job in first_rows(failed, _SHOWN)
+        ],
+        "paused": [_progress(job) for job in first_rows(paused, _SHOWN)],
+        "invalid_files": first_rows(unusable, _SHOWN),
     }
 
 
@@ -106,7 +112,7 @@ def _adapters(organization: Organization) -> dict[str, object]:
 
 def _start(organization: Organization, may_train: bool) -> dict[str, object]:
     """Return what is left to do until a model of the organization's own has answered; nothing is left afterwards."""
-    jobs = list(list_jobs(organization=organization)[: _STARTED + 1])
+    jobs = first_rows(list_jobs(organization=organization), _STARTED + 1)
     if len(jobs) > _STARTED or has_used_an_adapter(organization=organization):
         return {"start": None}
     files = list_versions(organization=organization, purpose="fine-tune")

@@ -16,7 +16,7 @@ from apps.finetuning.pools import operations
 from apps.finetuning.runs import leases, members
 from apps.finetuning.runs.leases import Lease, StaleLease
 from apps.finetuning.usage import quotas
-from apps.finetuning.usage.occupancy import held_of, runs_on
+from apps.finetuning.usage.occupancy import held_of, jobs_on
 from tests.factories.finetuning import TrainingSetup, make_worker
 from tests.support.attempts import Attempt, charged, held_since
 
@@ -97,8 +97,7 @@ def test_a_group_forms_with_the_claim_that_completes_it(machines):
 
     assert Run.objects.get(job=job).status == "leased"
     assert {pk: held.gpus for pk, held in held_of().items()} == {worker.pk: 1 for worker in machines.workers[:3]}
-    runs = runs_on(workers=[worker.pk for worker in machines.workers])
-    assert {pk: [run.pk for run in held] for pk, held in runs.items()} == {key: [led.spec.run_id] for key in held_of()}
+    assert jobs_on(workers=[worker.pk for worker in machines.workers]) == {key: [job.pk] for key in held_of()}
     joined = [machines.claim(number) for number in (0, 1)]
     assert {answer.lease_id for answer in joined} == {led.lease_id}
     places = [answer.spec.group for answer in (led, *joined)]
