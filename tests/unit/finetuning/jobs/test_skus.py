@@ -46,7 +46,9 @@ def test_pools_of_one_gpu_type_are_told_apart() -> None:
     assert names == ["Training on CPU, pool one", "Training on CPU, pool two", "training:gone"]
 
 
-@pytest.mark.parametrize("sku", ["training:gone", "inference:input:listed", "inference:input:listed:batch", "inference:cached:tiny", "x", ""])
+@pytest.mark.parametrize(
+    "sku", ["training:gone", "inference:input:listed", "inference:input:listed:batch", "inference:cached:tiny", "x", ""]
+)
 def test_what_does_not_exist_gets_no_price(sku: str, organization: Organization) -> None:
     make_base_model("tiny")
     make_listed_model("listed")
