@@ -14,7 +14,6 @@ from django.views.decorators.http import require_http_methods
 
 from apps.accounts.roles import Permission
 from apps.billing.queries import get_balance
-from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on
 from apps.interfaces.web.evals.criteria_forms import CriteriaForms
@@ -172,7 +171,6 @@ def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms
 
 def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> None:
     """Create the runs, each with its price for a limit."""
-    now = db_now()
     for each in price.runs:
         operations.create_run(
             evaluated=evaluated,
@@ -182,7 +180,6 @@ def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> N
             metadata={},
             cost_limit_nano=each.quote.highest_cost_nano,
             by=request.membership.user_id,
-            now=now,
         )
 
 
