@@ -52,6 +52,10 @@ def is_listening(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
+def broker_url(address: str, role: str) -> str:
+    return f"redis+socket://anneal_{role}:{role}-password@{address}"
+
+
 def connect(address: str, user: str | None, password: str | None) -> redis.Redis:
     return redis.Redis(unix_socket_path=address, username=user, password=password, retry=Retry(NoBackoff(), 0))
 
@@ -101,12 +105,12 @@ def test_a_trainer_takes_from_its_queue_only(address: str) -> None:
 
 
 def test_the_trainers_own_settings_take_a_doorbell_with_that_access(address: str, tmp_path: Path) -> None:
-    with Connection(f"redis+socket://anneal_control:control-password@{address}") as control:
+    with Connection(broker_url(address, "control")) as control:
         control.transport_options = celery.conf.broker_transport_options
         celery.send_task("train.wake", queue="train.gpu", connection=control)
     environment = {
         "PATH": "/usr/bin:/bin",
-        "CELERY_BROKER_URL": f"redis+socket://anneal_trainer:trainer-password@{address}",
+        "CELERY_BROKER_URL": broker_url(address, "trainer"),
         "ANNEAL_BROKER_KEY_PREFIX": "anneal:",
         "ANNEAL_INTERNAL_URL": "http://127.0.0.1:1",
         "ANNEAL_WORK_DIR": str(tmp_path),
