@@ -22,7 +22,7 @@ ME = "/api/v1/me"
 def test_a_key_speaks_for_its_organization(key: IssuedKey, organization: Organization, api_client: ApiClient) -> None:
     body = api_client(key).get(ME).json()
 
-    assert body["organization"] == {"id": organization.pk, "name": "Acme", "slug": "acme"}
+    assert body["organization"] == {"id": organization.pk, "name": "Acme", "slug": "acme", "regions": None}
     assert body["key"]["id"] == key.key.pk
 
 

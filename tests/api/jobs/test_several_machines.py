@@ -86,7 +86,7 @@ def test_a_failed_job_is_started_again_on_as_many_machines(post, body) -> None:
         Run.objects.filter(job=job).update(status="cancelled", finished_at=db_now())
         fail_job(job=job, code=FailureCode.INTERNAL_ERROR, message="", now=db_now())
 
-    again = retry_job(job=FineTuningJob.objects.get(pk=job.pk), by="user_1", now=db_now())
+    again = retry_job(job=FineTuningJob.objects.get(pk=job.pk), by=job.created_by, now=db_now())
 
     assert (again.gpu_count, again.node_count) == (8, 2)
 
