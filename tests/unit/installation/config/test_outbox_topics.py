@@ -49,9 +49,12 @@ def _calls(path: Path, function: ast.FunctionDef) -> Iterator[tuple[str, str, fr
             continue
         if isinstance(payload, ast.Name):
             payload = local.get(payload.id)
-        if isinstance(topic, ast.Constant) and isinstance(payload, ast.Dict):
-            keys = frozenset(key.value for key in payload.keys if isinstance(key, ast.Constant))
-            yield f"{path.relative_to(APPS)}:{node.lineno}", str(topic.value), keys
+        if not isinstance(payload, ast.Dict):
+            continue
+        keys = frozenset(key.value for key in payload.keys if isinstance(key, ast.Constant))
+        for each in (topic.body, topic.orelse) if isinstance(topic, ast.IfExp) else (topic,):
+            if isinstance(each, ast.Constant):
+                yield f"{path.relative_to(APPS)}:{node.lineno}", str(each.value), keys
 
 
 PUBLISHED = sorted(published(), key=lambda call: call[0])
