@@ -83,14 +83,14 @@ def test_agent_reloads_everything_into_the_next_engine_and_then_clears_old_files
 
 
 def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
-    """The engine stands still from the first token until the door has closed, so that nothing ends by itself."""
+    """The engine stands still until the door has closed, so that nothing ends by itself."""
     engine_core = replica.wait_for_title("VLLM::EngineCor").pid
     body = {"model": GOOD, "prompt": "My card", "stream": True} | ENDLESS | {"max_tokens": 64}
-    with ThreadPoolExecutor(1) as threads, replica.http.stream("POST", "/v1/completions", json=body) as answer:
-        chunks = answer.iter_raw()
-        next(chunks)
-        os.kill(engine_core, signal.SIGSTOP)
+    os.kill(engine_core, signal.SIGSTOP)
+    with ThreadPoolExecutor(2) as threads:
         try:
+            answer = threads.submit(replica.http.post, "/v1/completions", json=body)
+            wait_until(lambda: count_requests(replica.paths.socket) == 1, "the request")
             with replica.plane.keeping_not_ready_waiting():
                 replica.agent.send_signal(signal.SIGTERM)
                 wait_until(lambda: not replica.plane.observed[-1].is_ready, "the report")
@@ -105,9 +105,8 @@ def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica
             assert is_closed(replica)  # and stays so
         finally:
             os.kill(engine_core, signal.SIGCONT)
-        rest = b"".join(chunks)
 
-    assert rest.endswith(b"data: [DONE]\n\n")
+    assert answer.result().content.endswith(b"data: [DONE]\n\n")
     assert late.result().json()["choices"][0]["finish_reason"] == "length"
     assert replica.agent.wait(60) == 0
 
