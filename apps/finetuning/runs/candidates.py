@@ -27,17 +27,19 @@ _LOOKED_AT = 256  # runs, by one claim: of more holders than claim at once
 # A claim looks at so many runs of the ranking at a time: other claims seldom have locked all of the first ones.
 _BATCHES = (16, 64, _LOOKED_AT)
 _TURNS = 512  # of a ranking: more than claims take while it is kept
+_TURNS_OF_EACH = 16  # at most
 _KEPT_FOR_EACH, _KEPT_AT_MOST = "1 millisecond", "250 milliseconds"
 _TOO_OLD = "1 second"  # after its end, a ranking is not used while another claim makes a new one
 
 # --- The ranking ------------------------------------------------------------------------------------------------------
 
-# A turn after the first counts as many GPUs as the oldest run of the holder. The last one that is listed has a negative
-# number: it stays, so that no holder disappears whose turns were all taken.
+# A turn after the first counts as many GPUs as the oldest run of the holder. All holders have as many turns, whatever
+# they have queued: what they queue later comes in its turn. The last one has a negative number and stays, so that no
+# holder disappears whose turns were all taken.
 _RANK = f"""
     {HOLDERS.replace("%(now)s::timestamptz", "statement_timestamp()")}
     , turning AS (
-        SELECT loads.*, turn.number, turn.number = counted.turns AS is_last, gpu_limit - held + held_here AS room,
+        SELECT loads.*, turn.number, turn.number = counted.turns + 1 AS is_last, gpu_limit - held + held_here AS room,
             CASE WHEN turn.number = 1 THEN load ELSE (use + (turn.number - 1) * coalesce(oldest.gpus, 1)) / weight END
                 AS place
         FROM loads
@@ -48,10 +50,10 @@ _RANK = f"""
                 AND run.status = '{RunStatus.QUEUED}'
             ORDER BY run.created_at, run.id LIMIT 1
         ) oldest ON true
-        CROSS JOIN LATERAL (
-            SELECT least(queued, greatest(2, {_TURNS} / (SELECT count(*) FROM loads)))::integer AS turns
+        CROSS JOIN (
+            SELECT least({_TURNS_OF_EACH}, greatest(2, {_TURNS} / nullif(count(*), 0) - 1))::integer AS turns FROM loads
         ) counted
-        CROSS JOIN LATERAL generate_series(1, counted.turns) AS turn(number)
+        CROSS JOIN LATERAL generate_series(1, counted.turns + 1) AS turn(number)
         WHERE gpu_limit IS NULL OR held < gpu_limit
     )
     INSERT INTO finetuning_queueranking AS ranking

@@ -54,13 +54,40 @@ def test_a_holder_whose_listed_turns_were_all_taken_stays_in_the_ranking(floor, 
     """Else others would start before it until the next ranking, and no machine would be kept for its large run."""
     monkeypatch.setattr(candidates, "_IN_ORDER", candidates._IN_ORDER.replace("LIMIT %(limit)s", "LIMIT 0"))
     give_credit(rival)
-    floor.job(), floor.job()
+    quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=4)
+    floor.job(), floor.job(), floor.job()
     ranking = share_ranking(floor.pool)
     QueueRanking.objects.update(
-        holders=ranking.holders[:1], organizations=ranking.organizations[:1], numbers=[-1], served=[0], rooms=[None]
-    )
+        holders=ranking.holders[:1] * 2, organizations=ranking.organizations[:1] * 2, numbers=[1, -2],
+        served=[0, 0], rooms=[None, None],
+    )  # fmt: skip
 
-    assert take(2) == [floor.organization.pk] * 2
+    assert take(3) == [floor.organization.pk] * 3
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_runs_that_came_after_the_ranking_take_turns_with_those_of_others(floor, rival, take, is_shared):
+    """Else a holder could wait until it comes first with one run, and then start many."""
+    give_credit(rival)
+    ours, theirs = floor.organization.pk, rival.pk
+    floor.job(), make_job(rival, floor.base_model), make_job(rival, floor.base_model)
+    if is_shared:
+        share_ranking(floor.pool)
+    floor.job(), floor.job()
+
+    assert take(4) == [ours, theirs, ours, theirs]
+
+
+def test_each_holder_has_as_many_turns_and_the_one_that_stays_is_its_last(floor, rival):
+    give_credit(rival)
+    floor.job(), make_job(rival, floor.base_model)
+
+    ranking = share_ranking(floor.pool)
+
+    for organization in (floor.organization, rival):
+        turns = zip(ranking.holders, ranking.numbers, strict=True)
+        numbers = [number for holder, number in turns if holder == organization.share_holder]
+        assert numbers == [*range(1, 17), -17]
 
 
 def test_a_claim_that_needs_several_looks_at_the_ranking_misses_no_run(floor, rival, claim, monkeypatch):
@@ -111,7 +138,7 @@ def test_a_ranking_lists_turns_and_is_kept_for_a_millisecond_of_each_holder(floo
     assert rank(pool_id=floor.pool.pk)
 
     ranking = QueueRanking.objects.get()
-    assert list(zip(ranking.holders, ranking.numbers, strict=True)) == [
-        (floor.organization.share_holder, 1), (rival.share_holder, -1), (floor.organization.share_holder, -2),
+    assert list(zip(ranking.holders, ranking.numbers, strict=True))[:3] == [
+        (floor.organization.share_holder, 1), (rival.share_holder, 1), (floor.organization.share_holder, 2),
     ]  # fmt: skip
     assert ranking.kept_until - ranking.made_at == timedelta(milliseconds=2)
