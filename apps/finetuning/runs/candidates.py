@@ -178,7 +178,8 @@ _IN_TURN = f"""
             AND {MAY_START} LIMIT 1
     ) paying
     CROSS JOIN LATERAL ({_found("turn.room - live.held")}) found
-    WHERE turn.place > %(after)s ORDER BY turn.place, found.created_at, found.id LIMIT %(limit)s
+    WHERE turn.place > %(after)s AND found.id <> ALL(%(seen)s::text[])
+    ORDER BY turn.place, found.created_at, found.id LIMIT %(limit)s
 """  # noqa: S608 - constants
 # The runs of all holders in their order now. `loads` is in order, so that the limit can end this search early, too.
 _IN_ORDER = f"""
@@ -189,6 +190,7 @@ _IN_ORDER = f"""
     ) loads
     JOIN waiting ON waiting.holder = loads.holder
     CROSS JOIN LATERAL ({_found("waiting.gpu_limit - loads.held")}) found
+    WHERE found.id <> ALL(%(seen)s::text[])
     ORDER BY loads.load, found.created_at, found.id LIMIT %(limit)s
 """  # noqa: S608 - constants
 # The first of the candidates that no other transaction has locked, and whether its holder's limits were locked as well.
@@ -238,7 +240,8 @@ def list_candidates(
     """Yield runs of the worker's pool in the order they should start: the oldest suitable ones of each organization.
 
     First those of the turns of the ranking; then, if the caller goes on, those of all holders, as they are ordered now.
-    None of them passes its limit of concurrent GPUs, or an allowance of them. `free_bytes` None allows any host memory.
+    No run comes twice, and no more than `_LOOKED_AT` come in all: the caller locks and checks each. None passes its
+    limit of concurrent GPUs, or an allowance of them. `free_bytes` None allows any host memory.
     """
     known = {
         "free": free_gpus,
@@ -249,15 +252,18 @@ def list_candidates(
         "is_partly_used": free_gpus < worker.gpu_count or free_bytes is not None,
         "overtaken_until": now - OVERTAKEN_AT_MOST,
     }
-    after, seen = 0, set[str]()
-    for limit in _BATCHES:
-        rows = fetch(_IN_TURN, worker.pool_id, now, after=after, limit=limit, **known)
-        yield [Candidate(*row[:-1]) for row in rows if row[0] not in seen]
-        if len(rows) < limit:
+    after, seen = 0, list[str]()
+    for batch in _BATCHES:
+        limit = min(batch, _LOOKED_AT - len(seen))
+        rows = fetch(_IN_TURN, worker.pool_id, now, after=after, seen=seen, limit=limit, **known)
+        yield [Candidate(*row[:-1]) for row in rows]
+        seen += [row[0] for row in rows]
+        if len(rows) < limit or len(seen) == _LOOKED_AT:
             break
-        after, seen = rows[-1][-1] - 1, {row[0] for row in rows}  # the last turn may have more runs
-    rows = fetch(_IN_ORDER, worker.pool_id, now, limit=_LOOKED_AT, **known)
-    yield [Candidate(*row) for row in rows]
+        after = rows[-1][-1] - 1  # the last turn may have more runs
+    if rest := _LOOKED_AT - len(seen):
+        rows = fetch(_IN_ORDER, worker.pool_id, now, seen=seen, limit=rest, **known)
+        yield [Candidate(*row) for row in rows]
 
 
 def lock_first(candidates: Sequence[Candidate]) -> tuple[int, bool] | None:

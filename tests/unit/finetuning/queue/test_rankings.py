@@ -90,18 +90,18 @@ def test_each_holder_has_as_many_turns_and_the_one_that_stays_is_its_last(floor,
         assert numbers == [*range(1, 17), -17]
 
 
-def test_a_claim_that_needs_several_looks_at_the_ranking_misses_no_run(floor, rival, claim, monkeypatch):
+@pytest.mark.parametrize(("looked_at", "expected"), [(256, [["ours"], ["theirs"], [], []]), (1, [["ours"]])])
+def test_several_looks_miss_no_run_and_repeat_none_up_to_their_limit(floor, rival, monkeypatch, looked_at, expected):
     monkeypatch.setattr(candidates, "_BATCHES", (1, 1, 256))
+    monkeypatch.setattr(candidates, "_LOOKED_AT", looked_at)
     give_credit(rival)
-    job, theirs = floor.job(), make_job(rival, floor.base_model)
+    names = {floor.job().runs.get().pk: "ours", make_job(rival, floor.base_model).runs.get().pk: "theirs"}
     share_ranking(floor.pool)
     known = {"free_gpus": 4, "free_bytes": None, "base_models": None, "now": db_now()}
 
     looks = list(candidates.list_candidates(worker=floor.worker, **known))
 
-    found = [[each.run_id for each in look] for look in looks]
-    ours, others = job.runs.get().pk, theirs.runs.get().pk
-    assert found == [[ours], [], [others], [ours, others]]
+    assert [[names[each.run_id] for each in look] for look in looks] == expected
 
 
 @pytest.mark.parametrize("change", ["suspended", "limited", "alone"])
