@@ -1,16 +1,18 @@
 """The runs that a claim may take, in the order of the queue, from a ranking that many claims share.
 
 To rank all holders takes as long as the rest of a claim, or longer. So one claim ranks for the next ones, too
-(`QueueRanking`): for a millisecond for each holder, and a quarter of a second at most. A ranking lists turns. The
-second turn of a holder has the place that it would have once its first run has started. So claims that share a ranking
-start runs in the order in which each of them would have ranked alone. What changes otherwise counts with the next
-ranking: new holders, ended runs, weights. Only the order may be that old. A claim reads all that decides if a run may
-start, and it checks the limits again under their lock.
+(`QueueRanking`): for a millisecond for each holder, for a twentieth of a second at least and a quarter at most. A
+ranking lists turns. The second turn of a holder has the place that it would have once its first run has started. So
+claims that share a ranking start runs in the order in which each of them would have ranked alone. What changes
+otherwise counts with the next ranking: new holders, ended runs, weights. Only the order may be that old. A claim reads
+all that decides if a run may start, and it checks the limits again under their lock.
 """
 
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from django.conf import settings
 
 from apps.accounts.models import Organization
 from apps.core.database.prepared import fetch_prepared
@@ -58,29 +60,36 @@ _RANK = f"""
     )
     INSERT INTO finetuning_queueranking AS ranking
         (pool_id, made_at, kept_until, holders, organizations, numbers, served, rooms)
-    SELECT %(pool)s, statement_timestamp(),
-        statement_timestamp()
-            + least(interval '{_KEPT_AT_MOST}', count(*) FILTER (WHERE number = 1) * interval '{_KEPT_FOR_EACH}'),
-        array_agg(holder), array_agg(organizations), array_agg(CASE WHEN is_last THEN -number ELSE number END),
-        array_agg(served), array_agg(room)
-    FROM (SELECT * FROM turning ORDER BY place, load, holder, number LIMIT {_TURNS}) turns
+    SELECT %(pool)s, statement_timestamp(), statement_timestamp() + greatest(
+            %(kept_at_least)s::interval, least(interval '{_KEPT_AT_MOST}', listed.ranked * interval '{_KEPT_FOR_EACH}')
+        ),
+        coalesce(holders, '{{}}'), coalesce(listed.organizations, '{{}}'), coalesce(numbers, '{{}}'),
+        coalesce(listed.served, '{{}}'), coalesce(rooms, '{{}}')
+    FROM (
+        SELECT count(*) FILTER (WHERE number = 1) AS ranked, array_agg(holder) AS holders,
+            array_agg(organizations) AS organizations,
+            array_agg(CASE WHEN is_last THEN -number ELSE number END) AS numbers,
+            array_agg(served) AS served, array_agg(room) AS rooms
+        FROM (SELECT * FROM turning ORDER BY place, load, holder, number LIMIT {_TURNS}) turns
+    ) listed
     WHERE (
         SELECT NOT EXISTS (
             SELECT FROM finetuning_queueranking known
             WHERE known.pool_id = %(pool)s AND known.kept_until > statement_timestamp()
         ) AND pg_try_advisory_xact_lock(hashtextextended('ranking:' || %(pool)s, 0))
     )
-    HAVING count(*) > 0
     ON CONFLICT (pool_id) DO UPDATE SET made_at = excluded.made_at, kept_until = excluded.kept_until,
         holders = excluded.holders, organizations = excluded.organizations, numbers = excluded.numbers,
         served = excluded.served, rooms = excluded.rooms
     RETURNING true
 """  # noqa: S608 - constants
 
-# Whether a ranking needs no renewal yet: most claims ask only this.
-_IS_GOOD = """
-    SELECT true FROM finetuning_queueranking WHERE pool_id = %(pool)s AND kept_until > statement_timestamp()
-"""
+# Whether a ranking needs no renewal yet, or there is nothing to rank: most claims ask only this.
+_IS_GOOD = f"""
+    SELECT true WHERE EXISTS (
+        SELECT FROM finetuning_queueranking WHERE pool_id = %(pool)s AND kept_until > statement_timestamp()
+    ) OR NOT EXISTS (SELECT FROM finetuning_queueshare share WHERE {QUEUES})
+"""  # noqa: S608 - constants
 
 # --- What a worker can take -------------------------------------------------------------------------------------------
 
@@ -224,9 +233,13 @@ class Candidate:
 def rank(*, pool_id: str) -> bool:
     """Rank the holders of the pool unless their ranking is still good or another claim makes it; return whether it did.
 
+    It may rank none: their organizations are suspended, for example. Then the next claims need not find that out, too.
     Outside of a transaction, so that other claims see the ranking at once.
     """
-    return not fetch_prepared(_IS_GOOD, {"pool": pool_id}) and bool(fetch(_RANK, pool_id, None))
+    if fetch_prepared(_IS_GOOD, {"pool": pool_id}):
+        return False
+    kept_at_least = datetime.timedelta(seconds=settings.QUEUE_RANKING_SECONDS)
+    return bool(fetch(_RANK, pool_id, None, kept_at_least=kept_at_least))
 
 
 def list_candidates(

@@ -6,7 +6,7 @@ import pytest
 
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
-from apps.finetuning.models import QueueRanking
+from apps.finetuning.models import QueueRanking, WorkerKind
 from apps.finetuning.runs import candidates, leases
 from apps.finetuning.runs.candidates import rank
 from apps.finetuning.usage import quotas
@@ -131,7 +131,9 @@ def test_a_ranking_that_no_claim_renewed_in_time_is_not_used(floor, rival, take,
     assert take(2) == [floor.organization.pk, rival.pk]
 
 
-def test_a_ranking_lists_turns_and_is_kept_for_a_millisecond_of_each_holder(floor, rival):
+@pytest.mark.parametrize(("at_least", "expected"), [(0.0, 2), (0.05, 50)])
+def test_a_ranking_lists_turns_and_is_kept_for_a_millisecond_of_each_holder(floor, rival, settings, at_least, expected):
+    settings.QUEUE_RANKING_SECONDS = at_least
     give_credit(rival)
     floor.job(), floor.job(), make_job(rival, floor.base_model)
 
@@ -141,4 +143,38 @@ def test_a_ranking_lists_turns_and_is_kept_for_a_millisecond_of_each_holder(floo
     assert list(zip(ranking.holders, ranking.numbers, strict=True))[:3] == [
         (floor.organization.share_holder, 1), (rival.share_holder, 1), (floor.organization.share_holder, 2),
     ]  # fmt: skip
-    assert ranking.kept_until - ranking.made_at == timedelta(milliseconds=2)
+    assert ranking.kept_until - ranking.made_at == timedelta(milliseconds=expected)
+
+
+def test_a_ranking_without_a_holder_that_may_start_is_kept_and_none_is_made_of_an_empty_queue(floor, claim, settings):
+    """Else each claim would rank again, as long as all holders are suspended or at their limits."""
+    settings.QUEUE_RANKING_SECONDS = 60
+    assert not rank(pool_id=floor.pool.pk)
+    job = floor.job()
+    Organization.objects.filter(pk=floor.organization.pk).update(suspended_at=db_now())
+
+    assert rank(pool_id=floor.pool.pk)
+
+    ranking = QueueRanking.objects.get()
+    assert [ranking.holders, ranking.organizations, ranking.numbers, ranking.served, ranking.rooms] == [[]] * 5
+    assert not rank(pool_id=floor.pool.pk)
+    assert claim() is None
+    Organization.objects.filter(pk=floor.organization.pk).update(suspended_at=None)
+    assert claim().claimed.spec.job_id == job.pk
+
+
+@pytest.mark.parametrize("state", ["cordoned_at", "drain_requested_at", "kind"])
+def test_a_worker_that_takes_no_runs_ranks_nothing(floor, state):
+    floor.job()
+    setattr(floor.worker, state, WorkerKind.REPLICA if state == "kind" else db_now())
+    floor.worker.save()
+
+    assert leases.claim(worker=floor.worker, base_models=None) is None
+    assert not QueueRanking.objects.exists()
+
+
+def test_a_worker_without_free_gpus_ranks_nothing(floor):
+    floor.job()
+
+    assert leases.claim(worker=floor.worker, base_models=None, free_gpus=0) is None
+    assert not QueueRanking.objects.exists()
