@@ -35,9 +35,9 @@ _TOO_OLD = "1 second"  # after its end, a ranking is not used while another clai
 
 # --- The ranking ------------------------------------------------------------------------------------------------------
 
-# A turn after the first counts as many GPUs as the oldest run of the holder. All holders have as many turns, whatever
-# they have queued: what they queue later comes in its turn. The last one has a negative number and stays, so that no
-# holder disappears whose turns were all taken.
+# A turn after the first counts as many GPUs as the oldest run of the holder. All holders have as many turns, however
+# much they have queued: what they queue later comes in its turn. The last one has a negative number and stays, so that
+# no holder disappears whose turns were all taken.
 _RANK = f"""
     {HOLDERS.replace("%(now)s::timestamptz", "statement_timestamp()")}
     , turning AS (
