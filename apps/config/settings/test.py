@@ -13,4 +13,4 @@ OPERATOR_MFA, OPERATOR_IDLE_SECONDS = False, 0
 REPLICA_ADDRESSES = AddressRules.read(["unix:///", "127.0.0.0/8"])
 # Each process has its own cache: clearing one in Redis would empty that Redis, with the queues of all other processes.
 CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
-ESTIMATE_FACTS_SECONDS = 0.0
+ESTIMATE_FACTS_SECONDS, QUEUE_RANKING_SECONDS = 0.0, 0.0

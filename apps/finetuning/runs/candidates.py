@@ -1,16 +1,18 @@
 """The runs that a claim may take, in the order of the queue, from a ranking that many claims share.
 
 To rank all holders takes as long as the rest of a claim, or longer. So one claim ranks for the next ones, too
-(`QueueRanking`): for a millisecond for each holder, and a quarter of a second at most. A ranking lists turns. The
-second turn of a holder has the place that it would have once its first run has started. So claims that share a ranking
-start runs in the order in which each of them would have ranked alone. What changes otherwise counts with the next
-ranking: new holders, ended runs, weights. Only the order may be that old. A claim reads all that decides if a run may
-start, and it checks the limits again under their lock.
+(`QueueRanking`): for a millisecond for each holder, for a twentieth of a second at least and a quarter at most. A
+ranking lists turns. The second turn of a holder has the place that it would have once its first run has started. So
+claims that share a ranking start runs in the order in which each of them would have ranked alone. What changes
+otherwise counts with the next ranking: new holders, ended runs, weights. Only the order may be that old. A claim reads
+all that decides if a run may start, and it checks the limits again under their lock.
 """
 
 import datetime
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from django.conf import settings
 
 from apps.accounts.models import Organization
 from apps.core.database.prepared import fetch_prepared
@@ -27,17 +29,19 @@ _LOOKED_AT = 256  # runs, by one claim: of more holders than claim at once
 # A claim looks at so many runs of the ranking at a time: other claims seldom have locked all of the first ones.
 _BATCHES = (16, 64, _LOOKED_AT)
 _TURNS = 512  # of a ranking: more than claims take while it is kept
+_TURNS_OF_EACH = 16  # at most
 _KEPT_FOR_EACH, _KEPT_AT_MOST = "1 millisecond", "250 milliseconds"
 _TOO_OLD = "1 second"  # after its end, a ranking is not used while another claim makes a new one
 
 # --- The ranking ------------------------------------------------------------------------------------------------------
 
-# A turn after the first counts as many GPUs as the oldest run of the holder. The last one that is listed has a negative
-# number: it stays, so that no holder disappears whose turns were all taken.
+# A turn after the first counts as many GPUs as the oldest run of the holder. All holders have as many turns, however
+# much they have queued: what they queue later comes in its turn. The last one has a negative number and stays, so that
+# no holder disappears whose turns were all taken.
 _RANK = f"""
     {HOLDERS.replace("%(now)s::timestamptz", "statement_timestamp()")}
     , turning AS (
-        SELECT loads.*, turn.number, turn.number = counted.turns AS is_last, gpu_limit - held + held_here AS room,
+        SELECT loads.*, turn.number, turn.number = counted.turns + 1 AS is_last, gpu_limit - held + held_here AS room,
             CASE WHEN turn.number = 1 THEN load ELSE (use + (turn.number - 1) * coalesce(oldest.gpus, 1)) / weight END
                 AS place
         FROM loads
@@ -48,37 +52,44 @@ _RANK = f"""
                 AND run.status = '{RunStatus.QUEUED}'
             ORDER BY run.created_at, run.id LIMIT 1
         ) oldest ON true
-        CROSS JOIN LATERAL (
-            SELECT least(queued, greatest(2, {_TURNS} / (SELECT count(*) FROM loads)))::integer AS turns
+        CROSS JOIN (
+            SELECT least({_TURNS_OF_EACH}, greatest(2, {_TURNS} / nullif(count(*), 0) - 1))::integer AS turns FROM loads
         ) counted
-        CROSS JOIN LATERAL generate_series(1, counted.turns) AS turn(number)
+        CROSS JOIN LATERAL generate_series(1, counted.turns + 1) AS turn(number)
         WHERE gpu_limit IS NULL OR held < gpu_limit
     )
     INSERT INTO finetuning_queueranking AS ranking
         (pool_id, made_at, kept_until, holders, organizations, numbers, served, rooms)
-    SELECT %(pool)s, statement_timestamp(),
-        statement_timestamp()
-            + least(interval '{_KEPT_AT_MOST}', count(*) FILTER (WHERE number = 1) * interval '{_KEPT_FOR_EACH}'),
-        array_agg(holder), array_agg(organizations), array_agg(CASE WHEN is_last THEN -number ELSE number END),
-        array_agg(served), array_agg(room)
-    FROM (SELECT * FROM turning ORDER BY place, load, holder, number LIMIT {_TURNS}) turns
+    SELECT %(pool)s, statement_timestamp(), statement_timestamp() + greatest(
+            %(kept_at_least)s::interval, least(interval '{_KEPT_AT_MOST}', listed.ranked * interval '{_KEPT_FOR_EACH}')
+        ),
+        coalesce(holders, '{{}}'), coalesce(listed.organizations, '{{}}'), coalesce(numbers, '{{}}'),
+        coalesce(listed.served, '{{}}'), coalesce(rooms, '{{}}')
+    FROM (
+        SELECT count(*) FILTER (WHERE number = 1) AS ranked, array_agg(holder) AS holders,
+            array_agg(organizations) AS organizations,
+            array_agg(CASE WHEN is_last THEN -number ELSE number END) AS numbers,
+            array_agg(served) AS served, array_agg(room) AS rooms
+        FROM (SELECT * FROM turning ORDER BY place, load, holder, number LIMIT {_TURNS}) turns
+    ) listed
     WHERE (
         SELECT NOT EXISTS (
             SELECT FROM finetuning_queueranking known
             WHERE known.pool_id = %(pool)s AND known.kept_until > statement_timestamp()
         ) AND pg_try_advisory_xact_lock(hashtextextended('ranking:' || %(pool)s, 0))
     )
-    HAVING count(*) > 0
     ON CONFLICT (pool_id) DO UPDATE SET made_at = excluded.made_at, kept_until = excluded.kept_until,
         holders = excluded.holders, organizations = excluded.organizations, numbers = excluded.numbers,
         served = excluded.served, rooms = excluded.rooms
     RETURNING true
 """  # noqa: S608 - constants
 
-# Whether a ranking needs no renewal yet: most claims ask only this.
-_IS_GOOD = """
-    SELECT true FROM finetuning_queueranking WHERE pool_id = %(pool)s AND kept_until > statement_timestamp()
-"""
+# Whether a ranking needs no renewal yet, or there is nothing to rank: most claims ask only this.
+_IS_GOOD = f"""
+    SELECT true WHERE EXISTS (
+        SELECT FROM finetuning_queueranking WHERE pool_id = %(pool)s AND kept_until > statement_timestamp()
+    ) OR NOT EXISTS (SELECT FROM finetuning_queueshare share WHERE {QUEUES})
+"""  # noqa: S608 - constants
 
 # --- What a worker can take -------------------------------------------------------------------------------------------
 
@@ -176,7 +187,8 @@ _IN_TURN = f"""
             AND {MAY_START} LIMIT 1
     ) paying
     CROSS JOIN LATERAL ({_found("turn.room - live.held")}) found
-    WHERE turn.place > %(after)s ORDER BY turn.place, found.created_at, found.id LIMIT %(limit)s
+    WHERE turn.place > %(after)s AND found.id <> ALL(%(seen)s::text[])
+    ORDER BY turn.place, found.created_at, found.id LIMIT %(limit)s
 """  # noqa: S608 - constants
 # The runs of all holders in their order now. `loads` is in order, so that the limit can end this search early, too.
 _IN_ORDER = f"""
@@ -187,6 +199,7 @@ _IN_ORDER = f"""
     ) loads
     JOIN waiting ON waiting.holder = loads.holder
     CROSS JOIN LATERAL ({_found("waiting.gpu_limit - loads.held")}) found
+    WHERE found.id <> ALL(%(seen)s::text[])
     ORDER BY loads.load, found.created_at, found.id LIMIT %(limit)s
 """  # noqa: S608 - constants
 # The first of the candidates that no other transaction has locked, and whether its holder's limits were locked as well.
@@ -220,9 +233,13 @@ class Candidate:
 def rank(*, pool_id: str) -> bool:
     """Rank the holders of the pool unless their ranking is still good or another claim makes it; return whether it did.
 
+    It may rank none: their organizations are suspended, for example. Then the next claims need not find that out, too.
     Outside of a transaction, so that other claims see the ranking at once.
     """
-    return not fetch_prepared(_IS_GOOD, {"pool": pool_id}) and bool(fetch(_RANK, pool_id, None))
+    if fetch_prepared(_IS_GOOD, {"pool": pool_id}):
+        return False
+    kept_at_least = datetime.timedelta(seconds=settings.QUEUE_RANKING_SECONDS)
+    return bool(fetch(_RANK, pool_id, None, kept_at_least=kept_at_least))
 
 
 def list_candidates(
@@ -236,7 +253,8 @@ def list_candidates(
     """Yield runs of the worker's pool in the order they should start: the oldest suitable ones of each organization.
 
     First those of the turns of the ranking; then, if the caller goes on, those of all holders, as they are ordered now.
-    None of them passes its limit of concurrent GPUs, or an allowance of them. `free_bytes` None allows any host memory.
+    No run comes twice, and no more than `_LOOKED_AT` come in all: the caller locks and checks each. None passes its
+    limit of concurrent GPUs, or an allowance of them. `free_bytes` None allows any host memory.
     """
     known = {
         "free": free_gpus,
@@ -247,15 +265,18 @@ def list_candidates(
         "is_partly_used": free_gpus < worker.gpu_count or free_bytes is not None,
         "overtaken_until": now - OVERTAKEN_AT_MOST,
     }
-    after, seen = 0, set[str]()
-    for limit in _BATCHES:
-        rows = fetch(_IN_TURN, worker.pool_id, now, after=after, limit=limit, **known)
-        yield [Candidate(*row[:-1]) for row in rows if row[0] not in seen]
-        if len(rows) < limit:
+    after, seen = 0, list[str]()
+    for batch in _BATCHES:
+        limit = min(batch, _LOOKED_AT - len(seen))
+        rows = fetch(_IN_TURN, worker.pool_id, now, after=after, seen=seen, limit=limit, **known)
+        yield [Candidate(*row[:-1]) for row in rows]
+        seen += [row[0] for row in rows]
+        if len(rows) < limit or len(seen) == _LOOKED_AT:
             break
-        after, seen = rows[-1][-1] - 1, {row[0] for row in rows}  # the last turn may have more runs
-    rows = fetch(_IN_ORDER, worker.pool_id, now, limit=_LOOKED_AT, **known)
-    yield [Candidate(*row) for row in rows]
+        after = rows[-1][-1] - 1  # the last turn may have more runs
+    if rest := _LOOKED_AT - len(seen):
+        rows = fetch(_IN_ORDER, worker.pool_id, now, seen=seen, limit=rest, **known)
+        yield [Candidate(*row) for row in rows]
 
 
 def lock_first(candidates: Sequence[Candidate]) -> tuple[int, bool] | None:
