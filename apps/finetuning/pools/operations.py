@@ -90,7 +90,7 @@ def edit_pool(
     changes |= _spot(interruptions_per_hour) | _policy(price_policy, firm_factor)
     for name, value in changes.items():
         setattr(pool, name, value)
-    pool.save(update_fields=list(changes))
+    pool.save(update_fields=list(changes))  # waits for enrolments, so that the next line finds their replicas
     Replica.objects.filter(worker__pool=pool).update(region_id=region)
     audit.record(
         organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot,
