@@ -7,6 +7,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
+from apps.accounts.queries import regions_of
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
 from apps.datasets.lifecycle import DatasetVersionStatus
@@ -55,10 +56,28 @@ def find_jobs_of_adapters(
 
 def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
     """Return the file that the version, or the checkpoint it was, learned from; None if that is deleted."""
-    run, checkpoint = (model.objects.filter(pk=version.source).values("job") for model in (Run, Checkpoint))
-    jobs = FineTuningJob.objects.filter(Q(pk__in=run) | Q(pk__in=checkpoint))
     files = list_versions(organization=version.organization_id)
-    return files.filter(jobs__in=jobs, status=DatasetVersionStatus.READY).first()
+    return files.filter(jobs__in=_makers(version), status=DatasetVersionStatus.READY).first()
+
+
+def find_project_id(*, version: AdapterVersion) -> str | None:
+    """Return the project of the job that made the version or its checkpoint; None if no job did."""
+    return _makers(version).values_list("project_id", flat=True).first()
+
+
+def _makers(version: AdapterVersion) -> QuerySet[FineTuningJob]:
+    run, checkpoint = (model.objects.filter(pk=version.source).values("job") for model in (Run, Checkpoint))
+    jobs = FineTuningJob.objects.for_organization(version.organization_id)
+    return jobs.filter(Q(pk__in=run) | Q(pk__in=checkpoint))
+
+
+def find_region_obstacle(*, organization: Organization | str) -> str:
+    """Return why no pool may do the organization's work, "" if one may."""
+    regions = regions_of(organization=organization)
+    if regions is None or GpuPool.objects.filter(region__in=regions).exists():
+        return ""
+    text = gettext("No pool is in a region that your organization may use: %(regions)s.")
+    return text % {"regions": ", ".join(regions)}
 
 
 def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:

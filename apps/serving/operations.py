@@ -150,9 +150,9 @@ def register_replica(
 ) -> tuple[Replica, str]:
     """Add an engine that serves the base model with adapters, or one whole model alone.
 
-    Returns the replica with the token that its proxy expects of the gateway. It is in the region of its worker's pool.
-    Its address is fixed here; an operator must accept it unless the settings name it. Raises InvalidValue for an
-    address that no replica may have.
+    Returns the replica with the token that its proxy expects of the gateway. It is in the region of its worker's pool,
+    which the enrolment locked in the same transaction. Its address is fixed here; an operator must accept it unless the
+    settings name it. Raises InvalidValue for an address that no replica may have.
     """
     is_accepted = _check_address(url)
     token = secrets.token_urlsafe(32)

@@ -6,14 +6,13 @@ be cancelled.
 """
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.db import transaction
 from django.db.models import Sum
 from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
-from apps.accounts.queries import regions_of
 from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import attribution_of_actor
@@ -32,7 +31,8 @@ from apps.core.messages.translation import translated
 from apps.core.money import dollars, rated, usd_decimal
 from apps.datasets.intake.versions import lock_storage
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
-from apps.finetuning.models import Conversion, GpuPool
+from apps.finetuning.models import Conversion
+from apps.finetuning.queries import find_project_id, find_region_obstacle
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
 from apps.finetuning.usage.storage import left_bytes
 
@@ -189,11 +189,8 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
 
 def _why_elsewhere(version: AdapterVersion) -> InvalidState | None:
     """Return why no pool may convert the version; None if one may."""
-    regions = regions_of(organization=version.organization_id)
-    if regions is None or GpuPool.objects.filter(region__in=regions).exists():
-        return None
-    text = gettext("No pool is in a region that your organization may use: %(regions)s.")
-    return InvalidState(text % {"regions": ", ".join(regions)}, param="model", code="region_refused")
+    obstacle = find_region_obstacle(organization=version.organization_id)
+    return InvalidState(obstacle, param="model", code="region_refused") if obstacle else None
 
 
 def _require_room(organization: Organization, wanted_bytes: int, now: datetime.datetime) -> None:
@@ -218,7 +215,10 @@ def _require_room(organization: Organization, wanted_bytes: int, now: datetime.d
 
 
 def _hold(conversion: Conversion) -> str:
-    """Hold the price; return the hold's id."""
+    """Hold the price, under the project of the job that made the version; return the hold's id."""
+    whose = attribution_of_actor(organization=conversion.organization, by=conversion.created_by, labels={})
+    if project_id := find_project_id(version=conversion.version):
+        whose = replace(whose, project_id=project_id)
     try:
         held = hold(
             organization=conversion.organization,
@@ -227,7 +227,7 @@ def _hold(conversion: Conversion) -> str:
             amount_nano=conversion.price_nano,
             by=conversion.created_by,
             idempotency_key=f"hold:{conversion.pk}",
-            attribution=attribution_of_actor(organization=conversion.organization, by=conversion.created_by, labels={}),
+            attribution=whose,
             price_rule=conversion.price_rule,
         )
     except InsufficientBalance as short:  # there is no spend cap to lower

@@ -7,6 +7,7 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
+from apps.accounts.queries import RegionRefused
 from apps.billing.budgets import holds_of_budget
 from apps.billing.models import HoldPurpose, HoldStatus
 from apps.core import audit
@@ -16,6 +17,7 @@ from apps.core.money import dollars
 from apps.finetuning import events
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_ACTIVE, RUN_TRANSITIONS, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, QueueShare, Run
+from apps.finetuning.queries import find_region_obstacle
 from apps.finetuning.runs import attempts
 from apps.finetuning.usage import charges
 
@@ -87,8 +89,9 @@ def dismiss_failure(*, job: FineTuningJob, by: str, now: datetime.datetime) -> N
 def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
     """Hold the rest of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
 
-    A cap above the maximum of a firm price means that maximum. Raises InvalidState unless the job is paused and its cap
-    leaves room, InsufficientBalance, BudgetExceeded.
+    A cap above the maximum of a firm price means that maximum. In a pool that the organization may not use any more,
+    the job waits to be moved. Raises InvalidState unless the job is paused and its cap leaves room, RegionRefused if no
+    pool may run it, InsufficientBalance, BudgetExceeded.
     """
     job = _locked(job)
     if job.status != JobStatus.PAUSED:
@@ -104,6 +107,8 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
             % {"spend_cap": dollars(job.spend_cap_nano)},
             param=_PARAM,
         )
+    if obstacle := find_region_obstacle(organization=job.organization_id):
+        raise RegionRefused(obstacle, param=_PARAM)
     if spend_cap_nano is not None:
         job.spend_cap_nano = min(spend_cap_nano, job.firm_max_nano or spend_cap_nano)
     least_nano = charges.least_cap_of(job=job)

@@ -1,10 +1,10 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
-# What was typed becomes a region. "unassigned" stood for pools that were only quoted. If all pools are in one region, it
-# is the home.
+# What was typed becomes a region. "unassigned" stood for pools that were only quoted, and "" for none. If all pools are
+# in one region, it is the home.
 NAMED = """
-    UPDATE finetuning_gpupool SET region = 'local' WHERE region = 'unassigned';
+    UPDATE finetuning_gpupool SET region = 'local' WHERE btrim(region) IN ('', 'unassigned');
     INSERT INTO accounts_region (name, is_home)
         SELECT DISTINCT region, false FROM finetuning_gpupool ON CONFLICT DO NOTHING;
     DELETE FROM accounts_region WHERE name = 'local' AND (SELECT count(*) FROM accounts_region) = 2

@@ -90,7 +90,7 @@ def edit_pool(
     changes |= _spot(interruptions_per_hour) | _policy(price_policy, firm_factor)
     for name, value in changes.items():
         setattr(pool, name, value)
-    pool.save(update_fields=list(changes))
+    pool.save(update_fields=list(changes))  # waits for enrolments, so that the next line finds their replicas
     Replica.objects.filter(worker__pool=pool).update(region_id=region)
     audit.record(
         organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot,
@@ -193,10 +193,12 @@ def _base_of(version: AdapterVersion, *, pool: GpuPool, base_model: BaseModel | 
 def enroll(*, request: EnrollRequest) -> tuple[Worker, WorkerToken, EnrollResponse]:
     """Redeem a one-time token for a credential.
 
-    Raises InvalidWorkerCredential if the token was used, has expired, or is of another kind.
+    The pool stays locked, so that it keeps its region until a replica is registered in the transaction. Raises
+    InvalidWorkerCredential if the token was used, has expired, or is of another kind.
     """
     now = db_now()
-    tokens = WorkerToken.objects.select_for_update(of=("self",)).select_related("pool", "base_model", "whole_model")
+    locked = WorkerToken.objects.select_for_update(of=("self", "pool"), no_key=True)
+    tokens = locked.select_related("pool", "base_model", "whole_model")
     token = tokens.filter(token_sha256=sha256_hex(request.token), used_at=None, expires_at__gt=now).first()
     if token is None or token.kind != request.kind:
         raise InvalidWorkerCredential(

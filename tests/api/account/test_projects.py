@@ -11,13 +11,16 @@ from apps.billing.budget_settings import set_budget
 from apps.billing.budgets import Attribution
 from apps.billing.models import Hold, TrafficHour
 from apps.billing.usage.sums import Group, sum_by_group
+from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.models import AuditEntry
+from apps.finetuning.conversions.orders import order
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key, make_service_account
 from tests.factories.money import USD, spend
+from tests.factories.serving import make_version
 from tests.support.sdk import create, openai_client
 
 PROJECTS = "/api/v1/projects"
@@ -236,3 +239,19 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     today = db_now().date()
     sums = sum_by_group(organization=organization, first=today, last=today, group=Group.PROJECT)
     assert sums == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}
+
+
+def test_a_conversion_counts_under_the_project_of_the_job_that_made_the_version(organization, alice, floor, project):
+    set_price(sku="conversion:bytes", unit="bytes", price_nano=USD, per=10**9, by=alice.pk, now=db_now())
+    job = floor.job()
+    FineTuningJob.objects.filter(pk=job.pk).update(project=project)
+    version = make_version(organization, floor.base_model)
+    uploaded = make_version(organization, floor.base_model)
+    type(version).objects.filter(pk=version.pk).update(source=job.runs.get().pk)
+
+    def project_of(each) -> str:
+        ordered = order(version=each, kind="merged_16bit", shown_nano=10 * USD, by=alice.pk, now=db_now())
+        return Hold.objects.get(source=ordered.pk).project_id
+
+    assert project_of(version) == project.pk
+    assert project_of(uploaded) == default_project_id(organization)

@@ -6,18 +6,20 @@ Batches, evals, the playground, judges and canaries ask the gateway, whose route
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 
-from apps.accounts.models import Organization, Region
+from apps.accounts.models import Organization, Region, home_region
 from apps.accounts.operations import create_region, set_home_region, set_regions
 from apps.accounts.queries import list_limited
 from apps.batches.completions.records import get_allowance
 from apps.batches.files import create_file
 from apps.batches.operations import create_batch
+from apps.billing.queries import get_balance
 from apps.contracts.worker_api import ConversionClaim
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
@@ -27,6 +29,7 @@ from apps.datasets.intake.uploads import create_upload
 from apps.datasets.intake.versions import create_version
 from apps.finetuning.conversions import leases as conversions
 from apps.finetuning.conversions.orders import list_offers
+from apps.finetuning.jobs import control
 from apps.finetuning.jobs.moves import list_moves, move_job
 from apps.finetuning.jobs.waits import WaitCause, explain_wait
 from apps.finetuning.models import Conversion, Examination, FineTuningJob, GpuPool, Worker
@@ -52,6 +55,7 @@ from tests.factories.finetuning import (
     manifest_of,
 )
 from tests.factories.serving import load, make_adapter, make_replica, make_version, make_whole_model
+from tests.support.attempts import paused_at
 
 FINE = "nothing was refused"
 
@@ -165,6 +169,44 @@ def test_a_job_that_waits_because_only_other_regions_have_free_gpus_says_so(worl
     assert wait.reason == "Only pools in eu may run it, and none has enough free GPUs."
     assert wait.starts_after == anywhere.starts_after and wait.starts_after is not None
     assert busy is not None and busy.cause is WaitCause.CAPACITY
+
+
+def test_a_paused_job_resumes_where_it_may_not_run_only_if_it_can_move(world: Regions, claim, reload) -> None:
+    job = world.floor.job(pool="us-cpu")
+    attempt = claim(world.us_worker)
+    assert attempt is not None
+    paused_at(attempt.start(), job, step=5, seconds=9.0)
+
+    world.limit("local")
+    nowhere = refusal(lambda: control.resume(job=reload(job), by="user_1", now=db_now()))
+    assert nowhere == "region_refused: No pool is in a region that your organization may use: local."
+    assert get_balance(organization=world.organization).held_nano == 0
+
+    world.limit("eu")
+    control.resume(job=reload(job), by="user_1", now=db_now())
+    wait = explain_wait(job=reload(job), now=db_now())
+    assert wait is not None and wait.cause is WaitCause.REGION and claim(world.us_worker) is None
+    move(reload(job), "local-cpu")
+    assert reload(job).pool.name == "local-cpu"
+
+
+def test_what_was_typed_as_a_region_becomes_one(world: Regions) -> None:
+    named = import_module("apps.finetuning.migrations.0011_regions").NAMED
+
+    def upgrade(*typed: str) -> tuple[list[str], list[str], str]:
+        """Return the regions of both pools, all regions and the home, for what was typed."""
+        GpuPool.objects.filter(pk=world.floor.pool.pk).update(region=typed[0])
+        GpuPool.objects.filter(pk=world.us.pk).update(region=typed[1])
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM accounts_region; INSERT INTO accounts_region VALUES ('local', true)")
+            cursor.execute(named)
+        pools = sorted(GpuPool.objects.values_list("region", flat=True))
+        return pools, sorted(Region.objects.values_list("pk", flat=True)), home_region()
+
+    assert upgrade("", " ") == (["local", "local"], ["local"], "local")
+    assert upgrade("eu", "unassigned") == (["eu", "local"], ["eu", "local"], "local")
+    assert upgrade("eu", "eu") == (["eu", "eu"], ["eu"], "eu")
+    assert upgrade("eu", "us") == (["eu", "us"], ["eu", "local", "us"], "local"), "the page of regions then says so"
 
 
 def test_work_on_finished_models_stays_in_the_region(world: Regions, settings) -> None:

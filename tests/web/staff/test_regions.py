@@ -9,10 +9,12 @@ def test_regions_are_added_chosen_and_shown_to_the_customer(console, client_for,
     assert 'name="regions"' not in text(console.get(limits)), "with one region there is nothing to choose"
 
     assert console.post("/staff/regions", {"name": " eu "}).status_code == 302
+    assert "No pool is here" not in text(console.get("/staff/regions"))
     assert console.post("/staff/regions", {"name": "EU"}).status_code == 422
     assert console.post("/staff/regions/home", {"region": "mars"}).status_code == 404
     assert console.post("/staff/regions/home", {"region": "eu"}).status_code == 302
     assert list(Region.objects.filter(is_home=True).values_list("pk", flat=True)) == ["eu"]
+    assert "No pool is here" in text(console.get("/staff/regions"))
     assert 'value="local"' in text(console.get(limits))
     assert console.post(limits, {"weight": "1", "regions": ["mars"]}).status_code == 422
     assert console.post(limits, {"weight": "1", "regions": ["local"]}).status_code == 302

@@ -3,6 +3,8 @@
 import datetime
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.contracts.worker_api import EnrollRequest
 from apps.core.database.clock import db_now
@@ -32,6 +34,16 @@ def test_a_token_admits_one_worker_whose_credential_then_holds(token, floor):
 
     assert operations.authenticate(credential=answer.credential) == worker
     assert (worker.pool, answer.pool, worker.hostname) == (floor.pool, floor.pool.name, "gpu-1")
+
+
+def test_the_pool_keeps_its_region_while_a_worker_is_admitted(token):
+    with CaptureQueriesContext(connection) as captured:
+        enroll(token)
+
+    locks = [query["sql"] for query in captured if "FOR NO KEY UPDATE" in query["sql"]]
+    assert [sql.split("FOR NO KEY UPDATE OF ")[1] for sql in locks] == [
+        '"finetuning_workertoken", "finetuning_gpupool"'
+    ]
 
 
 def test_a_used_token_is_refused(token):
