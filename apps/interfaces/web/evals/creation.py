@@ -61,7 +61,7 @@ class EvalPrice:
 
     @property
     def confirmation(self) -> str:
-        """What the page sends back to start the runs: nobody else can choose `once`."""
+        """What the page sends back to start the runs. It is signed: a browser cannot choose `once`."""
         return f"{self.once}-{self._sign(self.once)}"
 
     def confirmed_once(self, sent: str) -> str | None:
