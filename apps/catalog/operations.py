@@ -20,7 +20,7 @@ from apps.catalog.model_files import (
     read_model_folder,
     require_repository,
 )
-from apps.catalog.models import BaseModel, HubToken, PriceRule
+from apps.catalog.models import BaseModel, HubToken, PriceRequest, PriceRule
 from apps.catalog.pricing import (
     CONVERSION_SKU,
     STORAGE_SKU,
@@ -264,6 +264,13 @@ def set_price(
     return rule
 
 
+def batch_price_nano(wanted: PriceRule | PriceRequest) -> int | None:
+    """Return the price of the same tokens in batches, which is set with this price; None if it is not of tokens."""
+    if not has_batch_price(wanted.sku):
+        return None
+    return reduced_nano(wanted.price_nano, percent_off=settings.BATCH_REDUCTION_PERCENT)
+
+
 def _of_batches(rule: PriceRule) -> PriceRule:
     """Return the rule of the same tokens in batches, not stored."""
     off = settings.BATCH_REDUCTION_PERCENT
@@ -289,7 +296,8 @@ def _begin_rule(rule: PriceRule, by: str) -> None:
     before = rules.filter(effective_from__lt=begin).order_by("-effective_from").first()
     after = rules.filter(effective_from__gte=begin).order_by("effective_from").first()
     if after and after.effective_from == begin:
-        raise InvalidValue(gettext("Another price already starts at that time."), param="effective_from")
+        text = gettext("Another price of %(sku)s already starts at that time.") % {"sku": sku}
+        raise InvalidValue(text, param="effective_from")
     if before and (before.effective_to is None or before.effective_to > begin):
         before.effective_to = begin
         before.save(update_fields=["effective_to"])

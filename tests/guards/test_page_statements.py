@@ -64,6 +64,7 @@ STATEMENTS: dict[str, int] = {
     "staff:price_list": 19,
     "staff:quota_edit": 22,
     "staff:quota_list": 18,
+    "staff:region_home": 10,
     "staff:region_list": 11,
     "staff:replica_detail": 13,
     "staff:replica_list": 11,

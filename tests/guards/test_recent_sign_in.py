@@ -42,6 +42,8 @@ SENSITIVE = (
     "staff:difference_resolve",
     "staff:price_list",
     "staff:quota_edit",
+    "staff:region_home",
+    "staff:region_list",
     "staff:organization_view",
     "staff:pool_token",
     "staff:replica_detail",

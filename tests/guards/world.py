@@ -364,6 +364,7 @@ SHARED: dict[str, Callable[[Installation], str]] = {
     "help_slug": lambda installation: "training",
     "tracker_kind": lambda installation: "wandb",
     "pool": lambda installation: installation.pool.pk,
+    "region": lambda installation: installation.pool.region_id,
     "worker": lambda installation: installation.worker.pk,
     "replica": lambda installation: make_replica(installation.base_model, "unix:///nowhere").pk,
     "hub_lookup": lambda installation: make_hub_lookup(installation.base_model).pk,

@@ -162,7 +162,7 @@ FORMS = [
 
 STAFF_FORMS = [
     ("/staff/regions", {}, ("name",)),
-    ("/staff/regions/home", {}, ("region",)),
+    ("/staff/regions/home", {}, ("region", "confirm")),
     ("/staff/base-models/lookups", {"repo": "acme/tiny"}, ("choice", "repo", "revision", "hub_token")),
     (
         "/staff/quotas/{organization}",

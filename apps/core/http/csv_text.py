@@ -2,9 +2,12 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+# Also after a semicolon, a tab or a line break: where a comma is the decimal point, spreadsheets split there, and they
+# ignore the quotes of a cell that stands after a comma.
+_FORMULA_STARTS = re.compile(r"^(?=[=+\-@\t\r])|(?<=[;\t\r\n])(?=[=+\-@])")
 _ROWS_PER_CHUNK = 200
 
 
@@ -24,8 +27,7 @@ def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Itera
 def _harmless(cell: object) -> object:
     if cell is None or isinstance(cell, int | float):
         return cell
-    text = str(cell)
-    return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
+    return _FORMULA_STARTS.sub("'", str(cell))
 
 
 def _taken(buffer: io.StringIO) -> bytes:

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.catalog import hub_lookups, operations, price_requests, queries
 from apps.catalog.models import BaseModel, HubLookup, PriceRequest, PriceRule
-from apps.catalog.pricing import unit_of, usual_per
+from apps.catalog.pricing import batch_sku, unit_of, usual_per
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
@@ -176,7 +176,7 @@ _RETIRE = ConfirmedAction[HttpRequest](
 def prices(request: HttpRequest) -> HttpResponse:
     """List all prices, past, present and future; a POST previews a new price and sets it once confirmed."""
     form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
-    preview = None
+    preview, batches = None, {}
     if request.method == "POST" and form.is_valid():
         with domain_errors_on(form):
             with transaction.atomic():
@@ -190,7 +190,7 @@ def prices(request: HttpRequest) -> HttpResponse:
                 )
                 messages.success(request, gettext("%(words)s Existing quotes keep their price.") % {"words": words})
                 return redirect("staff:price_list")
-            data = form.cleaned_data
+            data, batches = form.cleaned_data, _price_of_batches(made)
             preview = preview_price(
                 sku=data["sku"],
                 price_nano=usd_to_nano(data["price_usd"]),
@@ -205,12 +205,23 @@ def prices(request: HttpRequest) -> HttpResponse:
         "rules": [(rule, skus[rule.sku]) for rule in rules],
         "form": form,
         "preview": preview,
+        **batches,
         "now": db_now(),
-        "waiting": [(wanted, skus[wanted.sku]) for wanted in waiting],
+        "waiting": [(wanted, skus[wanted.sku], operations.batch_price_nano(wanted)) for wanted in waiting],
         "operator_id": operator_id(request),
     }
     status = 422 if request.method == "POST" and preview is None else 200
     return render(request, "staff/money/prices.html", context, status=status)
+
+
+def _price_of_batches(made: PriceRule | PriceRequest) -> dict[str, object]:
+    """Return for the page what the same tokens cost in batches with this price, and without it at that moment."""
+    batch_nano = operations.batch_price_nano(made)
+    if batch_nano is None:
+        return {}
+    begin = max(made.effective_from or db_now(), db_now())
+    before = queries.active_price(sku=batch_sku(made.sku), organization=made.organization_id, now=begin)
+    return {"batch_nano": batch_nano, "batch_before": before}
 
 
 def _is_confirmed(request: HttpRequest, form: PriceForm) -> bool:

@@ -20,6 +20,7 @@ from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.serving.evals.costs import require_model
 from apps.serving.evals.criteria import Criterion, SentCriterion, check_criteria, models_of
@@ -102,8 +103,9 @@ def create_run(
     metadata: Mapping[str, str],
     cost_limit_nano: int | None,
     by: str,
+    id: str | None = None,
 ) -> EvalRun:
-    """Create a run; its items are read next. `data_source` is `source` as it was sent.
+    """Create a run; its items are read next. `data_source` is `source` as it was sent, `id` what `find_started` finds.
 
     Raises InvalidValue, UnknownFile, QuotaExceeded.
     """
@@ -120,6 +122,7 @@ def create_run(
         _require_storage(organization_id, size)
         _require_room(organization_id)
         run = EvalRun.objects.create(
+            id=id or new_id("evalrun"),
             organization_id=organization_id,
             evaluated=evaluated,
             name=name,
@@ -137,6 +140,12 @@ def create_run(
         audit.record(organization=organization_id, by=by, action="eval_run.created", target=run.pk)
     run.refresh_from_db()
     return run
+
+
+def find_started(*, organization: Organization | str, run_id: str) -> EvalRun | None:
+    """Return the run with this id, None if it is to be started. Others wait until this transaction has ended."""
+    lock(f"evals:{id_of(organization)}")
+    return EvalRun.objects.for_organization(organization).filter(pk=run_id).first()
 
 
 def _size_of(sent: object, *, param: str) -> int:

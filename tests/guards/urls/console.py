@@ -8,7 +8,7 @@ CONSOLE: dict[str, Url] = {
     "staff:audit": staff("GET"),
     "staff:pool_list": staff("GET", "POST"),
     "staff:region_list": staff("GET", "POST", data={"name": "eu"}),
-    "staff:region_home": staff("POST", data={"region": "local"}),
+    "staff:region_home": staff("GET", "POST", refs={"region": "region"}),
     "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
     "staff:pool_capacity": staff("POST", ids={"pool_id": "pool"}, data={"kind": "static"}),
     "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),

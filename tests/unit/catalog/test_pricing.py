@@ -106,6 +106,10 @@ def test_a_coming_price_takes_over_at_its_moment_and_another_fits_in_before_it()
 
     found = [active_price(sku=SKU, now=NOW + days * DAY) for days in (1, 5, 9, 10, 99)]
     assert found == [first, between, between, coming, coming]
+    price(90, sku=f"{SKU}:batch", effective_from=NOW + 7 * DAY)
+    with pytest.raises(InvalidValue, match=f"Another price of {SKU}:batch already"):
+        price(300, effective_from=NOW + 7 * DAY)
+    assert active_price(sku=SKU, now=NOW + 7 * DAY) == between
 
 
 @pytest.mark.django_db

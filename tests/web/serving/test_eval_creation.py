@@ -3,17 +3,21 @@
 import re
 
 import pytest
+from django.db import transaction
 
+from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
+from apps.core.ids import new_ulid
 from apps.core.templatetags.ui import usd
 from apps.datasets.models import DatasetVersion
+from apps.interfaces.web.evals import runs
 from apps.serving.evals import progress
 from apps.serving.evals.lifecycle import EvalRunStatus
 from apps.serving.evals.models import Eval, EvalItem, EvalRun
 from tests.factories.datasets import jsonl, make_ready_version
-from tests.factories.money import give_credit
+from tests.factories.money import give_credit, place_hold
 from tests.factories.serving import BASE_MODEL, make_served_model
 from tests.support.pages import text
 
@@ -54,7 +58,7 @@ def form(rows: DatasetVersion, *criteria: dict[str, str], **changes: str) -> dic
 
 
 def confirmed(page: str) -> dict[str, str]:
-    found = re.search(r'name="confirmed" value="(\w+)"', page)
+    found = re.search(r'name="confirmed" value="([\w-]+)"', page)
     assert found is not None, page
     return {"confirmed": found[1]}
 
@@ -77,15 +81,21 @@ def test_an_eval_of_two_models_starts_after_its_price_was_shown(rows, client_for
     evaluated = Eval.objects.get()
     assert made["Location"] == f"/evals/{evaluated.pk}"
     assert [each["type"] for each in evaluated.testing_criteria] == ["string_check", "score_model"]
-    runs = list(evaluated.runs.order_by("pk"))
-    assert [run.model_name for run in runs] == [BASE_MODEL, OTHER]
-    for run in runs:
+    started = list(evaluated.runs.order_by("pk"))
+    assert [run.model_name for run in started] == [BASE_MODEL, OTHER]
+    for run in started:
         progress.prepare(run.pk)
         run.refresh_from_db()
         assert (run.status, run.total, run.created_by) == (EvalRunStatus.IN_PROGRESS, 12, bob.pk)
         assert run.highest_cost_nano == run.cost_limit_nano, "the price that was shown is the run's own"
         assert usd(run.highest_cost_nano) in page
     assert "2 runs start." in text(browser.get("/evals"))
+    assert browser.post(NEW, sent | confirmed(page))["Location"] == made["Location"], "a page that is sent twice"
+    assert Eval.objects.count() == 1 and EvalRun.objects.count() == 2
+    other = text(browser.post(NEW, sent))
+    assert confirmed(other) != confirmed(page), "the same values can be started again, after their price was shown"
+    forged = {"confirmed": re.sub(r"^\w+", new_ulid(), confirmed(page)["confirmed"])}
+    assert "Start 2 runs" in text(browser.post(NEW, sent | forged)) and Eval.objects.count() == 1
 
 
 def test_what_is_wrong_stands_at_its_field(rows, client_for, bob, organization):
@@ -120,12 +130,19 @@ def test_what_is_wrong_stands_at_its_field(rows, client_for, bob, organization):
     assert not Eval.objects.exists()
 
 
-def test_rows_that_cannot_be_asked_and_too_little_credit_are_said_before_the_start(rows, client_for, bob, rival):
+def test_rows_that_cannot_be_asked_and_too_little_credit_are_said_before_the_start(
+    rows, client_for, bob, rival, organization
+):
     browser = client_for(bob)
     page = text(browser.post(NEW, form(rows, question="{{item.nothing}}")))
     assert "12 rows cannot be asked: There is no item.nothing." in page
     pairwise = text(browser.post(NEW, form(rows, PAIRWISE)))
     assert "Start run" in pairwise and ">48<" in pairwise, "two answers and two comparisons of each row"
+    shown = text(browser.post(NEW, form(rows)))
+    with transaction.atomic():
+        place_hold(organization, get_balance(organization=organization).available_nano)
+    late = text(browser.post(NEW, form(rows) | confirmed(shown)))
+    assert "Your credit is less than the maximum" in late and not Eval.objects.exists(), "spent since the price"
     PriceRule.objects.filter(sku__startswith="inference:").update(effective_to=db_now())
     for way in ("input", "output"):
         price = 10**18 if way == "input" else 1
@@ -150,7 +167,9 @@ def test_criteria_are_added_changed_and_removed_with_what_was_filled_in(rows, cl
     assert "Add a criterion" not in text(browser.post(NEW, full | {"add": "1"}, headers=HTMX))
 
 
-def test_a_run_is_followed_canceled_and_repeated_on_another_model(rows, client_for, bob, vera, charlie, rival):
+def test_a_run_is_followed_canceled_and_repeated_on_another_model(
+    rows, client_for, bob, vera, charlie, rival, monkeypatch
+):
     browser = client_for(bob)
     browser.post(NEW, form(rows) | confirmed(text(browser.post(NEW, form(rows)))))
     run = EvalRun.objects.get()
@@ -180,6 +199,10 @@ def test_a_run_is_followed_canceled_and_repeated_on_another_model(rows, client_f
     assert second.data_source == run.data_source | {"model": OTHER}
     whole = text(browser.get(f"/evals/{run.evaluated_id}/runs/new"))
     assert 'id="id_dataset"' in whole and 'id="id_name"' not in whole
+
+    monkeypatch.setattr(runs, "_effect_of", lambda row: EvalRun.objects.filter(pk=row.pk).delete() and "")
+    refused = browser.post("/evals/cancel", cancel | {"run": second.pk})
+    assert refused["Location"] == f"/evals/cancel?run={second.pk}", "another person deletes it at the same moment"
 
 
 def test_a_run_that_ended_shows_its_rows_by_result_and_its_eval_is_deleted(rows, client_for, bob, vera, charlie, rival):

@@ -11,8 +11,14 @@ def test_regions_are_added_chosen_and_shown_to_the_customer(console, client_for,
     assert console.post("/staff/regions", {"name": " eu "}).status_code == 302
     assert "No pool is here" not in text(console.get("/staff/regions"))
     assert console.post("/staff/regions", {"name": "EU"}).status_code == 422
-    assert console.post("/staff/regions/home", {"region": "mars"}).status_code == 404
-    assert console.post("/staff/regions/home", {"region": "eu"}).status_code == 302
+    home = "/staff/regions/home"
+    assert f"{home}?region=eu" in text(console.get("/staff/regions"))
+    assert "Set home to eu?" in text(console.get(home, {"region": "eu"}))
+    for sent, status in (({"region": "mars", "confirm": "mars"}, 404), ({"region": "eu"}, 422)):
+        assert console.post(home, sent).status_code == status
+    assert console.post(home, {"region": ["eu", "local"], "confirm": "2 regions"}).status_code == 302
+    assert Region.objects.get(is_home=True).pk == "local"
+    assert console.post(home, {"region": "eu", "confirm": "eu"}).status_code == 302
     assert list(Region.objects.filter(is_home=True).values_list("pk", flat=True)) == ["eu"]
     assert "No pool is here" in text(console.get("/staff/regions"))
     assert 'value="local"' in text(console.get(limits))

@@ -9,6 +9,7 @@ from apps.catalog.queries import list_hub_models
 from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.catalog import DEMO_FOLDER, make_base_model, make_hub_lookup, make_listed_model
 from tests.factories.finetuning import TrainingSetup
+from tests.support.pages import text
 
 LIST = "/staff/base-models"
 LOOK_UP = f"{LIST}/lookups"
@@ -145,3 +146,19 @@ def test_models_are_found_by_name_repository_or_licence_with_a_link_to_the_licen
     assert 'href="https://huggingface.co/google/gemma-2-2b" rel="noreferrer">Gemma Terms of Use</a>' in by_licence
     assert "Listed eight" not in by_licence
     assert "No base model matches" in console.get(LIST, {"q": "%"}).content.decode()
+
+
+def test_a_price_of_tokens_says_which_price_in_batches_it_replaces(console, organization):
+    sku = f"inference:input:{make_base_model().name}"
+    for each, dollars in ((sku, "2"), (f"{sku}:batch", "0.30")):
+        price = {"sku": each, "price_usd": dollars}
+        previewed = console.post("/staff/prices", price)
+        console.post("/staff/prices", price | {"confirmed": previewed.context["form"].previewed()})
+
+    page = text(console.post("/staff/prices", {"sku": sku, "price_usd": "3"}))
+
+    said = "It also sets the price in batches and evals:"
+    assert f"{said} $1.50. It replaces $0.30." in " ".join(page.split()) and said not in text(previewed)
+    own = {"sku": sku, "price_usd": "4", "organization": organization.pk}
+    console.post("/staff/prices", own | {"confirmed": console.post("/staff/prices", own).context["form"].previewed()})
+    assert "in batches $2.00" in text(console.get("/staff/prices")), "the second operator sees it"

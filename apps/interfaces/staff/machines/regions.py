@@ -1,19 +1,23 @@
 """Regions: add one, and say in which one the object store is."""
 
+from collections.abc import Sequence
+
 from django import forms
 from django.contrib import messages
 from django.db.models import Count, Q
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.translation import gettext
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods
 
 from apps.accounts.models import Organization
 from apps.accounts.operations import create_region, set_home_region
 from apps.accounts.queries import list_regions
+from apps.core.errors import InvalidValue, NotFound
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
-from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.access import operator_id, sensitive_operator_view
 
 
 class RegionForm(forms.Form):
@@ -23,7 +27,7 @@ class RegionForm(forms.Form):
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_view
+@sensitive_operator_view
 def index(request: HttpRequest) -> HttpResponse:
     """List the regions, and the organizations that are limited to some; a POST adds a region."""
     form = RegionForm(request.POST or None)
@@ -44,13 +48,40 @@ def index(request: HttpRequest) -> HttpResponse:
     return render(request, "staff/machines/regions.html", context, status=422 if request.method == "POST" else 200)
 
 
-@require_POST
-@operator_view
+@require_http_methods(["GET", "HEAD", "POST"])
+@sensitive_operator_view
 def set_home(request: HttpRequest) -> HttpResponse:
-    """Say in which region the object store, the database and the gateways are."""
-    region = next((each for each in list_regions() if each.pk == request.POST.get("region")), None)
+    """Say in which region the object store, the database and the gateways are, after its name was typed."""
+    return confirm(request, _SET_HOME)
+
+
+def _find(request: HttpRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    """Return the chosen region. Raises InvalidValue for several."""
+    if len(ids) > 1:
+        raise InvalidValue(gettext("Choose one region."), param="region")
+    return [
+        AffectedRow(
+            region.pk, region.pk, gettext("Organizations that are limited to other regions can no longer store files.")
+        )
+        for region in list_regions().filter(pk__in=ids)
+    ]
+
+
+def _set_home(request: HttpRequest, name: str) -> None:
+    region = list_regions().filter(pk=name).first()
     if region is None:
-        raise Http404
+        raise NotFound(gettext("This region was removed."))
     set_home_region(region=region, by=operator_id(request))
-    messages.success(request, gettext("Files are stored in %(name)s.") % {"name": region.pk})
-    return redirect("staff:region_list")
+
+
+_SET_HOME = ConfirmedAction[HttpRequest](
+    parameter="region",
+    verb=later("Set home to"),
+    nouns=(later("region"), later("regions")),
+    warning=later("Nothing is moved: the object store, the database and the gateways must be there already."),
+    done=later("The home is now"),
+    list_url_name="staff:region_list",
+    list_title=later("Regions"),
+    find=_find,
+    act=_set_home,
+)

@@ -1,7 +1,6 @@
 """A new eval with its first runs, and further runs of an eval: both show their price before anything starts."""
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -9,6 +8,7 @@ from django.contrib import messages
 from django.db import transaction
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.crypto import constant_time_compare, salted_hmac
 from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_http_methods
 
@@ -16,6 +16,7 @@ from apps.accounts.roles import Permission
 from apps.billing.queries import get_balance
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on
+from apps.core.ids import new_ulid
 from apps.interfaces.web.evals.criteria_forms import CriteriaForms
 from apps.interfaces.web.evals.models_offered import list_models
 from apps.interfaces.web.evals.run_forms import EvalForm, RunForm, can_run_again
@@ -43,11 +44,12 @@ class QuotedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPrice:
-    """What all runs of a form cost together. `fingerprint` names their values and prices."""
+    """What all runs of a form cost together. `shown` are their values and prices; a page can start them `once`."""
 
     runs: list[QuotedRun]
     available_nano: int
-    fingerprint: str
+    shown: str
+    once: str
 
     @property
     def highest_nano(self) -> int:
@@ -56,6 +58,19 @@ class EvalPrice:
     @property
     def is_affordable(self) -> bool:
         return self.highest_nano <= self.available_nano
+
+    @property
+    def confirmation(self) -> str:
+        """What the page sends back to start the runs. It is signed: a browser cannot choose `once`."""
+        return f"{self.once}-{self._sign(self.once)}"
+
+    def confirmed_once(self, sent: str) -> str | None:
+        """Return the `once` of a confirmation that a page with this price sent, None for any other text."""
+        once, _, signature = sent.partition("-")
+        return once if constant_time_compare(signature, self._sign(once)) else None
+
+    def _sign(self, once: str) -> str:
+        return salted_hmac("eval price", once + self.shown, algorithm="sha256").hexdigest()
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -71,9 +86,8 @@ def create(request: OrganizationRequest) -> HttpResponse:
     if is_changed:
         return _answer(request, form, criteria, None, part="criteria")
     price = _price(request, form, criteria.criteria, criteria) if form.is_valid() & criteria.is_valid() else None
-    if price and _is_confirmed(request, price):
-        with domain_errors_on(form):
-            return _create(request, form, criteria, price)
+    if price and (started := _start_once(request, form, price, lambda: _create(request, form, criteria))):
+        return started
     return _answer(request, form, criteria, price)
 
 
@@ -93,16 +107,34 @@ def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     )
     graded_by = msgspec.convert(evaluated.testing_criteria, list[SentCriterion])
     price = _price(request, form, graded_by) if form.is_valid() else None
-    if price and _is_confirmed(request, price):
-        with domain_errors_on(form):
-            with transaction.atomic():
-                _start(request, evaluated, price)
-            return _done(request, evaluated, price)
+    if price and (started := _start_once(request, form, price, lambda: evaluated)):
+        return started
     return _answer(request, form, None, price, evaluated=evaluated, again=again)
 
 
-def _is_confirmed(request: OrganizationRequest, price: EvalPrice) -> bool:
-    return request.POST.get("confirmed") == price.fingerprint and not request.htmx
+def _start_once(
+    request: OrganizationRequest, form: RunForm, price: EvalPrice, evaluate: Callable[[], Eval]
+) -> HttpResponse | None:
+    """Start the runs of a confirmed price, and go to their eval; None if the page is to be shown.
+
+    A page that is sent twice goes to the eval of the runs that it has started.
+    """
+    once = price.confirmed_once(request.POST.get("confirmed", ""))
+    if once is None or request.htmx:
+        return None
+    with domain_errors_on(form):
+        with transaction.atomic():
+            first_id = f"evalrun_{once}"
+            if started := operations.find_started(organization=request.organization, run_id=first_id):
+                return redirect("web:eval_detail", eval_id=started.evaluated_id)
+            if not price.is_affordable:
+                return None
+            evaluated = evaluate()
+            _start(request, evaluated, price, first_id)
+        count = len(price.runs)
+        messages.success(request, ngettext("The run starts.", "%(count)s runs start.", count) % {"count": count})
+        return redirect("web:eval_detail", eval_id=evaluated.pk)
+    return None
 
 
 def _price(
@@ -123,11 +155,11 @@ def _price(
                 form.place_error(error, model_field=field)
             return None
         runs.append(QuotedRun(source=source, quote=quote))
-    shown = repr((form.cleaned_data, graded_by, [each.quote for each in runs]))
     return EvalPrice(
         runs=runs,
         available_nano=get_balance(organization=request.organization).available_nano,
-        fingerprint=hashlib.sha256(shown.encode()).hexdigest(),
+        shown=repr((request.organization.pk, form.cleaned_data, graded_by, [each.quote for each in runs])),
+        once=new_ulid(),
     )
 
 
@@ -151,9 +183,8 @@ def _is_compared_with_itself(
     return False
 
 
-@transaction.atomic
-def _keep(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: EvalPrice) -> Eval:
-    made = operations.create_eval(
+def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms) -> Eval:
+    return operations.create_eval(
         organization=request.organization,
         name=form.cleaned_data["name"],
         data_source_config=_CONFIG,
@@ -161,17 +192,11 @@ def _keep(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, 
         metadata={},
         by=request.membership.user_id,
     )
-    _start(request, made, price)
-    return made
 
 
-def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms, price: EvalPrice) -> HttpResponse:
-    return _done(request, _keep(request, form, criteria, price), price)
-
-
-def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> None:
+def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice, first_id: str) -> None:
     """Create the runs, each with its price for a limit."""
-    for each in price.runs:
+    for number, each in enumerate(price.runs):
         operations.create_run(
             evaluated=evaluated,
             name=evaluated.name,
@@ -180,13 +205,8 @@ def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> N
             metadata={},
             cost_limit_nano=each.quote.highest_cost_nano,
             by=request.membership.user_id,
+            id=None if number else first_id,
         )
-
-
-def _done(request: OrganizationRequest, evaluated: Eval, price: EvalPrice) -> HttpResponse:
-    count = len(price.runs)
-    messages.success(request, ngettext("The run starts.", "%(count)s runs start.", count) % {"count": count})
-    return redirect("web:eval_detail", eval_id=evaluated.pk)
 
 
 def _answer(

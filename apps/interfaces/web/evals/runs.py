@@ -17,6 +17,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.batches.completions.queries import text_of
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
+from apps.core.errors import NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
 from apps.core.templatetags.ui import number
@@ -157,7 +158,9 @@ def _effect_of(run: EvalRun) -> str:
 
 
 def _cancel(request: OrganizationRequest, run_id: str) -> None:
-    run = EvalRun.objects.for_organization(request.organization).select_related("batch").get(pk=run_id)
+    run = EvalRun.objects.for_organization(request.organization).select_related("batch").filter(pk=run_id).first()
+    if run is None:
+        raise NotFound(gettext("This run was deleted already."))
     operations.cancel_run(run=run, by=request.membership.user_id, now=db_now())
 
 
