@@ -9,7 +9,7 @@ import logging
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, OuterRef, Q, QuerySet, Subquery
+from django.db.models import DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Value
 from django.utils.translation import gettext_noop
 
 from apps.accounts.models import Organization, allowed_in
@@ -50,7 +50,8 @@ BEAT_SECONDS = 30
 _SILENT = datetime.timedelta(minutes=5)  # then the lease is lost
 _PATIENCE = datetime.timedelta(days=1)  # from the order
 _MAX_FAILURES, _MAX_ATTEMPTS = 2, 10
-_APART = datetime.timedelta(minutes=10)  # from a take to the next one by a worker that gave it back unmade
+# From a take to the next one by a worker that gave it back unmade, times the attempt squared: ten take a day.
+_APART = datetime.timedelta(minutes=5)
 _URL_SECONDS = 3600
 _KIND = "conversions"
 _BYTES_BESIDE = 2**30  # tokenizer, metadata, and parts of a model that are not counted in its price
@@ -77,7 +78,8 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
         waiting = waiting.filter(version__adapter__base_model__in=claim.base_models)
-    waiting = waiting.exclude(worker=worker, leased_at__gt=now - _APART)
+    apart = ExpressionWrapper(Value(_APART) * F("attempt") * F("attempt"), output_field=DurationField())
+    waiting = waiting.exclude(worker=worker, leased_at__gt=Value(now) - apart)
     running = rows.filter(status=ConversionStatus.RUNNING)
     left = running.filter(worker=worker)
     if not waiting.exists() and not left.exists():
@@ -110,11 +112,24 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
 
 
 def beat(*, worker: Worker, conversion_id: str) -> None:
-    """Keep the lease. Raises StaleLease, also if the model was deleted, or may not be here any more."""
+    """Keep the lease. Raises StaleLease, also if the model was deleted, or may not be here any more.
+
+    In the latter case the conversion waits for a trainer where it may be, as after an interruption.
+    """
     rows = _leased(worker, conversion_id)
-    kept = rows.filter(allowed_in(worker.pool.region_id), version__deleted_at=None)
-    if not kept.exists() or not rows.update(heartbeat_at=db_now()):
+    here = rows.filter(allowed_in(worker.pool.region_id))
+    if not here.exists():
+        _release_elsewhere(worker, conversion_id)
         raise _stale()
+    if not here.filter(version__deleted_at=None).exists() or not rows.update(heartbeat_at=db_now()):
+        raise _stale()
+
+
+@transaction.atomic
+def _release_elsewhere(worker: Worker, conversion_id: str) -> None:
+    row = _leased(worker, conversion_id).select_for_update().first()
+    if row is not None:
+        _wait(row, row.problem)
 
 
 @transaction.atomic

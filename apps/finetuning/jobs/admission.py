@@ -233,18 +233,30 @@ def admit_in_turn(*, waiting: Q, most: int = MOST_CHECKED) -> None:
     """Check the waiting jobs of this condition, at most so many and for up to CHECK_SECONDS.
 
     Share holders take turns. What is left is first at the next call. Each job is checked separately: an error in one
-    must not delay the others.
+    must not delay the others. A job that something else has locked is left to a later call.
     """
     until = time.monotonic() + CHECK_SECONDS
     for job_id in _in_turn(waiting)[:most]:
         if time.monotonic() > until:
             return
-        FineTuningJob.objects.filter(pk=job_id).update(checked_at=db_now())
         try:
+            _note_check(job_id)
             admit_when_ready(job_id=job_id)
         except Exception:  # a process edge: the job is tried again, for some minutes
             logger.exception("job %s could not be admitted", job_id)
             note_fault(job_id=job_id)
+
+
+def _unlocked(job_id: str) -> QuerySet[FineTuningJob]:
+    """Return the job, to lock it; nothing while something else has locked it."""
+    return FineTuningJob.objects.filter(pk=job_id).select_for_update(skip_locked=True, of=("self",))
+
+
+@transaction.atomic
+def _note_check(job_id: str) -> None:
+    for job in _unlocked(job_id):
+        job.checked_at = db_now()
+        job.save(update_fields=["checked_at"])
 
 
 def _in_turn(waiting: Q) -> QuerySet[FineTuningJob, str]:
@@ -261,12 +273,8 @@ def _in_turn(waiting: Q) -> QuerySet[FineTuningJob, str]:
 @transaction.atomic
 def admit_when_ready(*, job_id: str) -> None:
     """Admit a job whose files are now validated, or fail it with the reason; leave it if it must still wait."""
-    job = (
-        FineTuningJob.objects.select_for_update(of=("self",))
-        .select_related("training_file", "validation_file", "base_model")
-        .get(pk=job_id)
-    )
-    if job.status != JobStatus.VALIDATING_FILES:
+    job = _unlocked(job_id).select_related("training_file", "validation_file", "base_model").first()
+    if job is None or job.status != JobStatus.VALIDATING_FILES:
         return
     now = db_now()
     try:
@@ -282,8 +290,8 @@ def admit_when_ready(*, job_id: str) -> None:
 @transaction.atomic
 def note_fault(*, job_id: str) -> None:
     """Record that an unforeseen error kept a job from being admitted. Fail the job if errors go on for minutes."""
-    job = FineTuningJob.objects.select_for_update(of=("self",)).get(pk=job_id)
-    if job.status != JobStatus.VALIDATING_FILES:
+    job = _unlocked(job_id).first()
+    if job is None or job.status != JobStatus.VALIDATING_FILES:
         return
     now = db_now()
     faults = job.events.filter(data__is_fault=True, created_at__gt=now - _FAULTS_KEPT)

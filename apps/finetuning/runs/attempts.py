@@ -217,6 +217,15 @@ def hold_cap(
         raise
 
 
+def price_of(*, run: Run) -> PriceRule | None:
+    """Return the price at which the attempt is paid: that of the job's last hold before a worker took it."""
+    if run.leased_at is None:
+        return None
+    holds = Hold.objects.filter(source=run.job_id, purpose=HoldPurpose.JOB, created_at__lte=run.leased_at)
+    paid_by = holds.select_related("price_rule").order_by("-created_at").first()
+    return paid_by.price_rule if paid_by else None
+
+
 def attribution_of(*, job: FineTuningJob) -> Attribution:
     """Return the attribution of the job's cost: its creator, its metadata and its project."""
     by = attribution_of_actor(organization=job.organization_id, by=job.created_by, labels=job.metadata)

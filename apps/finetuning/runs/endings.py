@@ -15,6 +15,7 @@ from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidValue
 from apps.core.ids import ulid_of
 from apps.core.messages import outbox
+from apps.core.money import rated
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
@@ -203,23 +204,41 @@ def _finish_failed(run: Run, job: FineTuningJob, outcome: wire.Failed, now: date
 
 
 def _quarantine(checkpoint: Checkpoint, job: FineTuningJob, now: datetime.datetime) -> None:
-    """Set the checkpoint aside, and remove from the bill the steps that only it held: they are trained again.
+    """Set the checkpoint aside, and remove from the bill the steps that the newest of the others does not hold.
 
-    What was charged for them at a pause or a move pays for that, and is refunded when the job stops before
-    (attempts.py).
+    These are trained again. What was charged for them at a pause or a move pays for that, and is refunded when the job
+    stops before (attempts.py). What was billed before a move is removed at the price of its attempt's pool.
     """
     checkpoint.quarantined_at = now
     checkpoint.save(update_fields=["quarantined_at"])
-    billed_ms, author = charges.billed_ms(job=job), checkpoint.run
-    whole = author.checkpoints.filter(quarantined_at=None, deleted_at=None).order_by("-step").first()
-    author.durable_step, author.billed_gpu_ms = (whole.step, whole.billed_gpu_ms) if whole else (0, 0)
-    author.save(update_fields=["durable_step", "billed_gpu_ms"])
     elsewhere = job.runs.exclude(pool=job.pool_id).order_by("-attempt").first()
-    if elsewhere is not None and author.attempt <= elsewhere.attempt:  # it was billed before the job moved
-        kept_ms = max(job.moved_gpu_ms - (billed_ms - charges.billed_ms(job=job)), 0)
-        job.moved_nano = job.moved_nano * kept_ms // job.moved_gpu_ms if kept_ms else 0
-        job.moved_gpu_ms = kept_ms
-        job.save(update_fields=["moved_gpu_ms", "moved_nano"])
+    kept = _held_by(attempts.latest_checkpoint(job=job))
+    for run in job.runs.order_by("attempt"):
+        step, kept_ms = kept.get(run.pk, (0, 0))
+        if run.durable_step <= step:
+            continue
+        billed_ms = charges.billed_ms(job=job)
+        run.durable_step, run.billed_gpu_ms = step, min(run.billed_gpu_ms, kept_ms)
+        run.save(update_fields=["durable_step", "billed_gpu_ms"])
+        removed_ms = billed_ms - charges.billed_ms(job=job)
+        if removed_ms and elsewhere is not None and run.attempt <= elsewhere.attempt:  # billed before the job moved
+            price = attempts.price_of(run=run)
+            removed_nano = rated(quantity=removed_ms, price_nano=price.price_nano, per=price.per) if price else 0
+            job.moved_gpu_ms = max(job.moved_gpu_ms - removed_ms, 0)
+            job.moved_nano = max(job.moved_nano - removed_nano, 0) if job.moved_gpu_ms else 0
+    job.save(update_fields=["moved_gpu_ms", "moved_nano"])
+
+
+def _held_by(checkpoint: Checkpoint | None) -> dict[str, tuple[int, int]]:
+    """Return the last step and the billed GPU milliseconds that the checkpoint holds of each attempt, by the run's id.
+
+    They are of its own attempt, and of those before it from whose checkpoints the training was resumed.
+    """
+    held: dict[str, tuple[int, int]] = {}
+    while checkpoint is not None:
+        held[checkpoint.run_id] = (checkpoint.step, checkpoint.billed_gpu_ms)
+        checkpoint = checkpoint.run.resume_from
+    return held
 
 
 def _finish_stopped(run: Run, job: FineTuningJob, outcome: wire.Stopped, now: datetime.datetime) -> None:

@@ -12,7 +12,7 @@ from apps.contracts.runs import Manifest, ManifestFile
 from apps.contracts.worker_api import UploadResponse
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
-from apps.core.objects.readings import readings
+from apps.core.objects.readings import FilesUnread, readings
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
 from apps.finetuning.models import Conversion, Run, RunUpload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
@@ -118,9 +118,13 @@ def verify_uploads(lease: Lease, upload_ids: Collection[str]) -> None:
     uploads = RunUpload.objects.filter(run__lease_id=lease.id, run__lease_token_sha256=sha256_hex(lease.token))
     at_once = ReadAtOnce()
     for upload in uploads.filter(pk__in=upload_ids, verified_at=None).select_related("run").order_by("pk"):
-        Run.objects.filter(pk=upload.run_id).update(idle_ms=0)  # the worker waits for us: its run has not stalled
-        owner = str(upload.run.worker_id)
-        require_contents(upload=upload, manifest_sha256=upload.manifest_sha256, owner=owner, at_once=at_once)
+        run, owner = Run.objects.filter(pk=upload.run_id), str(upload.run.worker_id)
+        try:
+            require_contents(upload=upload, manifest_sha256=upload.manifest_sha256, owner=owner, at_once=at_once)
+        except FilesUnread:
+            run.update(idle_ms=0)  # the worker waits for us: its run has not stalled
+            raise
+        run.update(idle_ms=0)
         RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
 
 

@@ -349,12 +349,15 @@ def test_a_trainer_that_takes_and_gives_back_leaves_it_to_others_and_ends_it_aft
     before = get_balance(organization=organization)
     shop("merged_16bit")
     other = make_worker(floor.pool, credential="annw_other")
-    for _ in range(leases._MAX_ATTEMPTS):
+    waits = [leases._APART * attempt**2 for attempt in range(1, leases._MAX_ATTEMPTS + 1)]
+    assert datetime.timedelta(hours=23) < sum(waits[:-1], datetime.timedelta()) < leases._PATIENCE
+    for wait in waits:
         assert shop()["merged_16bit"]["status"] == "waiting"
         taken = take(call)
         assert finish(call, taken, is_interrupted=True) == 204
+        Conversion.objects.update(leased_at=F("leased_at") - wait * 0.9)
         assert call("/conversions/next", ConversionClaim()).status_code == 204, "it is another trainer's turn"
-        Conversion.objects.update(leased_at=F("leased_at") - leases._APART)
+        Conversion.objects.update(leased_at=F("leased_at") - wait * 0.1)
 
     ended = shop()["merged_16bit"]
     assert (ended["status"], "other work" in ended["problem"]) == ("failed", True)

@@ -207,6 +207,29 @@ def test_a_checkpoint_that_the_other_pool_refuses_is_not_paid(lost, key, api_cli
     assert old.refunded_nano == old.captured_nano > 0
 
 
+def test_a_checkpoint_that_a_third_pool_refuses_is_taken_off_at_the_price_of_the_second(lost, alice) -> None:
+    def move(option: str) -> None:
+        job = FineTuningJob.objects.get(pk=lost.pk)
+        move_job(job=job, option=option, by=alice.pk, now=db_now(), shown_max_nano=10**12)
+
+    move("h200")
+    second = Attempt(claim("h200")).start(total_steps=10, start_step=5)
+    second.checkpoint(step=8, seconds=90)
+    second.fall_silent()
+    assert reclaim_expired_leases() == 1
+    set_price(sku="training:h100", unit="gpu_ms", price_nano=10**9, per=3_600_000, by="user_1", now=db_now())
+    Worker.objects.filter(pool__name="h100").update(last_seen_at=db_now())
+    move("h100")
+    of_h100, of_h200 = round(120 * 2_690_000_000 / 3600), 90_000 * 3_490_000_000 // 3_600_000
+    job = FineTuningJob.objects.get(pk=lost.pk)
+    assert (job.moved_gpu_ms, job.moved_nano) == (210_000, of_h100 + of_h200)
+
+    Attempt(claim("h100")).finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="It differs."))
+
+    job.refresh_from_db()
+    assert (job.status, job.moved_gpu_ms, job.moved_nano) == ("queued", 120_000, of_h100)
+
+
 def test_a_job_that_began_moves_only_where_it_can_go_on(lost, key, api_client) -> None:
     asked = {"option": "h200:2", "quoted_max_usd": "99"}
 

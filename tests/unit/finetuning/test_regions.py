@@ -40,6 +40,7 @@ from apps.finetuning.recipes.stored_requests import recipe_of
 from apps.finetuning.results import examinations
 from apps.finetuning.results.hub_pushes import request_push
 from apps.finetuning.results.uploaded_adapters import upload_adapter
+from apps.finetuning.runs.leases import StaleLease
 from apps.interfaces.gateway.engines.routes import Routes, _Table
 from apps.serving.evals.operations import create_eval
 from apps.serving.models import Alias, Placement, Replica
@@ -234,9 +235,11 @@ def test_work_on_finished_models_stays_in_the_region(world: Regions, settings) -
     assert push.startswith("region_refused: Your organization is limited to eu, and the hub is in no region.")
 
     world.limit("local")
-    lost = refusal(lambda: conversions.beat(worker=here, conversion_id=conversion.pk))
+    with pytest.raises(StaleLease):
+        conversions.beat(worker=here, conversion_id=conversion.pk)
     offers = {offer.kind: offer.refusal for offer in list_offers(version=version)}
-    assert lost.startswith("stale_lease")
+    conversion.refresh_from_db()
+    assert (conversion.status, conversion.failures) == ("waiting", 0), "the trainer has not failed"
     merged = offers["merged_16bit"]
     assert merged is not None and merged.code == "region_refused"
 

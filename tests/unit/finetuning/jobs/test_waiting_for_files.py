@@ -1,10 +1,12 @@
 """A job whose file is not validated yet: it is admitted, refused or cancelled, and until then holds no money."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection, transaction
 from django.db.models import Q
 
 from apps.billing.queries import get_balance
@@ -317,6 +319,30 @@ def test_organizations_take_turns_with_waiting_jobs_and_a_tick_looks_at_a_few(
     monkeypatch.setattr(admission, "CHECK_SECONDS", -1.0)
     admission.admit_in_turn(waiting=Q())
     assert len(looked_at) == 8, "a tick ends after its time"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_that_is_locked_keeps_no_other_waiting(create, reload):
+    locked, other = create(GOOD), create(GOOD)
+    for job in (locked, other):
+        validate_task(job.training_file_id)
+    FineTuningJob.objects.update(status="validating_files", checked_at=None)
+
+    def tick() -> None:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '200ms'")
+            admit_waiting()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as threads, transaction.atomic():
+        FineTuningJob.objects.select_for_update().get(pk=locked.pk)
+        threads.submit(tick).result()
+        assert [reload(job).status for job in (locked, other)] == ["validating_files", "queued"]
+
+    admit_waiting()
+    assert (reload(locked).status, locked.events.filter(data__is_fault=True).count()) == ("queued", 0)
 
 
 def test_a_file_for_which_many_jobs_wait_admits_a_few_at_once(create, reload, monkeypatch):

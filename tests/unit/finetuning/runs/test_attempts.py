@@ -114,6 +114,28 @@ def test_steps_a_broken_checkpoint_alone_held_are_paid_when_they_are_trained_aga
     assert charged(organization) == 25 * MILLI_DOLLAR
 
 
+def test_a_job_whose_checkpoints_were_all_refused_pays_only_for_its_new_start(floor, organization, claim, reload):
+    job, refused = floor.job(), wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs.")
+    first = claim().start()
+    first.checkpoint(step=4, seconds=10.0)
+    first.finish(wire.Stopped(reason="preempted", step=4, training_seconds=10.0))
+    second = claim().start(start_step=4)
+    second.checkpoint(step=6, seconds=5.0)
+    second.checkpoint(step=8, seconds=9.0)
+    second.finish(wire.Stopped(reason="preempted", step=8, training_seconds=9.0))
+    job.checkpoints.filter(step=4).update(deleted_at=db_now())  # as after two newer ones
+
+    bills = []
+    for _ in range(2):
+        claim().finish(refused)
+        bills.append(list(job.runs.order_by("attempt").values_list("billed_gpu_ms", flat=True))[:2])
+    last = claim()
+    last.start().succeed(floor.base_model, seconds=25.0)
+
+    assert (bills, last.claimed.spec.resume_from) == ([[10_000, 5_000], [0, 0]], None)
+    assert (reload(job).status, charged(organization)) == ("succeeded", 25 * MILLI_DOLLAR)
+
+
 @pytest.mark.usefixtures("metered")
 @pytest.mark.parametrize("how", ["cancelled", "paused", "succeeded"])
 def test_steps_that_were_paid_at_a_pause_are_refunded_once_if_their_checkpoint_is_refused(

@@ -8,10 +8,13 @@ from django.db.models import F
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.core.objects.store import store
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.models import Run
 from apps.finetuning.runs import leases, stalls
 from apps.finetuning.runs.leases import StaleLease
+from apps.finetuning.runs.uploads import UploadIncomplete
+from tests.factories.finetuning import checkpoint_files
 from tests.support.attempts import step
 
 BEAT_SECONDS = 50  # less than a lease
@@ -88,6 +91,22 @@ def test_words_and_steps_that_were_reached_before_are_no_progress(floor, claim):
     attempt.report(wire.LogLine, level="info", message="Still here")
     attempt.report(wire.PhaseChanged, phase=wire.Phase.EVALUATING)
     attempt.report(wire.StepCompleted, **step(5, 1.0))
+
+    assert stalls.end_stalled_runs() == 1
+
+
+def test_a_checkpoint_that_is_never_stored_is_no_progress(floor, claim):
+    floor.job()
+    attempt = claim().start()
+    upload = attempt.upload("checkpoint", 4, checkpoint_files())
+    store().delete_prefix(upload.object_prefix)
+    sent = {"step": 4, "bytes": 12, "trained_tokens": 100, "training_seconds": 8.0}
+    sealed = {"upload_id": upload.pk, "manifest_sha256": upload.manifest_sha256}
+
+    for _ in range(2):
+        beat_for(attempt, 150)
+        with pytest.raises(UploadIncomplete):
+            attempt.report(wire.CheckpointSaved, **sent, **sealed)
 
     assert stalls.end_stalled_runs() == 1
 
