@@ -7,7 +7,7 @@ role in the organization, or less: `viewer` in a project allows no more than to 
 import datetime
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.memberships import lock_members
@@ -67,14 +67,32 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
         raise InvalidState(
             gettext("The project %(name)s is archived. Choose another one.") % {"name": project.name}, param="project"
         )
-    is_viewer = project.members.filter(membership=membership, role=ProjectRole.VIEWER).exists()
-    if is_viewer and not has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
+    if not may_work_in(project_id=project.pk, membership=membership):
         raise PermissionDenied(
             gettext("The role viewer in the project %(name)s does not allow this. Choose another project.")
             % {"name": project.name},
             param="project",
         )
     return project
+
+
+def may_work_in(*, project_id: str, membership: Membership) -> bool:
+    """Return whether a member may change what is in the project: not as a viewer of it, unless they own all."""
+    if has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
+        return True
+    viewers = ProjectMember.objects.filter(project=project_id, role=ProjectRole.VIEWER)
+    return not viewers.filter(membership=membership).exists()
+
+
+def require_work_in(*, project_id: str, actor: str) -> None:
+    """Raise PermissionDenied if a member, or who made a key, is a viewer of the project, in which they change a job."""
+    makers = ApiKey.objects.filter(pk=actor).values("created_by")
+    of_actor = Q(membership__user=actor) | Q(membership__user__in=makers)
+    viewers = ProjectMember.objects.filter(of_actor, project=project_id, role=ProjectRole.VIEWER)
+    viewer = viewers.select_related("project", "membership").first()
+    if viewer and not has_permission(viewer.membership.role, Permission.ORGANIZATION_MANAGE):
+        text = gettext("The role viewer in the project %(name)s does not allow changing what is in it.")
+        raise PermissionDenied(text % {"name": viewer.project.name})
 
 
 @transaction.atomic

@@ -105,6 +105,27 @@ def test_a_key_fixes_the_project_of_its_jobs_and_openais_header_must_name_it(
     assert not list(mine.fine_tuning.jobs.list(extra_query={"project": default_project_id(organization)}))
 
 
+def test_a_key_changes_no_job_of_a_project_that_its_maker_only_views(
+    api_client, organization, alice, bob, floor, file_id, project
+):
+    made, default, now = key_in(project, bob), default_project_id(organization), db_now()
+    job = floor.job()
+    membership = Membership.objects.get(user=bob).pk
+    set_project_member(
+        organization=organization, project_id=default, membership_id=membership, role="viewer", by=alice, now=now
+    )
+    one, client = f"/v1/fine_tuning/jobs/{job.pk}", api_client(made)
+    assert client.get(one).status_code == 200
+    tried = [post(client, f"{one}/{each}") for each in ("cancel", "pause", "resume")]
+    tried.append(post(client, f"/api{one}/retry"))
+    tried.append(post(client, f"/api{one}/moves", option="h100:1", quoted_max_usd="5"))
+    assert [(each.status_code, each.json()["error"]["code"]) for each in tried] == [
+        (403, "insufficient_permissions")
+    ] * 5
+    mine = create(openai_client(made), file_id).id
+    assert post(client, f"/v1/fine_tuning/jobs/{mine}/cancel").json()["status"] == "cancelled"
+
+
 def test_a_private_project_hides_its_jobs_and_keys_from_all_but_members_and_owners(
     api_client, organization, alice, ann, bob, floor, file_id, secret_project
 ):

@@ -2,19 +2,30 @@
 
 import pytest
 
-from apps.accounts.members.projects import create_project
+from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import ApiKey, Membership, Project, default_project_id
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
+from apps.core.errors import PermissionDenied
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
+from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.factories.market import Market
 from tests.factories.money import USD
 from tests.support.pages import text
 
 KEY = {"name": "nightly", "scopes": ["view"], "expires": "30"}
+
+
+def make_member_job(floor: TrainingSetup, *, by: str) -> FineTuningJob:
+    version = make_training_file(floor.organization, floor.base_model)
+    asked = JobRequest(base_model=floor.base_model.name, training_file=version.pk)
+    return create_job(organization=floor.organization, request=asked, by=by, now=db_now())
 
 
 @pytest.fixture
@@ -73,6 +84,34 @@ def test_the_chosen_project_is_that_of_what_is_shown_and_made(client_for, organi
     member.post("/projects/choose", {"project": ""})
     assert in_default.pk in text(member.get("/jobs")) and "Project Search" in text(member.get("/keys"))
     assert member.post("/projects/choose", {"project": "proj_unknown"}).status_code == 404
+
+
+def test_a_viewer_of_a_project_only_looks_at_its_fine_tunes(client_for, organization, alice, ann, bob, floor):
+    default = Project.objects.get(pk=default_project_id(organization))
+    viewer = {"project_id": default.pk, "role": "viewer", "by": ann, "now": db_now()}
+    for person in (alice, bob):
+        membership = Membership.objects.get(organization=organization, user=person)
+        set_project_member(organization=organization, membership_id=membership.pk, **viewer)
+    queued, failed = floor.job(), floor.job()
+    FineTuningJob.objects.filter(pk=failed.pk).update(status=JobStatus.FAILED, finished_at=db_now())
+    owner, member, page = client_for(alice), client_for(bob), f"/jobs/{queued.pk}"
+    assert member.get(page).context["may_write"] is False and owner.get(page).context["may_write"] is True
+
+    for action in ("cancel", "pause", "resume", "move"):
+        sent = {"option": "a100:1", "cap": "5"}
+        assert "does not allow changing" in text(member.post(f"{page}/{action}", sent, follow=True)), action
+    assert "does not allow changing" in text(member.post(f"/jobs/{failed.pk}/retry", {"cap": "5"}, follow=True))
+    assert member.post(f"/jobs/{failed.pk}/dismiss").status_code == 403
+    many = member.post("/jobs/cancel", {"job": [queued.pk, failed.pk], "confirm": "2 fine-tunes"}, follow=True)
+    assert text(many).count("does not allow changing") == 2
+    states = dict(FineTuningJob.objects.values_list("pk", "status"))
+    assert states == {queued.pk: JobStatus.QUEUED, failed.pk: JobStatus.FAILED}
+    assert FineTuningJob.objects.get(pk=failed.pk).dismissed_at is None
+
+    with pytest.raises(PermissionDenied, match="viewer"):
+        make_member_job(floor, by=bob.pk)
+    assert make_member_job(floor, by=alice.pk).project_id == default.pk
+    assert "The job is being cancelled" in text(owner.post(f"{page}/cancel", follow=True))
 
 
 def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organization, alice, project):
