@@ -5,6 +5,7 @@ role in the organization, or less: `viewer` in a project allows no more than to 
 """
 
 import datetime
+from collections.abc import Collection
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -26,9 +27,11 @@ from apps.accounts.operations import clean_name
 from apps.accounts.queries import with_made
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
-from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
+from apps.core.audit_log import count_of_hour
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
 
 MAX_PROJECTS = 200  # of an organization, without archived ones
+MAX_CREATED_IN_AN_HOUR = 100  # of an organization, with those that are archived again
 
 
 def list_projects(*, organization: Organization | str, with_archived: bool = False) -> QuerySet[Project]:
@@ -45,9 +48,10 @@ def get_project(*, organization: Organization | str, id: str) -> Project:
     return found
 
 
-def names_of_projects(*, organization: Organization | str) -> dict[str, str]:
-    """Return the names of the projects that the request sees, by id, also of archived ones."""
-    return dict(list_projects(organization=organization, with_archived=True).values_list("pk", "name"))
+def names_of_projects(*, organization: Organization | str, ids: Collection[str]) -> dict[str, str]:
+    """Return the names of those of these projects that the request sees, by id. An organization may have many."""
+    projects = list_projects(organization=organization, with_archived=True).filter(pk__in=ids)
+    return dict(projects.values_list("pk", "name"))
 
 
 def list_project_members(*, project: Project) -> QuerySet[ProjectMember]:
@@ -99,12 +103,15 @@ def require_work_in(*, project_id: str, actor: str) -> None:
 def create_project(
     *, organization: Organization, name: str, is_private: bool, by: User, now: datetime.datetime
 ) -> Project:
-    """Create a project; `by` is a member of it. Raises PermissionDenied, InvalidValue, InvalidState."""
+    """Create a project; `by` is a member of it. Raises PermissionDenied, InvalidValue, InvalidState, RateLimited."""
     acting = _lock(organization, by)
     if Project.objects.for_organization(organization).filter(archived_at=None).count() >= MAX_PROJECTS:
         raise InvalidState(
             gettext("An organization has at most %(most)s projects. Archive one first.") % {"most": MAX_PROJECTS}
         )
+    if count_of_hour(organization=organization, action="project.create") >= MAX_CREATED_IN_AN_HOUR:
+        text = gettext("An organization creates at most %(most)s projects an hour. Try again later.")
+        raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     project = Project.objects.create(
         organization=organization, name=_free_name(organization, name), is_private=is_private, created_by=by.pk,
         created_at=now,

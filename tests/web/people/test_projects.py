@@ -2,6 +2,7 @@
 
 import pytest
 
+from apps.accounts.members import projects
 from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import ApiKey, Membership, Project, default_project_id
 from apps.billing.budget_settings import set_budget
@@ -10,11 +11,11 @@ from apps.core.errors import PermissionDenied
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.lifecycle import JobStatus
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
-from tests.factories.finetuning import TrainingSetup, make_training_file
+from tests.factories.finetuning import TrainingSetup, make_checkpoint, make_training_file
 from tests.factories.market import Market
 from tests.factories.money import USD
 from tests.support.pages import text
@@ -137,6 +138,55 @@ def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organizati
     )  # fmt: skip
     assert "Default project" in text(owner.get("/quotas")) and "Default project" in text(owner.get("/budgets"))
     assert owner.post(f"/projects/{default}", {"name": "Default", "is_private": "on"}).status_code == 422
+
+
+def test_pages_leave_out_the_fine_tunes_of_a_private_project(client_for, organization, alice, bob, floor, claim):
+    secret = create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
+    done = floor.job(suffix="done")
+    claim().start().succeed(floor.base_model)
+    source = make_checkpoint(organization, floor.base_model, step=5)
+    done.refresh_from_db()
+    done.requested |= {"start_from": {"checkpoint": source.pk}}
+    done.save(update_fields=["requested"])
+    owner, member, model = client_for(alice), client_for(bob), f"/adapters/{done.adapter_version_id}"
+
+    def shown(client) -> tuple[int, bool, bool, bool]:
+        return (
+            client.get("/projects").context["nav_running_count"](),
+            f"/jobs/{done.pk}" in text(client.get(f"/why/{done.hold_id}")),
+            done.pk in dict(client.get("/jobs/retraining/new").context["form"].fields["source_job"].choices),
+            "bot, step 5" in text(client.get(model)),
+        )
+
+    assert shown(member) == (1, True, True, True)
+    FineTuningJob.objects.filter(pk=source.job_id).update(project=secret)
+    continued = text(member.get(model))
+    assert "bot, step 5" not in continued and source.pk in continued and "(deleted)" not in continued
+    FineTuningJob.objects.update(project=secret)
+    assert shown(owner) == (1, True, True, True) and shown(member) == (0, False, False, False)
+    assert "in a private project" in text(member.get(f"/why/{done.hold_id}"))
+
+
+def test_only_open_pools_are_offered_and_projects_of_an_hour_are_limited(
+    client_for, organization, alice, project, monkeypatch
+):
+    Market(organization)
+    owner, page = client_for(alice), f"/projects/{project.pk}"
+    GpuPool.objects.exclude(name="h100").update(is_open=False)
+
+    def offered() -> list[str]:
+        return list(dict(owner.get(page).context["form"].fields["default_pool"].choices))
+
+    assert offered() == ["", "h100"]
+    assert owner.post(page, {"name": "Search", "default_pool": "a100"}).status_code == 422
+    assert owner.post(page, {"name": "Search", "default_pool": "h100"}).status_code == 302
+    GpuPool.objects.update(is_open=False)
+    assert offered() == ["", "h100"], "it stays until another one is chosen"
+    assert owner.post(page, {"name": "Find", "default_pool": "h100"}).status_code == 302
+    monkeypatch.setattr(projects, "MAX_CREATED_IN_AN_HOUR", 2)
+    assert owner.post("/projects", {"name": "one"}).status_code == 302
+    refused = owner.post("/projects", {"name": "two"})
+    assert refused.status_code == 422 and "at most 2 projects an hour" in text(refused)
 
 
 def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, organization, alice, bob, project):
