@@ -288,6 +288,12 @@ def find_actor(*, organization: Organization | str, actor: str, now: datetime.da
     return Membership.objects.for_organization(organization).filter(user_id__in=people).first()
 
 
+def project_of_actor(*, organization: Organization | str, actor: str) -> str:
+    """Return the project of a key; "" for a member, who is in none."""
+    keys = ApiKey.objects.for_organization(organization).filter(pk=actor)
+    return keys.values_list("project_id", flat=True).first() or ""
+
+
 def name_of_actor(*, organization: Organization, actor: str) -> str:
     """Return the display name for an actor id from the organization's own rows."""
     if actor.startswith("user_"):

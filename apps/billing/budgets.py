@@ -164,8 +164,8 @@ def list_key_labels(*, organization: Organization | str) -> list[tuple[str, str]
     return [(key_id, ", ".join(pairs)) for key_id, pairs in texts.items()]
 
 
-def describe(budget: Budget) -> str:
-    """Return whose spending the budget limits, as part of a sentence."""
+def describe(budget: Budget, *, by_id: bool = False) -> str:
+    """Return whose spending the budget limits, as part of a sentence. `by_id` hides the name of a private project."""
     match budget.scope:
         case BudgetScope.ORGANIZATION:
             return gettext("the organization")
@@ -174,8 +174,10 @@ def describe(budget: Budget) -> str:
         case BudgetScope.KEY:
             return gettext("key %(name)s") % {"name": budget.target}
         case BudgetScope.PROJECT:
-            name = Project.objects.values_list("name", flat=True).get(pk=budget.target)
-            return gettext("the project %(name)s") % {"name": name}
+            project = Project.objects.get(pk=budget.target)
+            return gettext("the project %(name)s") % {
+                "name": project.pk if by_id and project.is_private else project.name
+            }
         case _:
             return gettext("member %(name)s") % {"name": budget.target}
 
@@ -276,7 +278,7 @@ def period_of(budget: Budget, now: datetime.datetime) -> BudgetPeriod:
 def _alert_title(budget: Budget, threshold: int) -> str:
     limit = dollars(budget.limit_nano)
     return gettext("Budget of %(of)s: %(threshold)s%% of %(limit)s spent") % {
-        "of": describe(budget),
+        "of": describe(budget, by_id=True),  # not all who are told may be in the project
         "threshold": threshold,
         "limit": limit,
     }

@@ -6,7 +6,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.visibility import visible
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, is_allowed
 from apps.accounts.queries import regions_of
 from apps.adapters.models import AdapterVersion
 from apps.core.errors import NotFound
@@ -113,6 +113,12 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
 
 def list_pools() -> QuerySet[GpuPool]:
     return GpuPool.objects.select_related("gpu_type", "capacity").order_by("name")
+
+
+def names_of_pools(*, organization: Organization | str) -> list[str]:
+    """Return the names of the open pools in the organization's regions."""
+    regions = regions_of(organization=organization)
+    return [pool.name for pool in list_pools().filter(is_open=True) if is_allowed(regions, pool.region_id)]
 
 
 def list_workers(*, pool: GpuPool) -> QuerySet[Worker]:

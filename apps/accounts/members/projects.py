@@ -5,9 +5,10 @@ role in the organization, or less: `viewer` in a project allows no more than to 
 """
 
 import datetime
+from collections.abc import Collection
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.memberships import lock_members
@@ -26,9 +27,11 @@ from apps.accounts.operations import clean_name
 from apps.accounts.queries import with_made
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
-from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
+from apps.core.audit_log import count_of_hour
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
 
 MAX_PROJECTS = 200  # of an organization, without archived ones
+MAX_CREATED_IN_AN_HOUR = 100  # of an organization, with those that are archived again
 
 
 def list_projects(*, organization: Organization | str, with_archived: bool = False) -> QuerySet[Project]:
@@ -45,9 +48,10 @@ def get_project(*, organization: Organization | str, id: str) -> Project:
     return found
 
 
-def names_of_projects(*, organization: Organization | str) -> dict[str, str]:
-    """Return the names of the projects that the request sees, by id, also of archived ones."""
-    return dict(list_projects(organization=organization, with_archived=True).values_list("pk", "name"))
+def names_of_projects(*, organization: Organization | str, ids: Collection[str]) -> dict[str, str]:
+    """Return the names of those of these projects that the request sees, by id. An organization may have many."""
+    projects = list_projects(organization=organization, with_archived=True).filter(pk__in=ids)
+    return dict(projects.values_list("pk", "name"))
 
 
 def list_project_members(*, project: Project) -> QuerySet[ProjectMember]:
@@ -67,8 +71,7 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
         raise InvalidState(
             gettext("The project %(name)s is archived. Choose another one.") % {"name": project.name}, param="project"
         )
-    is_viewer = project.members.filter(membership=membership, role=ProjectRole.VIEWER).exists()
-    if is_viewer and not has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
+    if not may_work_in(project_id=project.pk, membership=membership):
         raise PermissionDenied(
             gettext("The role viewer in the project %(name)s does not allow this. Choose another project.")
             % {"name": project.name},
@@ -77,16 +80,38 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
     return project
 
 
+def may_work_in(*, project_id: str, membership: Membership) -> bool:
+    """Return whether a member may change what is in the project: not as a viewer of it, unless they own all."""
+    if has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
+        return True
+    viewers = ProjectMember.objects.filter(project=project_id, role=ProjectRole.VIEWER)
+    return not viewers.filter(membership=membership).exists()
+
+
+def require_work_in(*, project_id: str, actor: str) -> None:
+    """Raise PermissionDenied if a member, or who made a key, is a viewer of the project, in which they change a job."""
+    makers = ApiKey.objects.filter(pk=actor).values("created_by")
+    of_actor = Q(membership__user=actor) | Q(membership__user__in=makers)
+    viewers = ProjectMember.objects.filter(of_actor, project=project_id, role=ProjectRole.VIEWER)
+    viewer = viewers.select_related("project", "membership").first()
+    if viewer and not has_permission(viewer.membership.role, Permission.ORGANIZATION_MANAGE):
+        text = gettext("The role viewer in the project %(name)s does not allow changing what is in it.")
+        raise PermissionDenied(text % {"name": viewer.project.name})
+
+
 @transaction.atomic
 def create_project(
     *, organization: Organization, name: str, is_private: bool, by: User, now: datetime.datetime
 ) -> Project:
-    """Create a project; `by` is a member of it. Raises PermissionDenied, InvalidValue, InvalidState."""
+    """Create a project; `by` is a member of it. Raises PermissionDenied, InvalidValue, InvalidState, RateLimited."""
     acting = _lock(organization, by)
     if Project.objects.for_organization(organization).filter(archived_at=None).count() >= MAX_PROJECTS:
         raise InvalidState(
             gettext("An organization has at most %(most)s projects. Archive one first.") % {"most": MAX_PROJECTS}
         )
+    if count_of_hour(organization=organization, action="project.create") >= MAX_CREATED_IN_AN_HOUR:
+        text = gettext("An organization creates at most %(most)s projects an hour. Try again later.")
+        raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     project = Project.objects.create(
         organization=organization, name=_free_name(organization, name), is_private=is_private, created_by=by.pk,
         created_at=now,

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.queries import RegionRefused
 from apps.billing.budgets import holds_of_budget
@@ -42,9 +43,9 @@ def lock_several(*, organization: Organization | str, ids: Collection[str]) -> N
 def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
     """Cancel at once if no worker holds the job; else ask the worker, which keeps the checkpoint.
 
-    Raises InvalidState.
+    Raises InvalidState, and PermissionDenied for a viewer of the job's project.
     """
-    job = _locked(job)
+    job = _locked(job, by)
     if job.status in JOB_TERMINAL:
         raise InvalidState(
             gettext("The job must go on to be cancelled; it has ended as %(status)s.") % {"status": job.status},
@@ -64,8 +65,11 @@ def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime)
 
 @transaction.atomic
 def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> FineTuningJob:
-    """Ask the worker to checkpoint and stop, keeping the hold. Raises InvalidState unless the job is running."""
-    job = _locked(job)
+    """Ask the worker to checkpoint and stop, keeping the hold.
+
+    Raises InvalidState unless the job is running, and PermissionDenied for a viewer of its project.
+    """
+    job = _locked(job, by)
     if not try_advance(
         job, to=JobStatus.PAUSING, transitions=JOB_TRANSITIONS, pause_requested_at=now, pause_requested_by=by
     ):
@@ -79,7 +83,8 @@ def request_pause(*, job: FineTuningJob, by: str, now: datetime.datetime) -> Fin
 
 @transaction.atomic
 def dismiss_failure(*, job: FineTuningJob, by: str, now: datetime.datetime) -> None:
-    """Dismiss a failed job from the list of what needs attention; nothing else changes."""
+    """Dismiss a failed job from the list of what needs attention; nothing else changes. Raises PermissionDenied."""
+    require_work_in(project_id=job.project_id, actor=by)
     failed = FineTuningJob.objects.filter(pk=job.pk, status=JobStatus.FAILED, dismissed_at=None)
     if failed.update(dismissed_at=now):
         audit.record(organization=job.organization_id, by=by, action="job.dismissed", target=job.pk)
@@ -91,9 +96,9 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
 
     A cap above the maximum of a firm price means that maximum. In a pool that the organization may not use any more,
     the job waits to be moved. Raises InvalidState unless the job is paused and its cap leaves room, RegionRefused if no
-    pool may run it, InsufficientBalance, BudgetExceeded.
+    pool may run it, InsufficientBalance, BudgetExceeded, and PermissionDenied for a viewer of its project.
     """
-    job = _locked(job)
+    job = _locked(job, by)
     if job.status != JobStatus.PAUSED:
         raise InvalidState(
             gettext("The job must be paused to be resumed; it is %(status)s.") % {"status": job.status}, param=_PARAM
@@ -152,7 +157,7 @@ def continue_overrun(*, job: FineTuningJob, by: str, now: datetime.datetime) -> 
 
     Raises InvalidState unless the job waits for this, and the errors of `resume`.
     """
-    job = _locked(job)
+    job = _locked(job, by)
     if job.status != JobStatus.PAUSED or job.overran_at is None or job.pool is None:
         raise InvalidState(
             gettext("Only a job that paused at the limit of its firm price is continued here."), param=_PARAM
@@ -187,6 +192,7 @@ def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
     return len(running)
 
 
-def _locked(job: FineTuningJob) -> FineTuningJob:
+def _locked(job: FineTuningJob, by: str) -> FineTuningJob:
+    require_work_in(project_id=job.project_id, actor=by)
     locked = FineTuningJob.objects.select_for_update(of=("self",)).select_related("price_rule", "pool", "base_model")
     return locked.get(pk=job.pk)

@@ -8,13 +8,13 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_project
-from apps.accounts.models import Membership, Organization, key_of
+from apps.accounts.models import Membership, Organization, default_project_id, key_of
 from apps.billing.budgets import attribution_of_actor
 from apps.catalog.licences import require_licence
 from apps.contracts.runs import Hyperparameters
 from apps.core import audit
 from apps.core.database import locks
-from apps.core.errors import InvalidValue, NotFound
+from apps.core.errors import InvalidValue
 from apps.core.messages import outbox
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import admit, is_ready_to_admit
@@ -132,13 +132,17 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
 
 
 def _project_of_member(organization: Organization | str, request: JobRequest, by: str) -> str:
-    """Return the project that a member asks for; "" if none. Raises NotFound, InvalidState, PermissionDenied."""
-    if not request.project or not by.startswith("user_"):
+    """Return the project that a member asks for, or the default; "" for a key, which has its own.
+
+    Raises NotFound, InvalidState, PermissionDenied.
+    """
+    if not by.startswith("user_"):
         return ""
     membership = Membership.objects.for_organization(organization).filter(user_id=by).first()
-    if membership is None:
-        raise NotFound(gettext("No such organization."))
-    return require_project(organization=organization, id=request.project, membership=membership).pk
+    if membership is None:  # they have left since they asked for a retry or a retraining
+        return request.project
+    wanted = request.project or default_project_id(organization)
+    return require_project(organization=organization, id=wanted, membership=membership).pk
 
 
 def _check_machines(request: JobRequest, recipe: Hyperparameters) -> None:

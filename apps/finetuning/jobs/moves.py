@@ -8,6 +8,7 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext, ngettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.billing.operations import InsufficientBalance, insufficient_balance
 from apps.contracts.runs import Hyperparameters
 from apps.core import audit
@@ -160,9 +161,10 @@ def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime
 
     A job that was queued again after an attempt is charged for what ran, and resumes from its last checkpoint.
     `shown_max_nano` is the maximum that its customer was shown for the option. Raises InvalidState unless the job is
-    queued, CannotLaunch if the option cannot go on with it, MaximumRaised, and the errors of its admission. The job
-    then stays where it is.
+    queued, PermissionDenied for a viewer of its project, CannotLaunch if the option cannot go on with it,
+    MaximumRaised, and the errors of its admission. The job then stays where it is.
     """
+    require_work_in(project_id=job.project_id, actor=by)
     job = FineTuningJob.objects.select_for_update(of=("self",)).get(pk=job.pk)
     if not _can_move(job):
         raise _too_late(job)

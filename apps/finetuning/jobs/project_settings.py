@@ -2,11 +2,11 @@
 
 from django.utils.translation import gettext
 
-from apps.accounts.members.projects import change_project
+from apps.accounts.members.projects import change_project, get_project
 from apps.accounts.models import Organization, Project, User
 from apps.catalog.queries import list_base_models
 from apps.core.errors import InvalidValue
-from apps.finetuning.queries import list_pools
+from apps.finetuning.queries import names_of_pools
 
 
 def change_project_settings(
@@ -21,11 +21,13 @@ def change_project_settings(
 ) -> Project:
     """Change a project as `change_project` does, also the base model and the pool that the wizard offers first.
 
-    None stays, and "" is none. Raises InvalidValue as well for a model that is not installed and an unknown pool.
+    None stays, and "" is none. Raises InvalidValue as well for a model that is not installed and a pool
+    that is unknown, closed or in a region that the organization may not use.
     """
     if default_model and not list_base_models(only_installed=True).filter(name=default_model).exists():
         raise InvalidValue(gettext("Choose a base model that is installed."), param="default_model")
-    if default_pool and not list_pools().filter(name=default_pool).exists():
+    kept = get_project(organization=organization, id=id).default_pool  # it may have closed since
+    if default_pool and default_pool != kept and default_pool not in names_of_pools(organization=organization):
         raise InvalidValue(gettext("There is no such pool."), param="default_pool")
     return change_project(
         organization=organization, id=id, by=by, name=name, is_private=is_private, default_model=default_model,

@@ -8,6 +8,7 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.contracts.runs import Objective
 from apps.core.database import locks
 from apps.core.errors import DomainError, InvalidState
@@ -45,8 +46,9 @@ def retry_job(
     If a file must be repaired first, the repair creates a new version, and the job waits for it. `spend_cap_nano` None
     holds the suggested amount. Raises InvalidState unless the job failed, CannotLaunch if the suggestion cannot be
     started from here, MaximumRaised if it would hold more than `shown_max_nano`, and the errors of `create_job` and the
-    repair.
+    repair, and PermissionDenied for a viewer of the job's project.
     """
+    require_work_in(project_id=job.project_id, actor=by)
     if job.status != JobStatus.FAILED:
         raise InvalidState(
             gettext("%(id)s is %(status)s: only a job that failed is started again.")

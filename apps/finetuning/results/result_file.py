@@ -10,6 +10,7 @@ from django.core.cache import cache
 from django.db.models import CharField, QuerySet, Value
 from django.db.models.functions import Coalesce, Concat, Substr
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.core.ids import ULID_LENGTH, ulid_of
 from apps.finetuning.lifecycle import JobStatus
@@ -36,16 +37,16 @@ def result_file_id(job: FineTuningJob) -> str | None:
 
 
 def find_job_of(*, organization: Organization | str, file_id: str) -> FineTuningJob | None:
-    """Return the succeeded job whose result file has this id."""
+    """Return the succeeded job that the request sees whose result file has this id."""
     if not file_id.startswith(_PREFIX) or len(file_id) != len(_PREFIX) + ULID_LENGTH:
         return None
-    jobs = FineTuningJob.objects.for_organization(organization).filter(status=JobStatus.SUCCEEDED)
+    jobs = visible(FineTuningJob.objects.for_organization(organization)).filter(status=JobStatus.SUCCEEDED)
     return jobs.filter(pk=f"ftjob-{file_id.removeprefix(_PREFIX)}").first() if "\x00" not in file_id else None
 
 
 def list_jobs_with_file(*, organization: Organization | str) -> QuerySet[FineTuningJob]:
-    """Return the jobs that have a result file; `listed_at` is the file's time and `listed_id` its id."""
-    jobs = FineTuningJob.objects.for_organization(organization).filter(status=JobStatus.SUCCEEDED)
+    """Return the visible jobs that have a result file; `listed_at` is the file's time and `listed_id` its id."""
+    jobs = visible(FineTuningJob.objects.for_organization(organization)).filter(status=JobStatus.SUCCEEDED)
     file_id = Concat(Value(_PREFIX), Substr("id", len("ftjob-") + 1), output_field=CharField())
     return jobs.annotate(listed_at=Coalesce("finished_at", "created_at"), listed_id=file_id)
 

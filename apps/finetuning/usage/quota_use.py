@@ -96,7 +96,9 @@ def list_target_use(*, organization: Organization, now: datetime.datetime) -> li
         target for target, use in recent.items() if use.gpu_seconds and target != default and target not in allowances
     ]
     others.sort(key=lambda target: (-recent[target].gpu_seconds, target))
-    names = names_of_makers(organization=organization) | names_of_projects(organization=organization)
+    shown = [*allowances, *others[:_MOST_TARGETS]]
+    names = names_of_makers(organization=organization)
+    names |= names_of_projects(organization=organization, ids=[target for _, target in shown])
     return [
         TargetUse(
             scope=target[0],
@@ -106,7 +108,7 @@ def list_target_use(*, organization: Organization, now: datetime.datetime) -> li
             limits=jobs.limits_of(target, allowances.get(target)),
             recent=recent[target],
         )
-        for target in (*allowances, *others[:_MOST_TARGETS])
+        for target in shown
     ]
 
 

@@ -108,21 +108,53 @@ def test_a_key_fixes_the_project_of_its_jobs_and_openais_header_must_name_it(
     assert not list(mine.fine_tuning.jobs.list(extra_query={"project": default_project_id(organization)}))
 
 
+def test_a_key_changes_no_job_of_a_project_that_its_maker_only_views(
+    api_client, organization, alice, bob, floor, file_id, project
+):
+    made, default, now = key_in(project, bob), default_project_id(organization), db_now()
+    job = floor.job()
+    membership = Membership.objects.get(user=bob).pk
+    set_project_member(
+        organization=organization, project_id=default, membership_id=membership, role="viewer", by=alice, now=now
+    )
+    one, client = f"/v1/fine_tuning/jobs/{job.pk}", api_client(made)
+    assert client.get(one).status_code == 200
+    tried = [post(client, f"{one}/{each}") for each in ("cancel", "pause", "resume")]
+    tried.append(post(client, f"/api{one}/retry"))
+    tried.append(post(client, f"/api{one}/moves", option="h100:1", quoted_max_usd="5"))
+    assert [(each.status_code, each.json()["error"]["code"]) for each in tried] == [
+        (403, "insufficient_permissions")
+    ] * 5
+    mine = create(openai_client(made), file_id).id
+    assert post(client, f"/v1/fine_tuning/jobs/{mine}/cancel").json()["status"] == "cancelled"
+
+
 def test_a_private_project_hides_its_jobs_and_keys_from_all_but_members_and_owners(
-    api_client, organization, alice, ann, bob, floor, file_id, secret_project
+    api_client, organization, alice, ann, bob, floor, claim, file_id, secret_project
 ):
     hidden = key_in(secret_project, alice)
     job = create(openai_client(hidden), file_id)
+    claim().start().succeed(floor.base_model)
+    (results,) = openai_client(hidden).fine_tuning.jobs.retrieve(job.id).result_files
     one, theirs = f"/v1/fine_tuning/jobs/{job.id}", f"{PROJECTS}/{secret_project.pk}"
     admin = api_client(make_key(organization, ann, scopes=frozenset(SCOPES) - {"organization.manage"}))
 
     def found(client) -> list[int]:
         return [
-            client.get(each).status_code for each in (one, f"{one}/events", theirs, f"/api/v1/keys/{hidden.key.pk}")
-        ]
+            client.get(each).status_code for each in (
+                one, f"{one}/events", theirs, f"/api/v1/keys/{hidden.key.pk}", f"/v1/files/{results}",
+                f"/v1/files/{results}/content", f"/api/v1/usage?project={secret_project.pk}",
+            )
+        ]  # fmt: skip
 
-    assert found(admin) == [404] * 4 and found(api_client(hidden)) == [200] * 4
-    assert found(api_client(make_key(organization, alice))) == [200] * 4, "an owner's key that manages all"
+    assert found(admin) == [404] * 7 and found(api_client(hidden)) == [200] * 7
+    assert found(api_client(make_key(organization, alice))) == [200] * 7, "an owner's key that manages all"
+    assert results not in str(admin.get("/v1/files").json())
+    repeated = post(
+        admin, "/api/v1/fine_tuning/retraining_plans", name="p", source_job=job.id, dataset="d", alias="a",
+        max_usd="20", min_new_rows=1,
+    )  # fmt: skip
+    assert (repeated.status_code, repeated.json()["error"]["param"]) == (404, "source_job")
     assert job.id not in str(admin.get("/v1/fine_tuning/jobs").json())
     assert "Secret" not in str(admin.get(PROJECTS).json()) and hidden.key.pk not in str(
         admin.get("/api/v1/keys").json()

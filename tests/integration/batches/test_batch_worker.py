@@ -13,7 +13,10 @@ from types import SimpleNamespace
 import pytest
 from botocore.response import StreamingBody
 
-from apps.accounts.models import Organization
+from apps.accounts.login.key_operations import issue_key
+from apps.accounts.members.projects import create_project
+from apps.accounts.models import Organization, default_project_id
+from apps.accounts.queries import find_key
 from apps.batches import files, gateway, operations, validation, worker
 from apps.batches.gateway import GatewayReply
 from apps.batches.models import Batch, BatchFile, BatchRequest
@@ -25,6 +28,7 @@ from tests.factories.accounts import make_organization
 
 pytestmark = pytest.mark.django_db
 CHAT = "/v1/chat/completions"
+_SECRET_OF = worker._Worker._secret_of
 DONE = GatewayReply(status=200, body=b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 
 
@@ -150,6 +154,23 @@ def test_a_batch_that_cannot_end_fails(organization, monkeypatch):
     Batch.objects.update(retry_at=None, faults=worker.MAX_FAULTS - 1)
     assert (work(batch).status, batch.errors[0]["code"]) == ("failed", "internal_error")
     assert not BatchRequest.objects.exists()
+
+
+def test_requests_are_sent_in_the_project_of_the_batchs_key(organization, alice):
+    project = create_project(organization=organization, name="Search", is_private=True, by=alice, now=db_now())
+    made = issue_key(
+        organization=organization, name="k", scopes=frozenset({"inference"}), by=alice, expires_at=None, now=db_now(),
+        project_id=project.pk,
+    )  # fmt: skip
+    batch = make_batch(organization)
+    found = []
+    for maker in (made.key.pk, alice.pk):
+        batch.created_by = maker
+        worker._secrets.clear()
+        identity = find_key(secret=str(_SECRET_OF(worker._Worker(0), batch)))
+        assert identity is not None
+        found.append(identity.project_id)
+    assert found == [project.pk, default_project_id(organization)]
 
 
 def test_an_expired_batch_that_cannot_end_fails_too(organization, replies, monkeypatch):

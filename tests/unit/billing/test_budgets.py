@@ -8,10 +8,11 @@ import pytest
 from django.core import mail
 
 from apps.accounts.login.key_operations import IssuedKey
+from apps.accounts.members.projects import create_project
 from apps.accounts.models import Organization, User, default_project_id
 from apps.billing import budget_settings
 from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
-from apps.billing.budgets import Attribution, BudgetExceeded, attribution_of_key, get_states
+from apps.billing.budgets import Attribution, BudgetExceeded, attribution_of_key, describe, get_states
 from apps.billing.invoices.mail import publish_reports, send_alert, send_report
 from apps.billing.models import BillingProfile, Budget, BudgetAlert, Hold, KeyLabel
 from apps.billing.operations import refund_source
@@ -132,6 +133,13 @@ def test_an_exhausted_budget_that_pauses_asks_for_it_once(rich):
     budget(rich, 8, mode="pause")
     spend(rich, 3, source="ftjob-3")
     assert OutboxMessage.objects.filter(topic="budget.exhausted").count() == 2, "raised, and reached again"
+
+
+def test_an_alert_names_a_private_project_by_its_id(rich, alice: User):
+    secret = create_project(organization=rich, name="Secret", is_private=True, by=alice, now=db_now())
+    found = budget(rich, 10, scope="project", target=secret.pk, mode="alert")
+    assert describe(found) == "the project Secret"
+    assert describe(found, by_id=True) == f"the project {secret.pk}"
 
 
 def test_an_ended_budget_limits_nothing(rich):

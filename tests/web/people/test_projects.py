@@ -2,19 +2,31 @@
 
 import pytest
 
-from apps.accounts.members.projects import create_project
+from apps.accounts.members import projects
+from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import ApiKey, Membership, Project, default_project_id
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
-from apps.finetuning.models import FineTuningJob
+from apps.core.errors import PermissionDenied
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.lifecycle import JobStatus
+from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
+from tests.factories.finetuning import TrainingSetup, make_checkpoint, make_training_file
 from tests.factories.market import Market
 from tests.factories.money import USD
 from tests.support.pages import text
 
 KEY = {"name": "nightly", "scopes": ["view"], "expires": "30"}
+
+
+def make_member_job(floor: TrainingSetup, *, by: str) -> FineTuningJob:
+    version = make_training_file(floor.organization, floor.base_model)
+    asked = JobRequest(base_model=floor.base_model.name, training_file=version.pk)
+    return create_job(organization=floor.organization, request=asked, by=by, now=db_now())
 
 
 @pytest.fixture
@@ -75,6 +87,34 @@ def test_the_chosen_project_is_that_of_what_is_shown_and_made(client_for, organi
     assert member.post("/projects/choose", {"project": "proj_unknown"}).status_code == 404
 
 
+def test_a_viewer_of_a_project_only_looks_at_its_fine_tunes(client_for, organization, alice, ann, bob, floor):
+    default = Project.objects.get(pk=default_project_id(organization))
+    viewer = {"project_id": default.pk, "role": "viewer", "by": ann, "now": db_now()}
+    for person in (alice, bob):
+        membership = Membership.objects.get(organization=organization, user=person)
+        set_project_member(organization=organization, membership_id=membership.pk, **viewer)
+    queued, failed = floor.job(), floor.job()
+    FineTuningJob.objects.filter(pk=failed.pk).update(status=JobStatus.FAILED, finished_at=db_now())
+    owner, member, page = client_for(alice), client_for(bob), f"/jobs/{queued.pk}"
+    assert member.get(page).context["may_write"] is False and owner.get(page).context["may_write"] is True
+
+    for action in ("cancel", "pause", "resume", "move"):
+        sent = {"option": "a100:1", "cap": "5"}
+        assert "does not allow changing" in text(member.post(f"{page}/{action}", sent, follow=True)), action
+    assert "does not allow changing" in text(member.post(f"/jobs/{failed.pk}/retry", {"cap": "5"}, follow=True))
+    assert member.post(f"/jobs/{failed.pk}/dismiss").status_code == 403
+    many = member.post("/jobs/cancel", {"job": [queued.pk, failed.pk], "confirm": "2 fine-tunes"}, follow=True)
+    assert text(many).count("does not allow changing") == 2
+    states = dict(FineTuningJob.objects.values_list("pk", "status"))
+    assert states == {queued.pk: JobStatus.QUEUED, failed.pk: JobStatus.FAILED}
+    assert FineTuningJob.objects.get(pk=failed.pk).dismissed_at is None
+
+    with pytest.raises(PermissionDenied, match="viewer"):
+        make_member_job(floor, by=bob.pk)
+    assert make_member_job(floor, by=alice.pk).project_id == default.pk
+    assert "The job is being cancelled" in text(owner.post(f"{page}/cancel", follow=True))
+
+
 def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organization, alice, project):
     owner = client_for(alice)
     page = text(owner.get(f"/projects/{project.pk}"))
@@ -98,6 +138,55 @@ def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organizati
     )  # fmt: skip
     assert "Default project" in text(owner.get("/quotas")) and "Default project" in text(owner.get("/budgets"))
     assert owner.post(f"/projects/{default}", {"name": "Default", "is_private": "on"}).status_code == 422
+
+
+def test_pages_leave_out_the_fine_tunes_of_a_private_project(client_for, organization, alice, bob, floor, claim):
+    secret = create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
+    done = floor.job(suffix="done")
+    claim().start().succeed(floor.base_model)
+    source = make_checkpoint(organization, floor.base_model, step=5)
+    done.refresh_from_db()
+    done.requested |= {"start_from": {"checkpoint": source.pk}}
+    done.save(update_fields=["requested"])
+    owner, member, model = client_for(alice), client_for(bob), f"/adapters/{done.adapter_version_id}"
+
+    def shown(client) -> tuple[int, bool, bool, bool]:
+        return (
+            client.get("/projects").context["nav_running_count"](),
+            f"/jobs/{done.pk}" in text(client.get(f"/why/{done.hold_id}")),
+            done.pk in dict(client.get("/jobs/retraining/new").context["form"].fields["source_job"].choices),
+            "bot, step 5" in text(client.get(model)),
+        )
+
+    assert shown(member) == (1, True, True, True)
+    FineTuningJob.objects.filter(pk=source.job_id).update(project=secret)
+    continued = text(member.get(model))
+    assert "bot, step 5" not in continued and source.pk in continued and "(deleted)" not in continued
+    FineTuningJob.objects.update(project=secret)
+    assert shown(owner) == (1, True, True, True) and shown(member) == (0, False, False, False)
+    assert "in a private project" in text(member.get(f"/why/{done.hold_id}"))
+
+
+def test_only_open_pools_are_offered_and_projects_of_an_hour_are_limited(
+    client_for, organization, alice, project, monkeypatch
+):
+    Market(organization)
+    owner, page = client_for(alice), f"/projects/{project.pk}"
+    GpuPool.objects.exclude(name="h100").update(is_open=False)
+
+    def offered() -> list[str]:
+        return list(dict(owner.get(page).context["form"].fields["default_pool"].choices))
+
+    assert offered() == ["", "h100"]
+    assert owner.post(page, {"name": "Search", "default_pool": "a100"}).status_code == 422
+    assert owner.post(page, {"name": "Search", "default_pool": "h100"}).status_code == 302
+    GpuPool.objects.update(is_open=False)
+    assert offered() == ["", "h100"], "it stays until another one is chosen"
+    assert owner.post(page, {"name": "Find", "default_pool": "h100"}).status_code == 302
+    monkeypatch.setattr(projects, "MAX_CREATED_IN_AN_HOUR", 2)
+    assert owner.post("/projects", {"name": "one"}).status_code == 302
+    refused = owner.post("/projects", {"name": "two"})
+    assert refused.status_code == 422 and "at most 2 projects an hour" in text(refused)
 
 
 def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, organization, alice, bob, project):

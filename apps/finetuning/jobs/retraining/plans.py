@@ -11,6 +11,7 @@ from django.db.models import F, Q, QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
 from apps.contracts.evaluation.graders import StringCheckGrader
@@ -82,10 +83,9 @@ def list_retrainings(*, plan: RetrainingPlan) -> QuerySet[Retraining]:
 
 
 def list_repeatable(*, organization: Organization | str) -> QuerySet[FineTuningJob]:
-    """Return the jobs that a plan may name, newest first; one on other rows than conversations is refused later."""
-    jobs = FineTuningJob.objects.for_organization(organization).filter(
-        status=JobStatus.SUCCEEDED, adapter_version__isnull=False
-    )
+    """Return the visible jobs that a plan may name, newest first; one on other rows than chats is refused later."""
+    jobs = visible(FineTuningJob.objects.for_organization(organization))
+    jobs = jobs.filter(status=JobStatus.SUCCEEDED, adapter_version__isnull=False)
     return jobs.select_related("base_model").order_by("-created_at", "-pk")
 
 
@@ -256,7 +256,7 @@ def _columns(organization_id: str, request: PlanRequest, now: datetime.datetime)
 
 
 def _source_job(organization_id: str, job_id: str) -> FineTuningJob:
-    jobs = FineTuningJob.objects.for_organization(organization_id)
+    jobs = visible(FineTuningJob.objects.for_organization(organization_id))
     job = jobs.select_related("adapter_version", "validation_file").filter(pk=job_id).first()
     if job is None:
         raise NotFound(gettext("There is no such fine-tuning job."), param="source_job")

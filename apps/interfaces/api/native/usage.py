@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 from rest_framework.request import Request
 
+from apps.accounts.members.projects import get_project
 from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS, MAX_THRESHOLDS, end_budget, set_budget
@@ -304,7 +305,7 @@ class UsageList(ApiView):
             until=until,
             key_id=query.key or "",
             model_name=query.model or "",
-            project_id=query.project or "",
+            project_id=get_project(organization=self.organization, id=query.project).pk if query.project else "",
         )
         return page(query, rows, _usage_object, order=("-hour_at", "-id"))
 

@@ -22,7 +22,7 @@ from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
 from apps.finetuning.jobs.project_settings import change_project_settings
-from apps.finetuning.queries import list_jobs, list_pools
+from apps.finetuning.queries import list_jobs, names_of_pools
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.current_project import choose_project, find_current_project
 
@@ -44,11 +44,12 @@ class ProjectSettingsForm(ProjectForm):
         required=False, label=later("Pool"), help_text=later("Chosen first, if it can run the job.")
     )
 
-    def __init__(self, data: QueryDict | None = None, *, project: Project) -> None:
+    def __init__(self, data: QueryDict | None = None, *, project: Project, organization: Organization) -> None:
         super().__init__(data, initial={name: getattr(project, name) for name in self.base_fields})
         models = [(each.name, each.display_name) for each in list_base_models(only_installed=True)]
         self.fields["default_model"].choices = [("", "–"), *models]  # type: ignore[attr-defined]
-        self.fields["default_pool"].choices = [("", "–"), *((each.name, each.name) for each in list_pools())]  # type: ignore[attr-defined]
+        pools = sorted({*names_of_pools(organization=organization), project.default_pool} - {""})
+        self.fields["default_pool"].choices = [("", "–"), *((each, each) for each in pools)]  # type: ignore[attr-defined]
 
 
 class ProjectMemberForm(forms.Form):
@@ -101,9 +102,9 @@ def detail(request: OrganizationRequest, project_id: str) -> HttpResponse:
     """Show a project. A POST changes its settings."""
     project = projects.get_project(organization=request.organization, id=project_id)
     if request.method != "POST":
-        return _page(request, project, ProjectSettingsForm(project=project))
+        return _page(request, project, ProjectSettingsForm(project=project, organization=request.organization))
     require(request.membership, Permission.MEMBER_MANAGE)
-    form = ProjectSettingsForm(request.POST, project=project)
+    form = ProjectSettingsForm(request.POST, project=project, organization=request.organization)
     if form.is_valid():
         with domain_errors_on(form):
             change_project_settings(

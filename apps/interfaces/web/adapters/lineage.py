@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
+from apps.accounts.members.visibility import visible
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_siblings
@@ -21,7 +22,7 @@ _MAX_COMPARED = 4  # columns of the playground
 
 @dataclass(frozen=True)
 class Ancestor:
-    """What training began with, if not a base model. A deleted one has no address."""
+    """What training began with, if not a base model. One that is deleted or hidden from the reader has no address."""
 
     label: str
     url: str
@@ -48,10 +49,10 @@ def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
         return Ancestor(f"{version.adapter.name}, {version.label}", url)
     if not start.checkpoint:
         return None
-    checkpoints = Checkpoint.objects.for_organization(job.organization_id).select_related("job")
-    checkpoint = checkpoints.filter(pk=start.checkpoint).first()
+    checkpoints = Checkpoint.objects.for_organization(job.organization_id).filter(pk=start.checkpoint)
+    checkpoint = visible(checkpoints, project="job__project").select_related("job").first()
     if checkpoint is None:
-        return Ancestor(f"{start.checkpoint} (deleted)", "")
+        return Ancestor(start.checkpoint if checkpoints.exists() else f"{start.checkpoint} (deleted)", "")
     url = reverse("web:job_detail", args=[checkpoint.job_id])
     return Ancestor(f"{checkpoint.job.suffix or checkpoint.job_id}, step {checkpoint.step}", url)
 

@@ -144,5 +144,5 @@ def _page(request: OrganizationRequest, form: BudgetForm, labels: KeyLabelsForm)
 def _names_of(request: OrganizationRequest, ids: Sequence[str]) -> dict[str, str]:
     """Return the names of keys, members and projects, and of the target of the organization's own budget."""
     names = {"": gettext("The whole organization")} | names_of_keys(organization=request.organization, ids=ids)
-    names |= names_of_projects(organization=request.organization)
+    names |= names_of_projects(organization=request.organization, ids=ids)
     return names | names_of_makers(organization=request.organization)

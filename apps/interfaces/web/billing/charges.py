@@ -11,8 +11,9 @@ from apps.accounts.roles import Permission
 from apps.billing.invoices.files import quantity_in_words
 from apps.billing.usage.charge_details import Charge, find_charge, list_hours, list_postings
 from apps.core.money import rated
-from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.models import Run
 from apps.finetuning.pools.prices import name_skus
+from apps.finetuning.queries import list_jobs
 from apps.finetuning.usage.charges import MINIMUM_SECONDS, estimate_loss_nano
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -43,7 +44,7 @@ def show(request: OrganizationRequest, reference: str) -> HttpResponse:
 
 def _job(organization: Organization, charge: Charge) -> dict[str, object]:
     assert charge.hold is not None
-    job = FineTuningJob.objects.for_organization(organization).filter(pk=charge.hold.source).first()
+    job = list_jobs(organization=organization).filter(pk=charge.hold.source).first()
     runs = (
         Run.objects.for_organization(organization).filter(job=job).order_by("attempt").select_related("pool")
         if job

@@ -211,7 +211,7 @@ def _grouped(organization: Organization, group: Group, period: Period) -> list[t
     if group is Group.LABEL:
         return [(f"{label}={value}" if value else f"{_WITHOUT} {label}", nano) for value, nano in sums.items()]
     if group is Group.PROJECT:
-        names = names_of_projects(organization=organization)
+        names = names_of_projects(organization=organization, ids=list(sums))
     else:
         names = names_of_keys(organization=organization, ids=list(sums)) | names_of_makers(organization=organization)
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]

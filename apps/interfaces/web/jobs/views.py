@@ -13,6 +13,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext, gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
+from apps.accounts.members.projects import may_work_in
 from apps.accounts.models import User
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
@@ -195,9 +196,11 @@ def title_of(job: FineTuningJob) -> str:
 
 
 def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]:
+    member = request.membership
+    may_write = has_permission(member.role, Permission.JOB_WRITE)
     return {
         "is_live": job.status not in JOB_TERMINAL,
-        "may_write": has_permission(request.membership.role, Permission.JOB_WRITE),
+        "may_write": may_write and may_work_in(project_id=job.project_id, membership=member),
     }
 
 

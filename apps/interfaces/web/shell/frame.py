@@ -1,18 +1,19 @@
 """The context of every page's frame: the reader's organizations, the balance, what is running, the theme."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 from django.conf import settings
 from django.http import HttpRequest
 
 from apps.accounts.login.viewing import viewing_of
+from apps.accounts.members.visibility import seeing, sight_of_member
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
 from apps.finetuning.lifecycle import JOB_OPEN, JobStatus
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.shell.access import find_membership, seeing_memberships
 
 THEME_COOKIE = "theme"
@@ -39,7 +40,7 @@ def context(request: HttpRequest) -> dict[str, object]:
         "viewing": viewing_of(request),
         "membership": getattr(request, "membership", None),
         "memberships": getattr(request, "memberships", []),
-    } | _figures(organization, lambda: _seeing(request, organization))
+    } | _figures(organization, lambda: _as_reader(request, organization))
 
 
 def theme_of(request: HttpRequest) -> str:
@@ -48,25 +49,29 @@ def theme_of(request: HttpRequest) -> str:
     return theme if theme in THEMES else ""
 
 
-def _seeing(request: HttpRequest, organization: Organization | None) -> AbstractContextManager[None]:
-    """Return a context that makes the organization's rows visible; a no-op inside one of its own views."""
-    return nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
+@contextmanager
+def _as_reader(request: HttpRequest, organization: Organization | None) -> Iterator[None]:
+    """Make the organization's rows visible, which its own views have done already, as far as the reader sees them."""
+    membership = getattr(request, "membership", None)
+    rows = nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
+    with seeing(sight_of_member(membership) if membership else None), rows:
+        yield
 
 
 def _figures(
-    organization: Organization | None, seeing: Callable[[], AbstractContextManager[None]]
+    organization: Organization | None, as_reader: Callable[[], AbstractContextManager[None]]
 ) -> dict[str, object]:
     if organization is None:
         return {"balance_nano": None, "nav_running_count": None}
 
     @cache
     def balance_nano() -> int:
-        with seeing():
+        with as_reader():
             return get_balance(organization=organization).available_nano
 
     @cache
     def nav_running_count() -> int:
-        with seeing():
-            return FineTuningJob.objects.for_organization(organization).filter(status__in=_ACTIVE).count()
+        with as_reader():
+            return list_jobs(organization=organization).filter(status__in=_ACTIVE).count()
 
     return {"balance_nano": balance_nano, "nav_running_count": nav_running_count}
