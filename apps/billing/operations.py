@@ -25,6 +25,7 @@ from apps.billing.models import (
     LotKind,
     PostingKind,
 )
+from apps.billing.queries import get_charged_nano
 from apps.catalog.models import PriceRule
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -318,7 +319,10 @@ def record_estimate_loss(*, hold_id: str, total_nano: int, by: str) -> None:
 
 @transaction.atomic
 def refund_source(*, organization: Organization | str, source: str, by: str, reason: str, keep_nano: int = 0) -> int:
-    """Refund what was captured for `source` beyond `keep_nano` and not refunded yet, last first; return the amount."""
+    """Refund what was charged for `source` beyond `keep_nano` and not refunded yet, last first; return the amount.
+
+    What an operator refunded counts as charged, and stays refunded.
+    """
     wallet = lock_wallet(organization=organization)
     holds = Hold.objects.filter(
         organization_id=wallet.owner_id,
@@ -327,7 +331,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
         status=HoldStatus.CLOSED,
         captured_nano__gt=F("refunded_nano"),
     ).order_by("-pk")
-    left = max(sum(found.captured_nano - found.refunded_nano for found in holds) - keep_nano, 0)
+    left = max(get_charged_nano(source=source) - keep_nano, 0)
     total = 0
     for found in holds:
         amount_nano = min(found.captured_nano - found.refunded_nano, left - total)

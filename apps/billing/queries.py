@@ -5,13 +5,17 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce
 
 from apps.accounts.models import Organization, key_of
 from apps.billing.lots import spendable_lots
 from apps.billing.models import (
     WELCOME,
     AccountKind,
+    Adjustment,
+    AdjustmentKind,
+    AdjustmentStatus,
     CreditLot,
     Hold,
     HoldPurpose,
@@ -35,17 +39,26 @@ class Balance:
     held_nano: int
 
 
-def get_captured_nano(*, source: str) -> int:
-    """Return the charges for the job or conversion `source` so far, less refunds."""
-    return get_captured(sources=[source])[source]
+def get_charged_nano(*, source: str) -> int:
+    """Return the charges for the job or conversion `source` so far, as `get_charged` does."""
+    return get_charged(sources=[source])[source]
 
 
-def get_captured(*, sources: Collection[str]) -> Counter[str]:
-    """Return the nano-USD charged for each job or conversion so far, less refunds."""
-    holds = (
-        Hold.objects.filter(purpose=HoldPurpose.JOB, source__in=sources).values_list("source").annotate(nano=Sum(_KEPT))
-    )
-    return Counter({source: nano or 0 for source, nano in holds})
+def get_charged(*, sources: Collection[str]) -> Counter[str]:
+    """Return the nano-USD charged for each job or conversion so far, less our own refunds.
+
+    What an operator refunded counts as charged, or the job's next settlement would charge it again.
+    """
+    returned = Adjustment.objects.filter(
+        organization=OuterRef("organization_id"),
+        source=OuterRef("source"),
+        kind=AdjustmentKind.REFUND,
+        status=AdjustmentStatus.POSTED,
+    ).values("source")
+    returned_nano = Coalesce(Subquery(returned.annotate(nano=Sum("amount_nano")).values("nano")), 0)
+    holds = Hold.objects.filter(purpose=HoldPurpose.JOB, source__in=sources).values("organization_id", "source")
+    sums = holds.annotate(nano=Sum(_KEPT), returned_nano=returned_nano).values_list("source", "nano", "returned_nano")
+    return Counter({source: nano + returned_nano for source, nano, returned_nano in sums})
 
 
 def get_balance(*, organization: Organization | str) -> Balance:

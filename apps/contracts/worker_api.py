@@ -105,7 +105,7 @@ class HeartbeatResponse(Struct, frozen=True, kw_only=True):
 
 
 class EventsRequest(Struct, frozen=True, kw_only=True):
-    events: tuple[RunEvent, ...]
+    events: Annotated[tuple[RunEvent, ...], Meta(max_length=500)]  # a worker sends 200 at once; they lock their job
 
 
 class EventsResponse(Struct, frozen=True, kw_only=True):

@@ -77,6 +77,8 @@ def request_page(
     if not gateway.is_configured():
         raise InvalidState(gettext("This installation takes no payments. Its operator grants credit."))
     page = HostedPage.objects.create(organization_id=key_of(organization), kind=kind, topup=topup, requested_by=by)
+    if topup is None:
+        audit.record(organization=organization, by=by, action="payment.page_requested", target=page.pk, kind=kind)
     outbox.publish(topic="payments.page", key=f"payments.page:{page.pk}", payload={"page_id": page.pk})
     return page
 

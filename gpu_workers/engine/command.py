@@ -15,6 +15,8 @@ _NO_HOST = "nowhere.invalid"  # without a list vLLM fetches images from any host
 # of vLLM 0.32 write for xgrammar only, so with a tool parser vLLM chooses the backend.
 _GRAMMARS = '{"backend": "guidance", "disable_any_whitespace": true}'
 _GRAMMAR_OPTIONS = ("--structured-outputs-config", "--tool-call-parser")
+# A few hundred kilobytes of a PNG can hold 170 million pixels: half a gigabyte, eight times in one request.
+_MAX_PIXELS = 2**24
 # On a CPU nothing is compiled: the sampler alone takes ten seconds, at the first request for log-probabilities, and
 # needs a C++ compiler. vLLM 0.32 compiles no model with adapters there; without --enforce-eager it still prepares for
 # that, and computes norms and activations with torch instead of its own kernels.
@@ -78,6 +80,7 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_MAX_N_SEQUENCES": "8",
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "16",
+        "VLLM_MAX_IMAGE_PIXELS": str(_MAX_PIXELS),
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",

@@ -10,6 +10,7 @@ import hmac
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils.translation import gettext
 
 from apps.accounts.login.addresses import has_verified_address
@@ -111,9 +112,12 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
             gettext("An organization sends %(max_a_day)s invitations a day. Continue tomorrow.")
             % {"max_a_day": MAX_A_DAY}
         )
-    lock(f"invitations:{email}")
+    local, _, domain = email.rpartition("@")
+    name = local.partition("+")[0] or local  # what comes after a plus leads to the same person
+    lock(f"invitations:{name}@{domain}")
+    theirs = Q(email=f"{name}@{domain}") | Q(email__startswith=f"{name}+", email__endswith=f"@{domain}")
     with all_tenants():
-        sent = Invitation.objects.filter(email=email, created_at__gt=now - _A_DAY).count()
+        sent = Invitation.objects.filter(theirs, created_at__gt=now - _A_DAY).count()
     if sent >= MAX_TO_ADDRESS:
         message = gettext("%(email)s had %(max_to_address)s invitations today. Send another one tomorrow.") % {
             "email": email,

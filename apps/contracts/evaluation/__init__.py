@@ -12,6 +12,9 @@ from apps.contracts.struct import Struct, is_deeper
 MAX_SCHEMA_BYTES = 16 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_PATTERN_CHARACTERS = 512
+# Python compiles a range of characters one by one if case does not matter: 15 ms for each of these.
+MAX_WIDE_RANGES = 8
+_WIDE_RANGE = re.compile(r"-(?:[^\x00-\xff]|\\[uUN])")
 MAX_INSTRUCTION_CHARACTERS = 2_000
 # A pattern inside a schema would run without a time limit.
 _REFUSED_SCHEMA_KEYS = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef"})
@@ -132,6 +135,8 @@ def problem_of(grader: Grader) -> str | None:
 def _problem_of_pattern(pattern: str) -> str | None:
     if not pattern or len(pattern) > MAX_PATTERN_CHARACTERS:
         return f"pattern must have 1 to {MAX_PATTERN_CHARACTERS} characters."
+    if len(_WIDE_RANGE.findall(pattern)) > MAX_WIDE_RANGES:
+        return f"pattern may have {MAX_WIDE_RANGES} ranges of letters beyond Latin, such as а-я: use fewer."
     try:
         re.compile(pattern)
     except re.error as error:

@@ -17,8 +17,8 @@ from msgspec import inspect
 from apps.core.errors import DomainError, InvalidJson, InvalidValue, MissingParameter, UnknownParameter
 
 T = TypeVar("T")
-# Finding the fault reads the body again into objects, and holds the interpreter: 50 ms for this many values.
-MAX_EXPLAINED_VALUES, _VALUE_MARKS = 100_000, (b",", b"[", b"{")
+# Reading so many values into objects holds the interpreter for up to 0.1 s.
+MAX_VALUES, _VALUE_MARKS = 100_000, (b",", b"[", b"{")
 _NOT_EXPLAINED = (
     "A field of the body has a wrong type or is unknown. The body holds too many values to find it. "
     "Send a smaller body, and its error names the field."
@@ -34,14 +34,18 @@ def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
-        # Commas and brackets inside texts count too; then the answer is only less exact.
-        if sum(map(raw.count, _VALUE_MARKS)) > MAX_EXPLAINED_VALUES:
+        if has_many_values(raw):  # finding the fault reads them again; without that, the answer is only less exact
             raise InvalidValue(_NOT_EXPLAINED) from error
         raise explain(_loads(raw), decoder.type) from error
     except RecursionError as error:
         raise InvalidJson("The body is nested too deeply. Flatten it.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _unreadable(_where(str(error))) from error
+
+
+def has_many_values(raw: bytes) -> bool:
+    """Return whether a body may hold more than MAX_VALUES. Commas and brackets inside its texts count too."""
+    return sum(map(raw.count, _VALUE_MARKS)) > MAX_VALUES
 
 
 def explain(data: object, kind: Any, *, at: str = "") -> DomainError:

@@ -31,6 +31,7 @@ class Readings:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, Future[None]] = OrderedDict()  # by name, most recent last
         self._of_owner: dict[str, Future[None]] = {}
+        self._failed: OrderedDict[str, None] = OrderedDict()  # names, most recent last
 
     def require(self, name: str, read: Callable[[], None], *, owner: str) -> None:
         """Return if `read` has ended; begin it otherwise. Raises FilesUnread until then, and what it raised."""
@@ -40,9 +41,17 @@ class Readings:
                 self._begin(name, read, owner)
             elif reading.done() and reading.exception() is not None:
                 del self._known[name]
+                self._failed[name] = None
+                while len(self._failed) > _MAX_KNOWN:
+                    self._failed.popitem(last=False)
         if reading is None or not reading.done():
             raise FilesUnread("The files are still being read. Send the same call again.", retry_after_seconds=1)
         reading.result()
+
+    def has_failed(self, name: str) -> bool:
+        """Return whether a reading of this name has failed before."""
+        with self._lock:
+            return name in self._failed
 
     def _begin(self, name: str, read: Callable[[], None], owner: str) -> None:
         """Begin unless the owner has another reading, whose end it waits for."""

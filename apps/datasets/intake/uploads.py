@@ -102,7 +102,7 @@ def create_upload(
             gettext("Your organization has %(max_open)s uploads open: complete or cancel some.")
             % {"max_open": f"{MAX_OPEN:,}"}
         )
-    return Upload.objects.create(
+    upload = Upload.objects.create(
         organization_id=id_of(organization),
         filename=clean_filename(filename),
         purpose=purpose,
@@ -115,6 +115,8 @@ def create_upload(
         created_by=by,
         expires_at=now + (BROWSER_LIFETIME if is_planned else LIFETIME),
     )
+    audit.record(organization=organization, by=by, action="upload.announced", target=upload.pk, bytes=bytes)
+    return upload
 
 
 def get_upload(*, organization: Organization | str, id: str) -> Upload:
@@ -219,13 +221,14 @@ def expire_uploads(*, now: datetime.datetime) -> int:
 
 
 def delete_parts(*, upload_id: str) -> None:
-    """Delete the parts of a closed upload.
+    """Delete the parts of a closed upload, and their rows.
 
     A store that can refuse later writes needs no second deletion.
     """
     upload = Upload.objects.get(pk=upload_id)
     is_refused = store().close_prefix(part_key(upload))
     store().delete_prefix(part_key(upload))
+    upload.parts.all().delete()
     if is_refused:
         Upload.objects.filter(pk=upload.pk).update(signed_until=None)
 

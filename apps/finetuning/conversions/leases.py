@@ -9,7 +9,7 @@ import logging
 
 import msgspec
 from django.db import transaction
-from django.db.models import DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import Case, DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.utils.translation import gettext_noop
 
 from apps.accounts.models import Organization, allowed_in
@@ -49,8 +49,9 @@ logger = logging.getLogger(__name__)
 BEAT_SECONDS = 30
 _SILENT = datetime.timedelta(minutes=5)  # then the lease is lost
 _PATIENCE = datetime.timedelta(days=1)  # from the order
-_MAX_FAILURES, _MAX_ATTEMPTS = 2, 10
-# From a take to the next one by a worker that gave it back unmade, times the attempt squared: ten take a day.
+_MAX_FAILURES = 2
+# From a take to the next one: times the attempt squared for the worker that gave it back unmade, and times the attempts
+# before it for any other. An interruption is no failure, so this bounds what busy trainers begin within the patience.
 _APART = datetime.timedelta(minutes=5)
 _URL_SECONDS = 3600
 _KIND = "conversions"
@@ -78,8 +79,9 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
         waiting = waiting.filter(version__adapter__base_model__in=claim.base_models)
-    apart = ExpressionWrapper(Value(_APART) * F("attempt") * F("attempt"), output_field=DurationField())
-    waiting = waiting.exclude(worker=worker, leased_at__gt=Value(now) - apart)
+    times = Case(When(worker=worker, then=F("attempt") * F("attempt")), default=F("attempt") - 1)
+    apart = ExpressionWrapper(Value(_APART) * times, output_field=DurationField())
+    waiting = waiting.exclude(leased_at__gt=Value(now) - apart)
     running = rows.filter(status=ConversionStatus.RUNNING)
     left = running.filter(worker=worker)
     if not waiting.exists() and not left.exists():
@@ -194,7 +196,7 @@ def _release(conversion_id: str, now: datetime.datetime) -> bool:
     if AdapterVersion.objects.filter(pk=row.version_id, deleted_at__isnull=False).exists():
         _fail(row, _DELETED)
     elif row.created_at < now - _PATIENCE:
-        _fail(row, row.problem or _NOT_IDLE)
+        _fail(row, row.problem or (_INTERRUPTED if row.attempt > 1 else _NOT_IDLE))
     elif row.status == ConversionStatus.RUNNING and row.heartbeat_at and row.heartbeat_at < now - _SILENT:
         _give_back(row, _STOPPED)
     else:
@@ -218,9 +220,7 @@ def _finish(worker: Worker, conversion_id: str, report: ConversionReport) -> Non
         return  # the answer was lost, and the report is repeated
     row = _locked(worker, conversion_id)
     if not report.manifest_sha256:
-        if report.is_interrupted and row.attempt >= _MAX_ATTEMPTS:
-            _fail(row, row.problem or _INTERRUPTED)
-        elif report.is_interrupted:
+        if report.is_interrupted:
             _wait(row, row.problem, given_back_by=worker.pk)
         else:
             _give_back(row, report.problem or "The trainer gave no reason.", is_lasting=report.is_lasting)

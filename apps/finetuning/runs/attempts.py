@@ -9,7 +9,7 @@ from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold, HoldPurpose
 from apps.billing.operations import InsufficientBalance, hold, record_estimate_loss, refund_source, settle_hold
-from apps.billing.queries import get_captured, get_captured_nano
+from apps.billing.queries import get_charged, get_charged_nano
 from apps.catalog.models import PriceRule
 from apps.contracts.failures import CAUSES, Blame, FailureCode
 from apps.core import audit
@@ -186,7 +186,7 @@ def settle_before_move(*, job: FineTuningJob, by: str) -> None:
     cost = cost_of(job=job, gpu_ms=gpu_ms)
     job.moved_gpu_ms, job.moved_nano = gpu_ms, cost
     job.billed_gpu_ms, job.cost_nano = gpu_ms, cost
-    rest = max(cost - get_captured_nano(source=job.pk), 0)
+    rest = max(cost - get_charged_nano(source=job.pk), 0)
     settle_hold(hold_id=job.hold_id, capture_nano=rest, by=by, reason=f"{job.pk} {job.status}" if rest else "")
 
 
@@ -239,8 +239,8 @@ def resume_hold_nano(*, job: FineTuningJob) -> int:
 
 def resume_holds_nano(*, jobs: Sequence[FineTuningJob]) -> dict[str, int]:
     """Return the hold of each job's resume by its id, as `resume_hold_nano` does."""
-    captured = get_captured(sources=[job.pk for job in jobs]) if jobs else {}
-    return {job.pk: job.spend_cap_nano - captured[job.pk] for job in jobs}
+    charged = get_charged(sources=[job.pk for job in jobs]) if jobs else {}
+    return {job.pk: job.spend_cap_nano - charged[job.pk] for job in jobs}
 
 
 def request_pause_at_cap(*, job: FineTuningJob, now: datetime.datetime) -> None:
@@ -267,7 +267,7 @@ def _due_nano(job: FineTuningJob, status: JobStatus, gpu_ms: int) -> int:
     """
     cost = cost_of(job=job, gpu_ms=gpu_ms)
     if job.overran_at is not None and status != JobStatus.SUCCEEDED:
-        return min(cost, get_captured_nano(source=job.pk))
+        return min(cost, get_charged_nano(source=job.pk))
     return min(cost, job.spend_cap_nano - 1) if job.is_firm and status == JobStatus.PAUSED else cost
 
 
@@ -276,7 +276,7 @@ def _settle(job: FineTuningJob, cost: int, status: JobStatus, gpu_ms: int) -> No
 
     The value of the time that a firm price leaves unpaid is posted as estimate loss.
     """
-    paid = get_captured_nano(source=job.pk)
+    paid = get_charged_nano(source=job.pk)
     settle_hold(hold_id=job.hold_id, capture_nano=max(cost - paid, 0), by="system", reason=f"{job.pk} {status}")
     if paid > cost:
         _refund_surplus(job, cost, status)
@@ -307,7 +307,7 @@ def _end_job(
     cost = _due_nano(job, status, gpu_ms)
     is_held = bool(job.hold_id) and job.status != JobStatus.PAUSED
     if not is_held:
-        cost = min(cost, get_captured_nano(source=job.pk))
+        cost = min(cost, get_charged_nano(source=job.pk))
     advance(
         job,
         to=status,

@@ -122,7 +122,8 @@ def verify_uploads(lease: Lease, upload_ids: Collection[str]) -> None:
         try:
             require_contents(upload=upload, manifest_sha256=upload.manifest_sha256, owner=owner, at_once=at_once)
         except FilesUnread:
-            run.update(idle_ms=0)  # the worker waits for us: its run has not stalled
+            if not readings.has_failed(upload.object_prefix):
+                run.update(idle_ms=0)  # the worker waits for us: its run has not stalled
             raise
         run.update(idle_ms=0)
         RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())

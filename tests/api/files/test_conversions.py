@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import itertools
 
 import msgspec
 import pytest
@@ -343,30 +344,28 @@ def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
     assert (row.status, row.failures) == ("waiting", 0)
 
 
-def test_a_trainer_that_takes_and_gives_back_leaves_it_to_others_and_ends_it_after_some_attempts(
-    shop, call, floor, organization
-):
+def test_what_busy_trainers_give_back_waits_for_an_idle_one_and_ends_after_a_day(shop, call, floor, organization):
     before = get_balance(organization=organization)
     shop("merged_16bit")
     other = make_worker(floor.pool, credential="annw_other")
-    waits = [leases._APART * attempt**2 for attempt in range(1, leases._MAX_ATTEMPTS + 1)]
-    assert datetime.timedelta(hours=23) < sum(waits[:-1], datetime.timedelta()) < leases._PATIENCE
-    for wait in waits:
+    busy = itertools.cycle([(floor.worker, other), (other, floor.worker)])
+    interrupted, begun, passed = ConversionReport(is_interrupted=True), 0, datetime.timedelta()
+    while passed < leases._PATIENCE:
         assert shop()["merged_16bit"]["status"] == "waiting"
-        taken = take(call)
-        assert finish(call, taken, is_interrupted=True) == 204
-        Conversion.objects.update(leased_at=F("leased_at") - wait * 0.9)
-        assert call("/conversions/next", ConversionClaim()).status_code == 204, "it is another trainer's turn"
-        Conversion.objects.update(leased_at=F("leased_at") - wait * 0.1)
+        last, following = next(busy)
+        leases.finish(worker=last, conversion_id=take_as(worker=last, claim=ConversionClaim()).id, report=interrupted)
+        assert take_as(worker=last, claim=ConversionClaim()) is None, "it is another trainer's turn"
+        wait = leases._APART * begun
+        if wait:
+            assert take_as(worker=following, claim=ConversionClaim()) is None, "it was given back too often"
+        Conversion.objects.update(leased_at=F("leased_at") - wait, created_at=F("created_at") - wait)
+        begun, passed = begun + 1, passed + wait
+    assert 10 < begun < 30 and Conversion.objects.get().failures == 0
 
+    assert release_overdue(now=db_now()) == 1
     ended = shop()["merged_16bit"]
     assert (ended["status"], "other work" in ended["problem"]) == ("failed", True)
     assert get_balance(organization=organization) == before and get_ledger_sum_nano() == 0
-
-    shop("merged_16bit")
-    taken = take(call)
-    finish(call, taken, is_interrupted=True)
-    assert take_as(worker=other, claim=ConversionClaim()).id == taken.id
 
 
 def test_an_order_of_a_suspended_organization_waits(shop, call, organization):

@@ -7,8 +7,9 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from apps.batches.files import MAX_FILE_BYTES
+from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.datasets.models import DatasetVersion
+from apps.datasets.models import DatasetVersion, Upload
 from apps.datasets.validation.leases import validate_version
 from apps.finetuning.usage.storage import counted_bytes
 from tests.factories.accounts import make_key
@@ -133,6 +134,23 @@ def test_an_upload_becomes_what_the_same_file_sent_at_once_would(
     assert DatasetVersion.objects.filter(pk=file["id"]).exists() == is_dataset
     assert [each["id"] for each in client.get("/v1/files").json()["data"]] == [file["id"]]
     assert counted_bytes(organization=organization) == len(content)
+
+
+def test_announced_uploads_count_as_changes_of_the_hour(key, api_client, monkeypatch) -> None:
+    monkeypatch.setattr(audit, "_FEW", 3)
+    monkeypatch.setattr(audit, "MAX_PER_HOUR", 3)
+    client = api_client(key)
+    announced = {"bytes": 9, "filename": "a.jsonl", "purpose": "fine-tune", "mime_type": "application/jsonl"}
+    answers = []
+
+    for _ in range(5):
+        answer = client.post("/v1/uploads", announced, format="json")
+        answers.append(answer.status_code)
+        if answer.status_code == 200:
+            assert client.post(f"/v1/uploads/{answer.json()['id']}/cancel").status_code == 200
+
+    assert answers[0] == 200 and answers[-1] == 429
+    assert Upload.objects.count() == answers.count(200) < 4
 
 
 def test_items_of_evals_are_known_as_such_also_with_an_idempotency_key(key, api_client) -> None:

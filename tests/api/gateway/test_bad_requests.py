@@ -140,6 +140,10 @@ def test_what_is_wrong_is_told_in_plain_words_with_what_is_taken(gateway, world,
             "invalid_value", "response_format.json_schema.schema", "cannot compile the schema",
         ),
         (
+            "Image dimensions 9000x9000 (81000000 pixels) exceed the maximum of 16777216 pixels. Set VLLM_MAX_IMAGE…",
+            {}, "invalid_value", "messages", "more than 16,777,216 pixels",
+        ),
+        (
             "token_id(s) [99999] in logit_bias contain out-of-vocab token ids. Vocabulary size: 6144",
             {"logit_bias": {"99999": 1}}, "invalid_value", "logit_bias", "its ids end at 6143",
         ),

@@ -1,6 +1,8 @@
 """How much slower everything is for one tenant while another takes all it can get: `make bench-neighbours`.
 
-    python -m tests.bench.neighbours [--only TEXT] [web api orders gateway streams workers mail validation queues]
+    python -m tests.bench.neighbours [--only TEXT] [MODULE …]
+
+The modules are web, api, orders, gateway, streams, workers, mail, validation, queues and control.
 
 For each entrance a tenant works at an ordinary pace, alone and beside a hostile one in turns. Each attack has a tenant
 of its own, which asks at full rate from its own address. The platform runs as it is deployed, its processes on this one
@@ -18,13 +20,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.bench.neighbours import api, gateway, mail, orders, queues, streams, validation, web, workers
+from tests.bench.neighbours import api, control, gateway, mail, orders, queues, streams, validation, web, workers
 from tests.bench.neighbours.stage import Platform, running_platform
 from tests.bench.neighbours.traffic import Entrance, compare
 
 MODULES = {
     "web": web, "api": api, "orders": orders, "gateway": gateway, "streams": streams, "workers": workers, "mail": mail,
-    "validation": validation, "queues": queues,
+    "validation": validation, "queues": queues, "control": control,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ _ROWS = b"".join(
     for n in range(60_000)
 )
 _DEEP = b'{"model":' + b"[" * 500_000 + b"]" * 500_000 + b"}"
+_WIDE = b'{"model":[' + b"{}," * 1_000_000 + b"{}]}"
 
 
 def entrances(platform: Platform) -> dict[str, Entrance]:
@@ -48,6 +49,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "API beside large uploads": calls(lambda it: _uploading(it, _ROWS)),
         "API beside many small files": calls(lambda it: _uploading(it, _ROWS[:400])),
         "API beside deep bodies": calls(lambda it: sending(it, "POST", "/v1/fine_tuning/jobs", lambda: _DEEP)),
+        "API beside wide bodies": calls(lambda it: sending(it, "POST", "/v1/fine_tuning/jobs", lambda: _WIDE)),
         "API beside slow bodies": calls(_trickling),
         "estimates beside estimates": estimates("/api/v1/estimates"),
         "estimates beside dry runs": estimates("/v1/fine_tuning/jobs", dry_run=True),

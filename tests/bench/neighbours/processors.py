@@ -15,6 +15,7 @@ _PROGRAMS = {
     "apps.config.asgi:": "web",
     "apps.config.asgi_internal:": "worker API",
     "gateway.app:": "gateway",
+    "--queues control": "short tasks",
     "--queues data": "files",
     "--queues mail": "mail",
     "scripts.embedded postgres": "postgres",

@@ -1,7 +1,7 @@
 """The platform as its own processes, with a tenant that works and others that take all they can get.
 
-The web process, the gateway before a scripted engine, the worker API, and the workers that validate files, work on
-batches, send mail, call webhooks and push to a hub; each as it is deployed.
+The web process, the gateway before a scripted engine, the worker API, and the workers that carry out short tasks,
+validate files, work on batches, send mail, call webhooks and push to a hub; each as it is deployed.
 """
 
 import itertools
@@ -36,6 +36,7 @@ _PROGRAMS = {
     "gateway": "gateway",
     "web": "app",
     "internal": "internal",
+    "celery": "sys",
     "celery-data": "sys",
     "celery-data-middle": "sys",
     "celery-data-small": "sys",

@@ -18,7 +18,7 @@ from apps.datasets.intake import uploads
 from apps.datasets.intake.parts import UploadClosed, count_parts, list_present, part_size, sign_parts
 from apps.datasets.intake.uploads import add_part, cancel_upload, delete_parts, get_upload
 from apps.datasets.intake.versions import FileTooLarge
-from apps.datasets.models import DatasetVersion, Upload
+from apps.datasets.models import DatasetVersion, Upload, UploadPart
 from tests.factories.datasets import make_upload
 from tests.integration.datasets.upload_calls import CONTENT, PART, complete, limit_storage, pieces, put, send
 
@@ -36,10 +36,11 @@ class TestParts:
         assert (done.version.status, done.version.dataset.name) == ("uploaded", "big")
         assert read_object(done.version.object_key) == CONTENT
         assert done.version.sha256 == hashlib.sha256(CONTENT).hexdigest()
+        delete_parts(**OutboxMessage.objects.get(topic="upload.closed").payload)
         assert complete(upload, part_ids=part_ids).version == done.version, "a retried call changes nothing"
         assert DatasetVersion.objects.count() == 1
-        delete_parts(**OutboxMessage.objects.get(topic="upload.closed").payload)
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
+        assert not UploadPart.objects.exists()
 
     def test_with_another_checksum_leave_the_upload_open(self, organization: Organization, any_store: str) -> None:
         upload = make_upload(organization, bytes=len(CONTENT))

@@ -236,6 +236,16 @@ def test_fifty_are_sent_a_day_whatever_became_of_them(organization, alice):
     invite(organization, alice, "more@example.com")
 
 
+def test_addresses_that_differ_after_a_plus_get_three_mails_a_day_together(organization, alice):
+    for tag in ("+1", "", "+2"):
+        invite(organization, alice, f"victim{tag}@example.com")
+
+    with pytest.raises(TooManyInvitations, match="3 invitations today"):
+        invite(organization, alice, "Victim+Other@example.com")
+    for other in ("victim+1@example.org", "victims@example.com", "+victim@example.com"):
+        invite(organization, alice, other)
+
+
 def test_an_address_gets_three_mails_a_day_from_all_organizations(organization, alice):
     others = [make_organization(f"Other {number}", owner=make_user()) for number in range(MAX_TO_ADDRESS)]
     owner = Membership.objects.get(organization=others[-1]).user

@@ -139,6 +139,7 @@ def test_the_experts_of_a_mixture_are_not_wrapped(config: EngineConfig, tmp_path
         ("VLLM_MAX_N_SEQUENCES", "8"),
         ("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"),
         ("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "16"),
+        ("VLLM_MAX_IMAGE_PIXELS", "16777216"),
         ("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "75"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from django.db import transaction
 
 from apps.accounts.models import Organization
+from apps.core.models import AuditEntry
 from apps.payments import topups
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import HostedPage, StripeCustomer
@@ -56,6 +57,16 @@ def leave_cards(twin: Twin, organization: Organization, *steps: tuple[str, str])
         money.pay_checkout(twin, session, card)
         told.append(copy.deepcopy(twin.events[-1]))
     return told
+
+
+@pytest.mark.parametrize("kind", ["card", "portal"])
+def test_a_page_of_stripe_is_in_the_audit_log_whose_entries_are_limited(
+    near_twin: Twin, organization: Organization, kind: str
+) -> None:
+    page = topups.request_page(organization=organization, kind=kind, by="user_1")
+
+    entry = AuditEntry.objects.get(action="payment.page_requested")
+    assert (entry.actor, entry.target, entry.details) == ("user_1", page.pk, {"kind": kind})
 
 
 VISA, MASTERCARD = "pm_card_visa", "pm_card_mastercard"

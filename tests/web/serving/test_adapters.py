@@ -322,6 +322,15 @@ def test_moving_an_alias_is_undone_by_pointing_it_back(organization, floor, clie
     assert Alias.objects.get().version_id == first.pk
 
 
+@pytest.mark.parametrize("share", ["100", "9" * 5000])
+def test_a_canary_of_everything_or_of_endless_digits_is_refused(share, version, client_for, bob):
+    sent = {"name": "production", "canary_percent": share}
+
+    page = text(client_for(bob).post(f"/adapters/{version.pk}/alias", sent, follow=True))
+
+    assert "A canary gets 1 to 99 percent" in page and not Alias.objects.exists()
+
+
 def test_another_form_is_ordered_at_the_price_on_its_button(
     version, organization, client_for, alice, bob, vera, charlie, rival
 ):

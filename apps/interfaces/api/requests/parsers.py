@@ -10,7 +10,8 @@ from rest_framework.exceptions import ParseError
 from rest_framework.parsers import DataAndFiles, JSONParser, MultiPartParser
 
 from apps.core.errors import DomainError, InvalidJson
-from apps.core.http.json_bodies import explain
+from apps.core.http.asgi import TooLarge
+from apps.core.http.json_bodies import MAX_VALUES, explain, has_many_values
 
 T = TypeVar("T")
 _MAX_DEPTH = 64
@@ -31,9 +32,12 @@ class EmptyTolerantJSONParser(JSONParser):
     ) -> Any:
         """Return the parsed body.
 
-        Raises InvalidJson if it is not UTF-8 JSON, names a key twice, or holds a value that cannot be stored.
+        Raises TooLarge for too many values, and InvalidJson if it is not UTF-8 JSON, names a key twice, or holds a
+        value that cannot be stored.
         """
         body = stream.read()
+        if has_many_values(body):
+            raise TooLarge(f"The body holds more than {MAX_VALUES:,} values or commas. Send less in one request.")
         if not body.strip():
             return {}
         try:

@@ -337,6 +337,7 @@ def _meaning_of(found: EngineFault, status: int | str | None, request: EngineReq
     )
 
 
+_PIXELS = re.compile(r"exceed the maximum of (\d+) pixels")
 _VOCABULARY = re.compile(r"Vocabulary size: (\d+)")
 _GRAMMAR = re.compile(r"Grammar error|json schema into a grammar|Invalid grammar specification|JSON schema contains")
 _NO_TOOLS = (
@@ -355,6 +356,9 @@ def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
         )
     if limit:
         return _too_long(found.message, _first(limit), request)
+    if pixels := _PIXELS.search(found.message):
+        text = f"An image has more than {int(pixels[1]):,} pixels. Send it in a smaller size."
+        return InvalidValue(text, param=request.prompt_param)
     if "--tool-call-parser" in found.message:
         return UnsupportedParameter(_NO_TOOLS, param="tools")
     if "response_format" in request.fields and _GRAMMAR.search(found.message):

@@ -110,7 +110,7 @@ def _effect_of(worker: Worker) -> str:
 
 
 def _revoke(request: HttpRequest, worker_id: str) -> None:
-    operations.revoke(worker=Worker.objects.get(pk=worker_id), by=operator_id(request))
+    operations.revoke(worker=get_object_or_404(Worker, pk=worker_id), by=operator_id(request))
 
 
 _REVOKE = ConfirmedAction[HttpRequest](

@@ -37,7 +37,7 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
         alias = aliases.point_alias(
             version=version,
             name=name,
-            canary_percent=int(percent) if percent.isdecimal() else 0,
+            canary_percent=int(percent[:3]) if percent.isdecimal() else 0,
             by=request.membership.user_id,
             now=db_now(),
         )

@@ -38,6 +38,9 @@ def test_rouge_l_is_the_f1_of_the_longest_common_subsequence():
 
 def test_a_grader_that_could_run_for_ever_or_makes_no_sense_is_refused():
     assert problem_of(Grader(kind=GraderKind.REGEX, pattern="(")) is not None
+    assert problem_of(Grader(kind=GraderKind.REGEX, pattern="[a-z]{2,3}[а-я]+" * 8)) is None
+    for wide in ("[!-\uffff]", r"[!-\uffff]", r"[!-\U0010ffff]"):
+        assert "ranges" in str(problem_of(Grader(kind=GraderKind.REGEX, pattern=f"(?i){wide * 9}")))
     assert problem_of(Grader(kind=GraderKind.STRING_CHECK, operation="gt")) is not None
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(a+)+$"}}}
     assert "pattern" in str(problem_of(Grader(kind=GraderKind.JSON_SCHEMA, schema=schema)))

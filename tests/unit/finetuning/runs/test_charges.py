@@ -5,6 +5,7 @@ from decimal import Decimal
 import msgspec
 import pytest
 
+from apps.billing.books.adjustments import request_adjustment
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance
 from apps.contracts import runs as wire
@@ -85,6 +86,36 @@ def test_each_time_a_paused_job_goes_on_is_a_start_of_its_own(floor, organizatio
             control.resume(job=reload(job), by="key_test", now=db_now())
 
     assert charged(organization) == 120 * MILLI_DOLLAR
+
+
+@pytest.mark.parametrize(
+    ("how", "cost", "paid"), [("cancelled", 20, 5), ("paused", 30, 15), ("succeeded", 35, 20), ("failed", 0, 0)]
+)
+def test_what_an_operator_refunded_of_a_paused_job_is_never_charged_again(
+    floor, organization, claim, reload, how, cost, paid
+):
+    job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
+    paused_at(claim().start(), job, step=4, seconds=20.0)
+    request_adjustment(
+        organization=organization, amount_nano=15 * MILLI_DOLLAR, reason="goodwill", by="user_olga", now=db_now(),
+        refund_of=job.pk,
+    )  # fmt: skip
+    if how == "cancelled":
+        control.request_cancellation(job=reload(job), by="key_test", now=db_now())
+    else:
+        control.resume(job=reload(job), by="key_test", now=db_now())
+        assert get_balance(organization=organization).held_nano == 180 * MILLI_DOLLAR
+        second = claim().start(start_step=4)
+        if how == "paused":
+            paused_at(second, reload(job), step=8, seconds=10.0)
+        elif how == "succeeded":
+            second.succeed(floor.base_model, seconds=15.0)
+        else:
+            second.succeed(floor.base_model, files={"adapter_model.safetensors": b"nothing"})
+
+    job = reload(job)
+    assert (job.status, job.cost_nano) == (how, cost * MILLI_DOLLAR)
+    assert charged(organization) == paid * MILLI_DOLLAR
 
 
 @pytest.mark.parametrize(("held_seconds", "billed_seconds"), [(1800, 60), (25, 25)])

@@ -128,6 +128,15 @@ def test_a_line_with_nul_is_kept_without_it(attempt):
     assert JobEvent.objects.order_by("-sequence").first().message == "a\ufffd\ufffd b \\u0000 \\\ufffd"
 
 
+def test_more_events_at_once_than_a_worker_sends_are_refused(attempt):
+    kept, first = JobEvent.objects.count(), attempt.sequence + 1
+    lines = [wire.LogLine(sequence=first + number, level="info", message="x") for number in range(501)]
+
+    status, _ = post(f"leases/{attempt.lease.id}/events", msgspec.json.encode({"events": lines}), attempt.lease.token)
+
+    assert (status, JobEvent.objects.count()) == (400, kept)
+
+
 def test_a_claim_that_names_more_models_than_a_machine_has_is_refused(floor):
     for named in (["m"] * 1_001, ["m" * 1_000_000]):  # an offer is read with each claim of the pool
         claim = {"address": "10.0.0.1", "port": 29_500, "base_models": named}

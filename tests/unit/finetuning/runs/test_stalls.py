@@ -8,14 +8,16 @@ from django.db.models import F
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.core.objects.readings import FilesUnread
 from apps.core.objects.store import store
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.models import Run
 from apps.finetuning.runs import leases, stalls
 from apps.finetuning.runs.leases import StaleLease
-from apps.finetuning.runs.uploads import UploadIncomplete
+from apps.finetuning.runs.uploads import READ_AT_ONCE_FILES, UploadIncomplete
 from tests.factories.finetuning import checkpoint_files
 from tests.support.attempts import step
+from tests.support.waiting import join_readings
 
 BEAT_SECONDS = 50  # less than a lease
 STALLED = wire.Failed(code=FailureCode.STALLED, message="No progress for 900 s while training, after step 4.")
@@ -108,6 +110,26 @@ def test_a_checkpoint_that_is_never_stored_is_no_progress(floor, claim):
         with pytest.raises(UploadIncomplete):
             attempt.report(wire.CheckpointSaved, **sent, **sealed)
 
+    assert stalls.end_stalled_runs() == 1
+
+
+def test_a_checkpoint_of_many_files_that_never_come_is_progress_only_while_they_are_first_read(floor, claim):
+    floor.job()
+    attempt = claim().start()
+    files = {f"model-{number}.safetensors": b"state" for number in range(READ_AT_ONCE_FILES)}
+    upload = attempt.upload("checkpoint", 4, checkpoint_files() | files)
+    store().delete_prefix(upload.object_prefix)
+    sent = {"step": 4, "bytes": 12, "trained_tokens": 100, "training_seconds": 8.0}
+    idle_ms = []
+
+    for refusal in (FilesUnread, UploadIncomplete) * 2:
+        beat_for(attempt, 100)
+        with pytest.raises(refusal):
+            attempt.report(wire.CheckpointSaved, **sent, upload_id=upload.pk, manifest_sha256=upload.manifest_sha256)
+        join_readings()
+        idle_ms.append(attempt.run.idle_ms)
+
+    assert [round(each, -4) for each in idle_ms] == [0, 100_000, 200_000, 300_000]
     assert stalls.end_stalled_runs() == 1
 
 

@@ -151,8 +151,8 @@ def test_every_queue_has_a_worker_and_those_of_customers_are_measured_beside_an_
     workers = {queue: name for name, queues in celery.items() for queue in queues.split(",")}
 
     assert {topic.lane for topic in OUTBOX_TOPICS.values()} | OUTBOX_MOST_AT_ONCE.keys() <= workers.keys()
-    # Short tasks of the platform, which other entrances wait for, and Stripe's.
-    assert set(workers.values()) - stage._PROGRAMS.keys() == {"celery", "celery-payments"}
+    # Stripe's, which has no twin there.
+    assert set(workers.values()) - stage._PROGRAMS.keys() == {"celery-payments"}
 
 
 def test_only_services_that_handle_objects_know_the_buckets_keys() -> None:
