@@ -16,6 +16,7 @@ from apps.accounts.models import (
     ProjectMember,
     WebhookDelivery,
     WebhookEndpoint,
+    default_project_id,
 )
 from apps.accounts.notices.deliveries import queue_delivery
 from apps.accounts.notices.endpoints import create_endpoint
@@ -134,6 +135,7 @@ def _upload_part(tenant: Tenant) -> str:
 
 def _batch_file(tenant: Tenant) -> str:
     made = {"purpose": "batch", "filename": f"{tenant.canary}.jsonl", "object_key": "nowhere", "bytes": 1}
+    made["project_id"] = default_project_id(tenant.organization)
     return BatchFile.objects.create(organization=tenant.organization, created_by=tenant.owner.pk, **made).pk
 
 
