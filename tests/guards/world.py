@@ -30,7 +30,6 @@ from apps.catalog.licences import accept_licence
 from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
-from apps.core.objects.store import store
 from apps.datasets.models import Upload, UploadPart
 from apps.finetuning.models import (
     Checkpoint,
@@ -38,9 +37,6 @@ from apps.finetuning.models import (
     FineTuningJob,
     HubPush,
     HubPushToken,
-    Run,
-    RunMember,
-    RunUpload,
 )
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.finetuning.results.model_cards import CARD_FILE
@@ -58,7 +54,7 @@ from tests.factories.catalog import make_base_model, make_hub_lookup, make_liste
 from tests.factories.datasets import make_ready_version, make_upload, make_version
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.serving import make_replica
-from tests.guards.makers import money, retraining
+from tests.guards.makers import checkpoints, money, retraining
 from tests.guards.makers.tenants import Installation, Tenant, World
 
 Maker = Callable[[Tenant], str]
@@ -197,25 +193,6 @@ def _output_item(tenant: Tenant) -> str:
     ).pk
 
 
-def _checkpoint(tenant: Tenant) -> str:
-    """A checkpoint whose adapter can be downloaded, but is damaged, of a run that had a second machine."""
-    owned = {"organization": tenant.organization}
-    job = FineTuningJob.objects.get(pk=tenant.ids["job"])
-    run = Run.objects.create(
-        job=job, attempt=7, pool=tenant.installation.pool, status="failed", finished_at=db_now(), **owned
-    )
-    RunMember.objects.create(
-        run=run, rank=1, worker=tenant.installation.worker, address="10.0.0.1", heartbeat_at=db_now(), **owned
-    )
-    prefix, names = f"org/{tenant.organization.pk}/{run.pk}", ("adapter_config.json", "adapter_model.safetensors")
-    for name in names:
-        store().put_stream(f"{prefix}/{name}", [b"{}"])
-    manifest = {"files": [{"name": name, "bytes": 2, "sha256": "0" * 64} for name in names]}
-    places = {"kind": "checkpoint", "manifest": manifest, "manifest_sha256": "0" * 64, "object_prefix": prefix}
-    upload = RunUpload.objects.create(run=run, **places, **owned)
-    return Checkpoint.objects.create(job=job, run=run, upload=upload, step=3, bytes=1, **owned).pk
-
-
 def _deployment(tenant: Tenant) -> str:
     version = AdapterVersion.objects.get(pk=tenant.ids["adapter_version"])
     return str(deploy(version=version, by="system").pk)
@@ -324,7 +301,7 @@ MAKERS: dict[str, Maker] = {
     "upload": lambda tenant: make_upload(tenant.organization, filename=f"{tenant.canary}.jsonl").pk,
     "upload_part": _upload_part,
     "job": lambda tenant: make_job(tenant.organization, tenant.installation.base_model, suffix=tenant.canary).pk,
-    "checkpoint": _checkpoint,
+    "checkpoint": checkpoints.checkpoint,
     "batch_file": _batch_file,
     "batch": _batch,
     "completion": _completion,
