@@ -1,4 +1,4 @@
-"""People, organizations, their members and keys, notifications and webhooks."""
+"""People, organizations, their members, projects, keys and regions, notifications and webhooks."""
 
 import apps.core.ids
 import django.contrib.postgres.fields
@@ -10,27 +10,33 @@ from apps.core.database.initial_migration import InitialMigration
 from django.conf import settings
 from django.db import migrations, models
 
-# The only lookup across tenants: it maps the HMAC of a presented key to the identity behind the key.
+# The only lookup across tenants: it maps the HMAC of a presented key to the identity behind the key. Of a private
+# project, a key works as long as its maker sees the project, and it does no more than its maker may do there.
 FIND_API_KEY = """
 CREATE FUNCTION find_api_key(presented text)
 RETURNS TABLE (
     key_id text, organization_id text, organization_slug text, scopes text[], created_by_id text, role text, kind text,
-    expires_at timestamptz, last_used_at timestamptz
+    expires_at timestamptz, last_used_at timestamptz, project_id text
 )
 LANGUAGE sql STABLE STRICT SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp
 AS $$
-    SELECT key.id, key.organization_id, organization.slug, key.scopes::text[], key.created_by_id, membership.role,
-           key.kind, key.expires_at, key.last_used_at
+    SELECT key.id, key.organization_id, organization.slug, key.scopes::text[], key.created_by_id,
+           CASE WHEN member.role = 'viewer' AND membership.role <> 'owner' THEN 'viewer' ELSE membership.role END,
+           key.kind, key.expires_at, key.last_used_at, key.project_id
       FROM public.accounts_apikey AS key
       JOIN public.accounts_organization AS organization ON organization.id = key.organization_id
       JOIN public.accounts_membership AS membership
         ON membership.organization_id = key.organization_id AND membership.user_id = key.created_by_id
       JOIN public.accounts_user AS maker ON maker.id = key.created_by_id
+      JOIN public.accounts_project AS project ON project.id = key.project_id
+      LEFT JOIN public.accounts_projectmember AS member
+        ON member.project_id = key.project_id AND member.membership_id = membership.id
      WHERE key.hmac = presented
        AND key.revoked_at IS NULL
        AND (key.expires_at IS NULL OR key.expires_at > clock_timestamp())
        AND organization.suspended_at IS NULL
        AND maker.is_active
+       AND (NOT project.is_private OR member.id IS NOT NULL OR membership.role = 'owner')
 $$;
 REVOKE ALL ON FUNCTION find_api_key(text) FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION find_api_key(text) TO anneal_app, anneal_sys, anneal_gateway;
@@ -91,8 +97,15 @@ class Migration(InitialMigration):
                 ('founded_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('has_own_share', models.BooleanField(db_default=False, help_text='It has paid, or an operator has set its limits. Until then it has one share of queues and limits together with the others its founder made.')),
                 ('requires_second_factor', models.BooleanField(default=False, help_text='Its pages open only for members who have shown a second factor.')),
+                ('regions', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=40), help_text='Names of the regions that its data may be in, set by an operator; null: any.', null=True, size=None)),
             ],
             options={
+                'indexes': [
+                    models.Index(condition=models.Q(('regions__isnull', False)), fields=['id'], name='organization_limited'),
+                ],
+                'constraints': [
+                    models.CheckConstraint(condition=models.Q(('regions', None), ('regions__len__gt', 0), _connector='OR'), name='organization_has_a_region'),
+                ],
                 'triggers': [
                     pgtrigger.compiler.Trigger(
                         name='organization_key_news',
@@ -181,6 +194,7 @@ class Migration(InitialMigration):
                 ('concurrent_requests', models.PositiveIntegerField(null=True)),
                 ('made_with', models.CharField(blank=True, db_default='', help_text='The key that made this one, and is revoked with it.', max_length=64)),
                 ('first_key', models.CharField(blank=True, db_default='', help_text='Of a rotated key: the first, whose budget it shares.', max_length=64)),
+                ('project', models.ForeignKey(help_text='Of all that is created with it.', on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
             ],
             options={
                 'indexes': [
@@ -317,5 +331,79 @@ class Migration(InitialMigration):
                 ],
             },
         ),
+        migrations.CreateModel(
+            name='Project',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='proj', primary_key=True, separator='_', serialize=False)),
+                ('name', models.CharField(max_length=80)),
+                ('is_private', models.BooleanField(db_default=False, help_text='Only its members and the owners see what is in it.')),
+                ('default_model', models.CharField(blank=True, db_default='', help_text='The base model that the wizard offers first.', max_length=200)),
+                ('default_pool', models.CharField(blank=True, db_default='', help_text='The pool, likewise.', max_length=64)),
+                ('created_by', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('archived_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'constraints': [
+                    models.UniqueConstraint(models.F('organization'), django.db.models.functions.text.Lower('name'), condition=models.Q(('archived_at', None)), name='project_name_once'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='project_key_news',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            operation='UPDATE OF "is_private"',
+                            table='accounts_project',
+                            when='AFTER',
+                            func="PERFORM pg_notify('anneal_keys', NEW.organization_id); RETURN NULL;",
+                            hash='07d348e3df4e43bf431b0e0bbb9e1684b4c0bb08',
+                            pgid='pgtrigger_project_key_news_27f73',
+                        ),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='ProjectMember',
+            fields=[
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='projm', primary_key=True, separator='_', serialize=False)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='members', to='accounts.project')),
+                ('membership', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.membership')),
+                ('role', models.CharField(choices=[('member', 'member'), ('viewer', 'viewer')], max_length=8)),
+                ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+            ],
+            options={
+                'constraints': [
+                    models.UniqueConstraint(fields=('project', 'membership'), name='project_member_once'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='project_member_key_news',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            operation='UPDATE OR DELETE',
+                            table='accounts_projectmember',
+                            when='AFTER',
+                            func="PERFORM pg_notify('anneal_keys', OLD.organization_id); RETURN NULL;",
+                            hash='aab01972d9d493b387f1ef8f67b329c5b7edfa9b',
+                            pgid='pgtrigger_project_member_key_news_9cfdb',
+                        ),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='Region',
+            fields=[
+                ('name', models.CharField(max_length=40, primary_key=True, serialize=False)),
+                ('is_home', models.BooleanField(default=False, help_text='Of one: the object store, the database and the gateways are there.')),
+            ],
+            options={
+                'constraints': [
+                    models.UniqueConstraint(condition=models.Q(('is_home', True)), fields=('is_home',), name='region_home_once'),
+                ],
+            },
+        ),
         migrations.RunSQL(FIND_API_KEY, reverse_sql="DROP FUNCTION find_api_key(text)"),
+        migrations.RunSQL("INSERT INTO accounts_region (name, is_home) VALUES ('local', true)", migrations.RunSQL.noop),
     ]

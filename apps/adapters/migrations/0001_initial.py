@@ -58,10 +58,12 @@ class Migration(InitialMigration):
                 ('missing', models.JSONField(default=list, help_text='What was promised and could not be made: kind, cause')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('deleted_at', models.DateTimeField(null=True)),
+                ('export_bytes', models.BigIntegerField(default=0, help_text='Of all exports, kept by a trigger.')),
             ],
             options={
                 'indexes': [
                     models.Index(fields=['organization', '-created_at', '-id'], name='adapter_version_newest'),
+                    models.Index(condition=models.Q(('deleted_at', None)), fields=['organization'], include=('bytes', 'export_bytes'), name='adapter_version_kept'),
                 ],
                 'constraints': [
                     models.UniqueConstraint(fields=('adapter', 'number'), name='adapter_version_once'),
@@ -77,6 +79,17 @@ class Migration(InitialMigration):
                             func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{checking:ready,checking:refused,checking:uncertified,refused:ready,uncertified:ready,uncertified:refused}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;',
                             hash='ad785a88569e71395564d67af472ad6c190f63f3',
                             pgid='pgtrigger_adapter_version_status_889ac',
+                        ),
+                    ),
+                    pgtrigger.compiler.Trigger(
+                        name='adapter_version_export_bytes',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            operation='INSERT OR UPDATE OF "exports"',
+                            table='adapters_adapterversion',
+                            when='BEFORE',
+                            func="\n    NEW.export_bytes := coalesce((\n        SELECT sum((export ->> 'bytes')::bigint) FROM jsonb_array_elements(NEW.exports) AS export\n    ), 0);\n    RETURN NEW;\n",
+                            hash='640d985ac4038ebbcb41b3be373cfc780a02bc9a',
+                            pgid='pgtrigger_adapter_version_export_bytes_14fa0',
                         ),
                     ),
                 ],

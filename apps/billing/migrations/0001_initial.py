@@ -104,6 +104,11 @@ BEGIN
     RETURN draw_nano - drawn_nano;
 END $$
 """
+# An index answers alone for pages that a vacuum has looked at. By default, that is after a fifth of a table has
+# changed, so those of the last month would never be ready.
+VACUUM_OFTEN = """
+    ALTER TABLE billing_hold SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.01)
+"""
 
 
 class Migration(InitialMigration):
@@ -118,8 +123,8 @@ class Migration(InitialMigration):
             fields=[
                 ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
                 ('id', apps.core.ids.IdField(editable=False, max_length=30, prefix='bud', primary_key=True, separator='_', serialize=False)),
-                ('scope', models.CharField(choices=[('organization', 'the whole organization'), ('label', 'a metadata label'), ('key', 'an API key'), ('member', 'a member')], max_length=16)),
-                ('target', models.CharField(blank=True, help_text='name=value, or the id of the key or member.', max_length=600)),
+                ('scope', models.CharField(choices=[('organization', 'the whole organization'), ('label', 'a metadata label'), ('key', 'an API key'), ('member', 'a member'), ('project', 'a project')], max_length=16)),
+                ('target', models.CharField(blank=True, help_text='name=value, or the id of the key, member or project.', max_length=600)),
                 ('limit_nano', models.BigIntegerField()),
                 ('mode', models.CharField(choices=[('alert', 'Alert only'), ('block', 'Alert and block new usage'), ('pause', 'Alert, block new usage and pause running jobs')], max_length=8)),
                 ('thresholds', models.JSONField(default=list, help_text='Percent of the limit at which to alert, each once a month.')),
@@ -391,6 +396,8 @@ class Migration(InitialMigration):
             options={
                 'indexes': [
                     models.Index(fields=['organization', '-created_at', '-id'], name='txn_newest'),
+                    models.Index(condition=models.Q(('kind', 'usage'), _negated=True), fields=['source'], name='txn_source'),
+                    models.Index(condition=models.Q(('kind', 'estimate_loss')), fields=['created_at'], name='txn_estimate_losses'),
                 ],
                 'triggers': [
                     pgtrigger.compiler.Trigger(
@@ -480,6 +487,9 @@ class Migration(InitialMigration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
+                'indexes': [
+                    django.contrib.postgres.indexes.BrinIndex(fields=['created_at'], name='entry_by_time'),
+                ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('amount_nano', 0), _negated=True), name='entry_not_zero'),
                 ],
@@ -610,10 +620,15 @@ class Migration(InitialMigration):
                 ('expires_at', models.DateTimeField(null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('closed_at', models.DateTimeField(null=True)),
+                ('project_id', models.CharField(blank=True, db_default='', help_text='Of the job or key; empty: it is older than projects.', max_length=40)),
             ],
             options={
                 'indexes': [
                     models.Index(condition=models.Q(('purpose', 'inference'), ('status', 'open')), fields=['expires_at'], name='hold_open_slices'),
+                    models.Index(condition=models.Q(('status', 'open')), fields=['organization', '-created_at', '-id'], name='hold_open'),
+                    models.Index(condition=models.Q(('purpose', 'job')), fields=['source'], name='hold_of_job'),
+                    models.Index(condition=models.Q(('purpose', 'job'), ('status', 'closed')), fields=['organization', 'closed_at'], include=('source', 'price_rule', 'captured_nano', 'refunded_nano'), name='hold_of_jobs_closed'),
+                    models.Index(condition=models.Q(('purpose', 'job'), ('status', 'closed')), fields=['closed_at'], include=('price_rule', 'captured_nano', 'refunded_nano'), name='hold_closed_of_all'),
                 ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('amount_nano__gt', 0), ('captured_nano__gte', 0), ('captured_nano__lte', models.F('amount_nano'))), name='hold_captured_within'),
@@ -799,6 +814,8 @@ class Migration(InitialMigration):
             options={
                 'indexes': [
                     models.Index(condition=models.Q(('request_count__gt', models.F('rated_request_count'))), fields=['organization'], name='usage_series_unrated'),
+                    models.Index(fields=['organization', 'day'], name='usage_series_day'),
+                    django.contrib.postgres.indexes.BrinIndex(fields=['day'], name='usage_series_by_day'),
                 ],
                 'constraints': [
                     models.UniqueConstraint(fields=('organization', 'price_rule', 'subject', 'key_id', 'adapter_version_id', 'day'), name='usage_series_once'),
@@ -928,4 +945,5 @@ class Migration(InitialMigration):
         ),
         migrations.RunSQL(LOCK_WALLET, reverse_sql="DROP FUNCTION ledger_lock_wallet"),
         migrations.RunSQL(POST, reverse_sql="DROP FUNCTION ledger_post"),
+        migrations.RunSQL(VACUUM_OFTEN, migrations.RunSQL.noop),
     ]

@@ -101,9 +101,9 @@ class Migration(InitialMigration):
             name='PriceRule',
             fields=[
                 ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='price', primary_key=True, separator='_', serialize=False)),
-                ('sku', models.CharField(help_text='training:<pool>, inference:input:<model>, inference:output:<model>, warm:<model>, storage:bytes', max_length=120)),
+                ('sku', models.CharField(help_text='training:<pool>, inference:input:<model>, inference:output:<model>, both also with :batch, warm:<model>, storage:bytes, conversion:bytes', max_length=120)),
                 ('organization', models.ForeignKey(help_text='Null: everybody.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
-                ('unit', models.CharField(choices=[('gpu_ms', 'GPU milliseconds'), ('tokens', 'tokens'), ('warm_ms', 'milliseconds kept warm'), ('byte_hours', 'byte-hours')], max_length=16)),
+                ('unit', models.CharField(choices=[('gpu_ms', 'GPU milliseconds'), ('tokens', 'tokens'), ('warm_ms', 'milliseconds kept warm'), ('byte_hours', 'byte-hours'), ('bytes', 'bytes')], max_length=16)),
                 ('price_nano', models.BigIntegerField()),
                 ('per', models.BigIntegerField(help_text='Units that price buys, e.g. 3600000 GPU milliseconds.')),
                 ('tiers', models.JSONField(default=list, help_text='[{from_units, price_nano}], ascending: what units beyond so many a calendar month cost instead.')),

@@ -1,4 +1,4 @@
-"""Base class of each app's first migration. Django renders all models once per migration, not once per operation.
+"""Base class of the initial migrations. Django renders all models once per migration, not once per operation.
 
 Rendering took nearly all the time to migrate an empty database: most tables lead to an organization, so each operation
 rendered dozens of models again.

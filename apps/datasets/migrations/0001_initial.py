@@ -131,6 +131,7 @@ class Migration(InitialMigration):
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField()),
+                ('file_id', models.CharField(default='', help_text='The file it became, if that is no version.', max_length=64)),
             ],
             options={
                 'indexes': [

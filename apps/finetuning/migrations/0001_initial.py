@@ -1,6 +1,7 @@
-"""Jobs, runs, pools, workers, rehearsals, and calibrations from finished runs."""
+"""Jobs, runs, pools, workers, rehearsals, calibrations from finished runs, conversions, and pushes to the hub."""
 
 import apps.core.ids
+import django.contrib.postgres.fields
 import django.db.models.deletion
 import django.db.models.expressions
 import django.db.models.functions.datetime
@@ -29,7 +30,8 @@ COUNT_IN_SHARE = """
                 * exp(-least(greatest(extract(epoch FROM moment - used_at)::float8, 0) / 3600, 500))
                 + gpus * (1 - exp(-least(hours, 500))),
             used_at = moment,
-            served_at = CASE WHEN added_held > 0 THEN said.leased_at ELSE served_at END
+            served_at = CASE WHEN added_held > 0 THEN said.leased_at ELSE served_at END,
+            served = served + greatest(added_held, 0)
         WHERE organization_id = said.organization_id AND pool_id = said.pool_id;
         EXIT WHEN FOUND;
         INSERT INTO finetuning_queueshare (organization_id, pool_id) VALUES (said.organization_id, said.pool_id)
@@ -107,7 +109,7 @@ class Migration(InitialMigration):
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='pool', primary_key=True, separator='_', serialize=False)),
                 ('name', models.SlugField(help_text='Names the queue train.<name> and the price.', max_length=40, unique=True)),
                 ('gpu_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.gputype')),
-                ('region', models.CharField(default='local', max_length=40)),
+                ('region', models.ForeignKey(db_column='region', on_delete=django.db.models.deletion.PROTECT, related_name='pools', to='accounts.region')),
                 ('memory_bytes', models.BigIntegerField(help_text='Usable by one job; a CPU pool has what the operator grants it.')),
                 ('is_open', models.BooleanField(default=True, help_text='Accepts new jobs.')),
                 ('serves_whole_models', models.BooleanField(default=False, help_text='A replica may be given to one merged or fully trained model.')),
@@ -228,11 +230,21 @@ class Migration(InitialMigration):
                 ('error_param', models.CharField(blank=True, max_length=64)),
                 ('adapter_version', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
                 ('idempotency_key', models.CharField(max_length=200, null=True)),
+                ('member_id', models.CharField(blank=True, help_text='The member behind it, whose allowance counts.', max_length=40)),
+                ('labels', models.JSONField(default=dict, help_text='Its metadata, and the labels of the key that created it.')),
+                ('moved_gpu_ms', models.BigIntegerField(default=0, help_text='Of these, those billed before its last move.')),
+                ('moved_nano', models.BigIntegerField(default=0, help_text='What these cost, at the prices of the pools before.')),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
+                ('checked_at', models.DateTimeField(help_text='When it was last looked at while it waited for its files.', null=True)),
             ],
             options={
                 'indexes': [
-                    models.Index(fields=['organization', '-created_at', '-id'], name='job_newest'),
+                    models.Index(fields=['organization', '-created_at', '-id'], include=('suffix', 'training_file', 'base_model'), name='job_newest'),
                     models.Index(fields=['pool', 'status'], name='job_pool_status'),
+                    models.Index(fields=['-created_at', '-id'], name='job_newest_of_all'),
+                    models.Index(condition=models.Q(('status__in', ('validating_files', 'queued', 'running', 'pausing', 'paused'))), fields=['status', 'created_at', 'id', 'organization'], name='job_open'),
+                    models.Index(condition=models.Q(('finished_at__isnull', False)), fields=['-finished_at', 'organization'], name='job_ended'),
+                    models.Index(fields=['organization', '-cost_nano', '-id'], name='job_dearest'),
                 ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('queued_at', None), models.Q(('pool__isnull', False), ('price_rule__isnull', False), ('spend_cap_nano__gt', 0), models.Q(('hold_id', ''), _negated=True)), _connector='OR'), name='job_admitted_whole'),
@@ -348,7 +360,7 @@ class Migration(InitialMigration):
                 ('lease_token_sha256', models.CharField(max_length=64, null=True)),
                 ('lease_expires_at', models.DateTimeField(null=True)),
                 ('heartbeat_at', models.DateTimeField(null=True)),
-                ('worker', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='finetuning.worker')),
+                ('worker', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='runs', to='finetuning.worker')),
                 ('master', models.CharField(blank=True, help_text='Where its machines meet, as host:port; blank for one machine.', max_length=300)),
                 ('retry_at', models.DateTimeField(help_text='No claim takes it before: a limit of the month held it back, or its group did not come together.', null=True)),
                 ('resume_from', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='finetuning.checkpoint')),
@@ -372,6 +384,8 @@ class Migration(InitialMigration):
                     models.Index(condition=models.Q(('status', 'queued')), fields=['pool', 'organization', 'created_at', 'id'], name='run_queue'),
                     models.Index(fields=['organization', 'finished_at'], name='run_ended'),
                     models.Index(condition=models.Q(('training_started_at', None), _negated=True), fields=['pool', 'finished_at'], name='run_trained'),
+                    models.Index(fields=['finished_at'], name='run_ended_of_all'),
+                    models.Index(fields=['worker', '-leased_at', '-id'], name='run_of_worker'),
                 ],
                 'constraints': [
                     models.UniqueConstraint(fields=('job', 'attempt'), name='run_attempt_once'),
@@ -400,8 +414,19 @@ class Migration(InitialMigration):
                             table='finetuning_run',
                             when='AFTER',
                             func=COUNT_IN_SHARE,
-                            hash='d9aff1a87e16c693bec705bb5aaa6945dd404ae6',
+                            hash='2f59d0b5c08b3d0c6099a17dee1d7014ede219d7',
                             pgid='pgtrigger_run_share_ac7e3',
+                        ),
+                    ),
+                    pgtrigger.compiler.Trigger(
+                        name='run_time',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            operation='INSERT OR UPDATE OF "leased_at", "finished_at", "billed_gpu_ms" OR DELETE',
+                            table='finetuning_run',
+                            when='AFTER',
+                            func="\n    IF OLD.finished_at IS NOT NULL OR NEW.finished_at IS NOT NULL THEN\n        INSERT INTO finetuning_gpuday AS before (organization_id, pool_id, day, held_gpu_us, billed_gpu_ms)\n    SELECT ended.organization_id, ended.pool_id, midnight::date,\n        sum(ended.sign * 1000000::numeric * coalesce(job.gpu_count, 1) * extract(epoch FROM\n            least(span.until, midnight + interval '1 day') - greatest(span.since, midnight))),\n        sum(CASE WHEN midnight = date_trunc('day', span.until) THEN ended.sign * ended.billed_gpu_ms ELSE 0 END)\n    FROM (VALUES (-1, OLD.organization_id, OLD.pool_id, OLD.job_id, OLD.leased_at, OLD.finished_at, OLD.billed_gpu_ms), (1, NEW.organization_id, NEW.pool_id, NEW.job_id, NEW.leased_at, NEW.finished_at, NEW.billed_gpu_ms)) AS ended(sign, organization_id, pool_id, job_id, leased_at, finished_at, billed_gpu_ms)\n    LEFT JOIN finetuning_finetuningjob job ON job.id = ended.job_id\n    CROSS JOIN LATERAL (SELECT least(ended.leased_at, ended.finished_at) AT TIME ZONE 'UTC',\n        ended.finished_at AT TIME ZONE 'UTC') AS span(since, until)\n    CROSS JOIN LATERAL generate_series(date_trunc('day', span.since), span.until, interval '1 day') AS midnight\n    WHERE ended.finished_at IS NOT NULL\n    GROUP BY 1, 2, 3 ORDER BY 1, 2, 3\n    ON CONFLICT (organization_id, day, pool_id) DO UPDATE SET\n        held_gpu_us = before.held_gpu_us + excluded.held_gpu_us,\n        billed_gpu_ms = before.billed_gpu_ms + excluded.billed_gpu_ms;\n    END IF;\n    RETURN NULL;\n",
+                            hash='7609ce122d57455a8e1e31805115ccbd4033fbe4',
+                            pgid='pgtrigger_run_time_2c0ff',
                         ),
                     ),
                 ],
@@ -417,7 +442,7 @@ class Migration(InitialMigration):
                 ('manifest', models.JSONField()),
                 ('manifest_sha256', models.CharField(max_length=64)),
                 ('object_prefix', models.CharField(max_length=300)),
-                ('verified_at', models.DateTimeField(help_text='When every file was read and had the promised hash.', null=True)),
+                ('verified_at', models.DateTimeField(help_text='When every file had the promised hash; those of a checkpoint, the size.', null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={
@@ -444,6 +469,9 @@ class Migration(InitialMigration):
                 ('deleted_at', models.DateTimeField(null=True)),
             ],
             options={
+                'indexes': [
+                    models.Index(condition=models.Q(('deleted_at', None)), fields=['organization'], include=['bytes'], name='checkpoint_kept'),
+                ],
                 'constraints': [
                     models.UniqueConstraint(fields=('run', 'step'), name='checkpoint_once'),
                 ],
@@ -516,7 +544,7 @@ class Migration(InitialMigration):
             name='PoolCapacity',
             fields=[
                 ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='capacity', serialize=False, to='finetuning.gpupool')),
-                ('kind', models.CharField(choices=[('static', 'You: machines join by hand'), ('slurm', 'Slurm: Anneal submits and cancels jobs')], default='static', max_length=10)),
+                ('kind', models.CharField(choices=[('static', 'You: machines join by hand'), ('slurm', 'Slurm: Anneal submits and cancels jobs'), ('kubernetes', 'Kubernetes: Anneal creates and deletes Jobs')], default='static', max_length=10)),
                 ('minimum', models.PositiveSmallIntegerField(default=0)),
                 ('maximum', models.PositiveSmallIntegerField(default=1)),
                 ('gpus_per_node', models.PositiveSmallIntegerField(default=1)),
@@ -585,6 +613,7 @@ class Migration(InitialMigration):
                 ('used_gpu_hours', models.FloatField(db_default=0.0, help_text='Of ended attempts; after each hour 1/e of it is left.')),
                 ('used_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='When used_gpu_hours had its value.')),
                 ('served_at', models.DateTimeField(help_text='When a worker last took one of its runs.', null=True)),
+                ('served', models.BigIntegerField(db_default=0, help_text='How often workers took its runs.')),
             ],
             options={
                 'indexes': [
@@ -621,7 +650,7 @@ class Migration(InitialMigration):
                 ('id', apps.core.ids.IdField(editable=False, max_length=33, prefix='member', primary_key=True, separator='_', serialize=False)),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='members', to='finetuning.run')),
                 ('rank', models.PositiveSmallIntegerField(help_text="From 1: the run's worker is 0.")),
-                ('worker', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='memberships', to='finetuning.worker')),
+                ('worker', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='memberships', to='finetuning.worker')),
                 ('address', models.CharField(help_text='Where the others reach this machine.', max_length=253)),
                 ('token_sha256', models.CharField(max_length=64, null=True, unique=True)),
                 ('handed_at', models.DateTimeField(help_text='When a claim was last answered with this place.', null=True)),
@@ -630,6 +659,9 @@ class Migration(InitialMigration):
                 ('left_at', models.DateTimeField(help_text='When its part of the training was done.', null=True)),
             ],
             options={
+                'indexes': [
+                    models.Index(fields=['worker', '-id'], name='member_of_worker'),
+                ],
                 'constraints': [
                     models.UniqueConstraint(fields=('run', 'rank'), name='member_rank_once'),
                     models.UniqueConstraint(fields=('run', 'worker'), name='member_worker_once'),
@@ -637,5 +669,166 @@ class Migration(InitialMigration):
                     models.CheckConstraint(condition=models.Q(models.Q(('handed_at', None), ('started_at', None), ('token_sha256', None)), models.Q(('handed_at__isnull', False), ('token_sha256__isnull', False)), _connector='OR'), name='member_handed_pair'),
                 ],
             },
+        ),
+        migrations.CreateModel(
+            name='Conversion',
+            fields=[
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='conv', primary_key=True, separator='_', serialize=False)),
+                ('kind', models.CharField(help_text='The export: merged_16bit or gguf.', max_length=16)),
+                ('status', models.CharField(choices=[('cancelled', 'cancelled'), ('failed', 'failed'), ('running', 'running'), ('succeeded', 'succeeded'), ('waiting', 'waiting')], default='waiting', max_length=10)),
+                ('created_by', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField()),
+                ('bytes', models.BigIntegerField(help_text='As quoted; once it has succeeded, what was made.')),
+                ('price_nano', models.BigIntegerField(help_text='The confirmed price. It is held, and never exceeded.')),
+                ('hold_id', models.CharField(blank=True, max_length=40)),
+                ('cost_nano', models.BigIntegerField(default=0)),
+                ('leased_at', models.DateTimeField(help_text='When a worker last took it.', null=True)),
+                ('heartbeat_at', models.DateTimeField(null=True)),
+                ('attempt', models.PositiveIntegerField(default=0)),
+                ('failures', models.PositiveSmallIntegerField(default=0, help_text='Of attempts; an interruption by a run is none.')),
+                ('object_prefix', models.CharField(blank=True, help_text="Of the attempt's files.", max_length=300)),
+                ('manifest', models.JSONField(default=dict)),
+                ('manifest_sha256', models.CharField(blank=True, max_length=64)),
+                ('verified_at', models.DateTimeField(help_text='When the stored files were hashed.', null=True)),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('problem', models.CharField(blank=True, help_text='Why the last attempt made nothing.', max_length=300)),
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('price_rule', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.pricerule')),
+                ('version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
+                ('worker', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='finetuning.worker')),
+            ],
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('status__in', ('waiting', 'running'))), fields=['created_at'], name='conversion_open'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(condition=models.Q(('status__in', ('failed', 'cancelled')), _negated=True), fields=('version', 'kind'), name='conversion_once'),
+                    models.CheckConstraint(condition=models.Q(('bytes__gte', 0), ('cost_nano__gte', 0), ('price_nano__gte', 0)), name='conversion_amounts'),
+                    models.CheckConstraint(condition=models.Q(('price_nano', 0), models.Q(('hold_id', ''), _negated=True), _connector='OR'), name='conversion_priced'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='conversion_status',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            declare='DECLARE _is_valid_transition BOOLEAN;',
+                            operation='UPDATE',
+                            table='finetuning_conversion',
+                            when='BEFORE',
+                            func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{running:failed,running:succeeded,running:waiting,waiting:cancelled,waiting:failed,waiting:running}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;',
+                            hash='ce71c999b6cb69f2c7bcd285a644558484fac593',
+                            pgid='pgtrigger_conversion_status_28dab',
+                        ),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='HubPush',
+            fields=[
+                ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='push', primary_key=True, separator='_', serialize=False)),
+                ('export', models.CharField(blank=True, help_text="Blank: the adapter's own files.", max_length=16)),
+                ('repository', models.CharField(help_text='owner/name', max_length=200)),
+                ('status', models.CharField(choices=[('cancelled', 'cancelled'), ('failed', 'failed'), ('running', 'running'), ('succeeded', 'succeeded'), ('waiting', 'waiting')], default='waiting', max_length=10)),
+                ('created_by', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField()),
+                ('attempts', models.PositiveSmallIntegerField(default=0)),
+                ('ended_at', models.DateTimeField(null=True)),
+                ('commit', models.CharField(blank=True, max_length=64)),
+                ('problem', models.CharField(blank=True, help_text='Why the last attempt failed.', max_length=300)),
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('version', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='adapters.adapterversion')),
+            ],
+            options={
+                'indexes': [
+                    models.Index(condition=models.Q(('ended_at', None)), fields=['created_at'], name='push_open'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(condition=models.Q(('status__in', ('waiting', 'running'))), fields=('version', 'export', 'repository'), name='push_once'),
+                ],
+                'triggers': [
+                    pgtrigger.compiler.Trigger(
+                        name='push_status',
+                        sql=pgtrigger.compiler.UpsertTriggerSql(
+                            declare='DECLARE _is_valid_transition BOOLEAN;',
+                            operation='UPDATE',
+                            table='finetuning_hubpush',
+                            when='BEFORE',
+                            func='SELECT CONCAT(OLD."status", \':\', NEW."status") = ANY(\'{running:failed,running:succeeded,running:waiting,waiting:cancelled,waiting:failed,waiting:running}\'::text[]) INTO _is_valid_transition; IF (_is_valid_transition IS FALSE AND OLD."status" IS DISTINCT FROM NEW."status") THEN RAISE EXCEPTION \'pgtrigger: Invalid transition of field "status" from "%" to "%" on table %\', OLD."status", NEW."status", TG_TABLE_NAME; ELSE RETURN NEW; END IF;',
+                            hash='35859472ace115a6ef9b6080ddbec32cf2cb601f',
+                            pgid='pgtrigger_push_status_f64df',
+                        ),
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='HubPushToken',
+            fields=[
+                ('push', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to='finetuning.hubpush')),
+                ('token_sealed', models.BinaryField()),
+            ],
+        ),
+        migrations.CreateModel(
+            name='CapacityToken',
+            fields=[
+                ('capacity', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to='finetuning.poolcapacity')),
+                ('token_sealed', models.BinaryField()),
+            ],
+        ),
+        migrations.CreateModel(
+            name='GpuDay',
+            fields=[
+                ('id', models.BigAutoField(primary_key=True, serialize=False)),
+                ('day', models.DateField()),
+                ('held_gpu_us', models.BigIntegerField(help_text='Microseconds of that day, of all GPUs.')),
+                ('billed_gpu_ms', models.BigIntegerField(help_text='Of the attempts that ended on that day.')),
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('pool', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='+', to='finetuning.gpupool')),
+            ],
+            options={
+                'indexes': [
+                    models.Index(fields=['day'], name='gpu_day_of_all'),
+                ],
+                'constraints': [
+                    models.UniqueConstraint(fields=('organization', 'day', 'pool'), name='gpu_day_once'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='Allowance',
+            fields=[
+                ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='allow', primary_key=True, separator='_', serialize=False)),
+                ('member_id', models.CharField(help_text='The member whose jobs it covers.', max_length=40, null=True)),
+                ('label', models.JSONField(help_text='The label whose jobs it covers: one name and its value.', null=True)),
+                ('concurrent_gpus', models.PositiveIntegerField(null=True)),
+                ('queued_jobs', models.PositiveIntegerField(null=True)),
+                ('gpu_seconds_per_month', models.PositiveBigIntegerField(null=True)),
+                ('updated_by', models.CharField(max_length=64)),
+                ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('organization', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.organization')),
+                ('project', models.ForeignKey(help_text='The project whose jobs it covers.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
+            ],
+            options={
+                'constraints': [
+                    models.UniqueConstraint(fields=('organization', 'member_id'), name='allowance_once_of_a_member'),
+                    models.UniqueConstraint(fields=('organization', 'label'), name='allowance_once_of_a_label'),
+                    models.CheckConstraint(condition=models.Q(('concurrent_gpus', None), ('gpu_seconds_per_month', None), ('queued_jobs', None), _negated=True), name='allowance_limits'),
+                    models.UniqueConstraint(fields=('organization', 'project'), name='allowance_once_of_a_project'),
+                    models.CheckConstraint(condition=models.Q(models.Q(('label', None), ('member_id__isnull', False), ('project', None)), models.Q(('label__isnull', False), ('member_id', None), ('project', None)), models.Q(('label', None), ('member_id', None), ('project__isnull', False)), _connector='OR'), name='allowance_of_one'),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name='QueueRanking',
+            fields=[
+                ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='+', serialize=False, to='finetuning.gpupool')),
+                ('made_at', models.DateTimeField()),
+                ('kept_until', models.DateTimeField(help_text='The next claim after it ranks again.')),
+                ('holders', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=40), size=None)),
+                ('organizations', django.contrib.postgres.fields.ArrayField(base_field=models.TextField(), help_text='The ids of its waiting ones, with commas.', size=None)),
+                ('numbers', django.contrib.postgres.fields.ArrayField(base_field=models.IntegerField(), size=None)),
+                ('served', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None)),
+                ('rooms', django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(null=True), size=None)),
+            ],
         ),
     ]

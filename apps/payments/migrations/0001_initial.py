@@ -59,6 +59,7 @@ class Migration(InitialMigration):
                 'indexes': [
                     models.Index(fields=['organization', '-created_at'], name='topup_newest'),
                     models.Index(condition=models.Q(('status__in', ('requested', 'open', 'action_required'))), fields=['created_at'], name='topup_in_flight'),
+                    models.Index(fields=['-created_at'], name='topup_newest_of_all'),
                 ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('amount_cents__gt', 0)), name='topup_positive'),
@@ -147,6 +148,7 @@ class Migration(InitialMigration):
             options={
                 'indexes': [
                     models.Index(condition=models.Q(('status', 'requested')), fields=['created_at'], name='card_refund_waiting'),
+                    models.Index(fields=['-created_at', '-id'], name='card_refund_newest_of_all'),
                 ],
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('credit_cents__gt', 0)), name='card_refund_positive'),

@@ -41,6 +41,7 @@ class Migration(InitialMigration):
                 ('isolated_because', models.CharField(blank=True, db_default='', max_length=300)),
                 ('fault_count', models.PositiveIntegerField(db_default=0, help_text='How often it was found faulty, ever.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='replicas', to='accounts.region')),
             ],
         ),
         migrations.CreateModel(

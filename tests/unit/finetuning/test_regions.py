@@ -6,14 +6,13 @@ Batches, evals, the playground, judges and canaries ask the gateway, whose route
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, transaction
 
-from apps.accounts.models import Organization, Region, home_region
+from apps.accounts.models import Organization, Region
 from apps.accounts.operations import create_region, set_home_region, set_regions
 from apps.accounts.queries import list_limited
 from apps.batches.completions.records import get_allowance
@@ -189,25 +188,6 @@ def test_a_paused_job_resumes_where_it_may_not_run_only_if_it_can_move(world: Re
     assert wait is not None and wait.cause is WaitCause.REGION and claim(world.us_worker) is None
     move(reload(job), "local-cpu")
     assert reload(job).pool.name == "local-cpu"
-
-
-def test_what_was_typed_as_a_region_becomes_one(world: Regions) -> None:
-    named = import_module("apps.finetuning.migrations.0011_regions").NAMED
-
-    def upgrade(*typed: str) -> tuple[list[str], list[str], str]:
-        """Return the regions of both pools, all regions and the home, for what was typed."""
-        GpuPool.objects.filter(pk=world.floor.pool.pk).update(region=typed[0])
-        GpuPool.objects.filter(pk=world.us.pk).update(region=typed[1])
-        with connection.cursor() as cursor:
-            cursor.execute("DELETE FROM accounts_region; INSERT INTO accounts_region VALUES ('local', true)")
-            cursor.execute(named)
-        pools = sorted(GpuPool.objects.values_list("region", flat=True))
-        return pools, sorted(Region.objects.values_list("pk", flat=True)), home_region()
-
-    assert upgrade("", " ") == (["local", "local"], ["local"], "local")
-    assert upgrade("eu", "unassigned") == (["eu", "local"], ["eu", "local"], "local")
-    assert upgrade("eu", "eu") == (["eu", "eu"], ["eu"], "eu")
-    assert upgrade("eu", "us") == (["eu", "us"], ["eu", "local", "us"], "local"), "the page of regions then says so"
 
 
 def test_work_on_finished_models_stays_in_the_region(world: Regions, settings) -> None:

@@ -4,7 +4,6 @@ import datetime
 import random
 from collections import Counter
 from collections.abc import Iterator
-from importlib import import_module
 
 import pytest
 from django.db import connection
@@ -97,15 +96,6 @@ def test_the_totals_of_days_are_those_of_the_runs_whatever_changes_them_later(ru
 
     assert stored_days() == days_of_runs()
     assert len(stored_days()) > 20
-
-
-def test_the_migration_counts_the_runs_that_ended_before_it(runs: list[Run]) -> None:
-    GpuDay.objects.all().delete()
-
-    with connection.cursor() as cursor:
-        cursor.execute(import_module("apps.finetuning.migrations.0008_gpu_days").COUNT_ENDED_RUNS)
-
-    assert stored_days() == days_of_runs()
 
 
 def test_what_was_held_between_two_moments_is_that_of_the_runs(runs: list[Run], organization: Organization) -> None:
