@@ -30,7 +30,7 @@ _BATCHES_PER_POOL = 4
 # Writing a checkpoint: serialise, hash and store, as bytes per second and a fixed part. Assumed, and shown as assumed.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
 # Our workers save five times per job, but not more often than every _MIN_SECONDS_APART, and with at most this share of
-# the time (apps/finetuning/runs/leases.py checkpoint_interval, gpu_workers/train/loop/rehearsal.py).
+# the time (apps/finetuning/runs/specs.py checkpoint_interval, gpu_workers/train/loop/rehearsal.py).
 _SAVES_A_JOB, _MIN_SECONDS_APART, _MAX_SAVING_SHARE = 5, 15.0, 0.02
 # The reference for "cost per A100-hour": NVIDIA A100 80GB SXM data sheet, best measured product (gpus.json).
 A100 = Gpu(

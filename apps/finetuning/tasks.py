@@ -22,7 +22,7 @@ from apps.finetuning.results import examinations, hub_pushes, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
 from apps.finetuning.runs.leases import reclaim_expired_leases
-from apps.finetuning.runs.shares import repair_shares
+from apps.finetuning.runs.queue.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
 

@@ -3,7 +3,7 @@
     python -m tests.bench.claims [--rate N] [--seconds S] [--runs N --organizations N --claimers N --processes N]
 
 10,000 runs of 500 organizations wait in one pool of 1,280 machines with 8 GPUs, and 64 claimers (processes with
-threads) take them through `apps.finetuning.runs.leases.claim`, each for one machine after another. Twenty organizations
+threads) take them through `apps.finetuning.runs.claims.claim`, each for one machine after another. Twenty organizations
 queued ten times as much as the others, and queued it first; every second organization has twice the weight. Each has
 limits, and ended runs of this month to count. PostgreSQL is the embedded one, durable.
 
@@ -201,7 +201,7 @@ def _claim_in_thread(
     from django.db import close_old_connections, connection
 
     from apps.finetuning.models import Worker
-    from apps.finetuning.runs.leases import claim
+    from apps.finetuning.runs.claims import claim
 
     machines = list(Worker.objects.filter(pk__in=worker_ids).select_related("pool"))
     made: list[Claim] = []

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from apps.accounts.models import Organization, User
 from apps.core.database.clock import db_now
 from apps.finetuning.pools import accuracy, calibrations
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
 from tests.support.attempts import Attempt
@@ -22,7 +22,7 @@ def job_id(transactional_db: None, organization: Organization, rival: Organizati
     """A job that ran, on a pool that 50 runs of two organizations have taught, the later ones well estimated."""
     floor = TrainingSetup(organization)
     job = floor.job(suffix="triage")
-    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt = Attempt(claims.claim(worker=floor.worker, base_models=None))
     attempt.start()
     attempt.succeed(floor.base_model, seconds=1.9, tokens=6_000, peak_memory_bytes=2**30)
     give_credit(rival)

@@ -18,7 +18,7 @@ from apps.core.database.clock import db_now
 from apps.core.templatetags.ui import usd
 from apps.datasets.inspection.inspections import inspect_version
 from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from apps.serving.operations import deploy
 from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
 from tests.factories.usage import make_record
@@ -88,7 +88,7 @@ def run_some_steps(floor: TrainingSetup) -> FineTuningJob:
 
 
 def claim(floor: TrainingSetup) -> Attempt:
-    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt = Attempt(claims.claim(worker=floor.worker, base_models=None))
     attempt.start()
     return attempt
 

@@ -14,7 +14,7 @@ from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, HubPush
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from apps.serving.aliases import point_alias
 from apps.serving.models import Alias, MeteringCheck, Replica
 from apps.serving.operations import deploy
@@ -33,7 +33,7 @@ def version(transactional_db: None, organization: Organization) -> AdapterVersio
     """A warm version with an alias, on a replica that says how it is doing."""
     floor = TrainingSetup(organization)
     job = floor.job(suffix="triage")
-    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt = Attempt(claims.claim(worker=floor.worker, base_models=None))
     attempt.start()
     attempt.succeed(floor.base_model)
     job.refresh_from_db()
@@ -59,7 +59,7 @@ def version(transactional_db: None, organization: Organization) -> AdapterVersio
 def _make_checkpoint(floor: TrainingSetup) -> None:
     """Another job, which still runs, with a checkpoint."""
     floor.job(suffix="second")
-    attempt = Attempt(leases.claim(worker=floor.worker, base_models=None))
+    attempt = Attempt(claims.claim(worker=floor.worker, base_models=None))
     attempt.start()
     attempt.checkpoint(4, 8.0)
 

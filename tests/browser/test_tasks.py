@@ -15,7 +15,7 @@ from apps.catalog.queries import active_price
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import GpuPool
 from apps.finetuning.quotes.pool_facts import training_sku
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from apps.finetuning.usage.quotas import get_quota
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.factories.finetuning import TrainingSetup
@@ -61,7 +61,7 @@ def test_the_cheapest_gpu_for_a_deadline_takes_three_clicks(open_page: Open, mar
 
 def test_a_line_of_the_ledger_is_explained_in_one_click(open_page: Open, floor: TrainingSetup, alice: User) -> None:
     job = floor.job(suffix="triage")
-    Attempt(leases.claim(worker=floor.worker, base_models=None)).start().succeed(floor.base_model)
+    Attempt(claims.claim(worker=floor.worker, base_models=None)).start().succeed(floor.base_model)
     page, clicks = open_page("/usage", user=alice), Clicks()
 
     clicks.click(page.locator("#ledger tr", has_text="Charge settled").get_by_role("link"))

@@ -14,7 +14,7 @@ from apps.contracts.runs import Failed, LogLine, Manifest
 from apps.contracts.serving import ObservedState
 from apps.contracts.worker_api import EventsRequest, FinishRequest, HeartbeatRequest, LeaveRequest, UploadRequest
 from apps.finetuning.models import Run, RunUpload
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from apps.serving.models import Replica
 from apps.serving.operations import register_replica
 from tests.factories.finetuning import TrainingSetup, make_worker
@@ -81,8 +81,8 @@ def test_a_foreign_lease_is_answered_like_one_that_does_not_exist(
     floor = TrainingSetup(organization)
     other = make_worker(floor.pool, credential=THEIRS)
     floor.job(), floor.job()
-    mine = leases.claim(worker=floor.worker, base_models=None)
-    theirs = leases.claim(worker=other, base_models=None)
+    mine = claims.claim(worker=floor.worker, base_models=None)
+    theirs = claims.claim(worker=other, base_models=None)
     assert mine is not None and theirs is not None
     before = Run.objects.filter(pk=theirs.spec.run_id).values().get()
 

@@ -22,7 +22,7 @@ from apps.core.database.clock import db_now
 from apps.core.objects.store import store
 from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob, GpuPool, PricePolicy, Run, RunUpload, Worker
-from apps.finetuning.runs import endings, leases, reports, uploads
+from apps.finetuning.runs import claims, endings, leases, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from tests.factories.finetuning import CREDENTIAL, TrainingSetup, adapter_files, checkpoint_files, manifest_of
 
@@ -126,7 +126,7 @@ def claim(floor):
     """Return a function that claims the next run, or None."""
 
     def take(worker: Worker | None = None) -> Attempt | None:
-        claimed = leases.claim(worker=worker or floor.worker, base_models=None)
+        claimed = claims.claim(worker=worker or floor.worker, base_models=None)
         return Attempt(claimed) if claimed else None
 
     return take

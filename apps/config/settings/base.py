@@ -331,7 +331,7 @@ API_OPERATIONS = ["apps.interfaces.api.schema.operations", "apps.interfaces.gate
 UNPAID_LIMITS = {"storage_bytes": 500_000_000, "queued_jobs": 3, "concurrent_gpus": 1}
 # Estimates share what they read about pools for this long. What a job is admitted by is read anew.
 ESTIMATE_FACTS_SECONDS = 1.0
-# Claims of a pool share a ranking of its queue for this long at least (apps/finetuning/runs/candidates.py).
+# Claims of a pool share a ranking of its queue for this long at least (apps/finetuning/runs/queue/candidates.py).
 QUEUE_RANKING_SECONDS = 0.05
 # The function that returns the bytes an organization may still store; intake, in an app below, calls it.
 STORAGE_LEFT = "apps.finetuning.usage.storage.left_bytes"

@@ -15,7 +15,7 @@ from apps.core.database.tenancy import system
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
-from apps.finetuning.runs.queue_order import queue_order, queue_positions
+from apps.finetuning.runs.queue.queue_order import queue_order, queue_positions
 from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import reasons_to_wait
 

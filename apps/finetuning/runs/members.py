@@ -14,7 +14,7 @@ from apps.contracts.runs import Failed, Stopped
 from apps.core.database.clock import db_now
 from apps.finetuning.lifecycle import LEASE_SECONDS, RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
-from apps.finetuning.runs import endings, groups, leases
+from apps.finetuning.runs import claims, endings, groups, leases
 from apps.finetuning.runs.leases import Lease, StaleLease, sha256_hex
 from apps.finetuning.runs.specs import build_spec
 
@@ -26,7 +26,7 @@ def claim(*, worker: Worker, request: wire.ClaimRequest) -> wire.ClaimResponse |
         _drop_forgotten(worker, request.leases)
         if place := _hand_out(worker, request.leases or ()):
             return place
-    return leases.claim(
+    return claims.claim(
         worker=worker,
         base_models=request.base_models,
         software=request.software,
@@ -104,7 +104,7 @@ def _drop_forgotten(worker: Worker, held: tuple[str, ...] | None) -> None:
     if held is None:
         return
     places = worker.memberships.filter(run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    forgotten = places.filter(handed_at__lt=db_now() - leases.LATE_CLAIM).exclude(run__lease_id__in=held)
+    forgotten = places.filter(handed_at__lt=db_now() - claims.LATE_CLAIM).exclude(run__lease_id__in=held)
     for run_id, lease_id in list(forgotten.values_list("run_id", "run__lease_id")):
         leases.reclaim(run_id, lease_id=lease_id)
 
@@ -127,4 +127,4 @@ def _hand_out_place(worker: Worker, run_id: str) -> wire.ClaimResponse | None:
     RunMember.objects.filter(pk=member.pk).update(token_sha256=sha256_hex(lease.token), handed_at=now)
     Worker.objects.filter(pk=worker.pk).update(last_seen_at=now)
     spec = build_spec(run=run, job=job, checkpoint=run.resume_from, now=now, member=member)
-    return leases.answer_claim(msgspec.structs.replace(spec, rehearsal=None, trackers=()), lease)
+    return claims.answer_claim(msgspec.structs.replace(spec, rehearsal=None, trackers=()), lease)

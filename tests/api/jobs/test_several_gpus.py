@@ -15,7 +15,7 @@ from apps.contracts.worker_api import ClaimRequest
 from apps.core.database.clock import db_now
 from apps.finetuning.jobs.waits import WaitCause, explain_wait
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
-from apps.finetuning.runs import leases, reports
+from apps.finetuning.runs import claims, reports
 from apps.finetuning.runs.leases import Lease, sha256_hex
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.occupancy import leased_gpus
@@ -56,8 +56,8 @@ def test_the_option_asked_for_is_held_claimed_placed_and_billed(post, body, mark
 
     pool = GpuPool.objects.get(name="h200")
     large = Worker.objects.get(pool=pool)
-    assert leases.claim(worker=small_worker(pool), base_models=None) is None
-    claimed = leases.claim(worker=large, base_models=None)
+    assert claims.claim(worker=small_worker(pool), base_models=None) is None
+    claimed = claims.claim(worker=large, base_models=None)
 
     spec, plan = claimed.spec, options["h200:4"]["estimate"]["plan"]
     assert (spec.gpu_count, spec.parallelism) == (4, plan["parallelism"])
@@ -118,7 +118,7 @@ def launch(post, body):
 
 
 def claimed(machine: Worker, **options) -> str | None:
-    answer = leases.claim(worker=machine, base_models=None, **options)
+    answer = claims.claim(worker=machine, base_models=None, **options)
     return answer and answer.spec.job_id
 
 
@@ -143,7 +143,7 @@ def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine)
 
 def test_leases_that_a_restarted_worker_does_not_know_end(launch, machine) -> None:
     first, second = launch(2), launch(2)
-    known = leases.claim(worker=machine, base_models=None, held=())
+    known = claims.claim(worker=machine, base_models=None, held=())
     assert claimed(machine, held=(known.lease_id,)) == second
 
     assert claimed(machine, held=(known.lease_id,)) is None  # perhaps the same claim, late
@@ -237,7 +237,7 @@ def test_a_job_that_needs_much_of_the_machines_memory_is_not_overtaken_for_ever(
 
 @pytest.mark.django_db(transaction=True)
 def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monkeypatch) -> None:
-    jobs, list_candidates = [launch(4), launch(4)], leases.list_candidates
+    jobs, list_candidates = [launch(4), launch(4)], claims.list_candidates
     with ThreadPoolExecutor(2) as threads:
         has_counted, other = threading.Event(), threading.Event()
 
@@ -253,7 +253,7 @@ def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monk
                 other.set()
                 connection.close()
 
-        monkeypatch.setattr(leases, "list_candidates", wait_for_the_other)
+        monkeypatch.setattr(claims, "list_candidates", wait_for_the_other)
         first = threads.submit(claim)
         has_counted.wait(30)
         second = threads.submit(claim)
@@ -268,8 +268,8 @@ def test_the_quota_counts_gpus_not_runs(post, body, market) -> None:
 
     assert (refused["param"], refused["code"]) == ("compute.gpu_count", "insufficient_quota")
     worker = Worker.objects.get(pool__name="h200")
-    assert leases.claim(worker=worker, base_models=None).spec.job_id == first["id"]
-    assert leases.claim(worker=worker, base_models=None) is None
+    assert claims.claim(worker=worker, base_models=None).spec.job_id == first["id"]
+    assert claims.claim(worker=worker, base_models=None) is None
     waiting = explain_wait(job=FineTuningJob.objects.get(pk=second["id"]), now=db_now())
     assert waiting is not None
     assert (waiting.cause, waiting.position) == (WaitCause.QUOTA, None)

@@ -182,7 +182,8 @@ def _make_world(home: Path, stack: ExitStack, url: str, internal_url: str, mail_
 
     from apps.core.database.clock import db_now
     from apps.finetuning.models import Worker
-    from apps.finetuning.runs.leases import Lease, claim
+    from apps.finetuning.runs.claims import claim
+    from apps.finetuning.runs.leases import Lease
     from tests.factories.accounts import make_organization, make_user
     from tests.factories.finetuning import TrainingSetup, make_worker
     from tests.factories.serving import make_served_model

@@ -49,7 +49,8 @@ def _deliveries(platform: Platform) -> Sequence[tuple[str, str, bytes]]:
     from apps.contracts.worker_api import FinishRequest
     from apps.core.objects.store import store
     from apps.finetuning.models import Worker
-    from apps.finetuning.runs.leases import claim, sha256_hex
+    from apps.finetuning.runs.claims import claim
+    from apps.finetuning.runs.leases import sha256_hex
     from tests.support.attempts import Attempt
 
     worker = Worker.objects.get(credential_sha256=sha256_hex(platform.bad_worker))

@@ -36,7 +36,7 @@ def fill(size: Size) -> dict[str, str]:
     from django.core.management import call_command
 
     from apps.finetuning.models.runs import add_gpu_days
-    from apps.finetuning.runs.shares import repair_shares
+    from apps.finetuning.runs.queue.shares import repair_shares
 
     call_command("migrate", verbosity=0)
     call_command("collectstatic", interactive=False, verbosity=0)

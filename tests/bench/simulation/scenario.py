@@ -18,7 +18,7 @@ from apps.finetuning.models import CapacityKind, CapacityNode, FineTuningJob, Gp
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.runs.leases import reclaim_expired_leases
-from apps.finetuning.runs.shares import repair_shares
+from apps.finetuning.runs.queue.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import quotas
 from tests.bench.simulation.clock import VirtualClock

@@ -19,7 +19,7 @@ from apps.finetuning.pools.capacity.manifests import KubernetesSettings, job_man
 from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
 from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from gpu_workers.common.config import read_config
 from tests.support.attempts import age_nodes
 from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
@@ -226,7 +226,7 @@ def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest
     assert worker.pool == pool
     with pytest.raises(operations.InvalidWorkerCredential):
         operations.enroll(request=request)
-    assert leases.claim(worker=worker, base_models=None) is not None
+    assert claims.claim(worker=worker, base_models=None) is not None
     assert look(pool, later=3000) == ["running"]
 
     Run.objects.filter(job=job).update(

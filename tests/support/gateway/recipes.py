@@ -14,7 +14,7 @@ from apps.core.messages.outbox import deliver_due
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.tasks import validate
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import load, make_replica, price_inference
 from tests.support.attempts import REPORT, Attempt
@@ -88,7 +88,7 @@ class Kitchen:
                     "longest_row_tokens": 20, "histogram": [[20, 12]],
                 },
             )  # fmt: skip
-        while claimed := leases.claim(worker=self._floor.worker, base_models=None):
+        while claimed := claims.claim(worker=self._floor.worker, base_models=None):
             Attempt(claimed).start().succeed(base_model, report=REPORT)
         for job in FineTuningJob.objects.filter(organization=organization, adapter_version__isnull=False):
             load(job.adapter_version, self._replica)

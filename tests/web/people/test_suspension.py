@@ -7,7 +7,7 @@ from apps.accounts.queries import find_key
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import AuditEntry
-from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.queue.queue_order import queue_order
 
 
 def move(browser, organization, verb, reason="Abuse of the playground"):

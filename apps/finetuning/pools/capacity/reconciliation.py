@@ -35,7 +35,7 @@ from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
 from apps.finetuning.pools.capacity.port import Capacity, CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import engine_of
 from apps.finetuning.runs.leases import sha256_hex
-from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.queue.queue_order import queue_order
 from apps.finetuning.usage.occupancy import has_worked, is_leased, last_work, leased_gpus
 from apps.finetuning.usage.quotas import reason_to_wait
 

@@ -13,7 +13,7 @@ from apps.finetuning.jobs import control
 from apps.finetuning.lifecycle import MAX_LOST_ATTEMPTS
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.finetuning.pools import operations
-from apps.finetuning.runs import leases, members
+from apps.finetuning.runs import claims, leases, members
 from apps.finetuning.runs.leases import Lease, StaleLease
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.occupancy import held_of, jobs_on
@@ -112,7 +112,7 @@ def test_a_machine_without_an_address_is_no_part_of_a_group(machines):
     machines.offer(0)
     worker = machines.workers[1]
 
-    assert leases.claim(worker=worker, base_models=None) is None
+    assert claims.claim(worker=worker, base_models=None) is None
     assert members.claim(worker=worker, request=ClaimRequest()) is None
 
 
@@ -172,7 +172,7 @@ def test_a_waiting_group_that_another_claim_has_locked_keeps_its_machines(machin
     machines.offer(0, 1)
     machines.job(nodes=2, minutes_old=11)
     machines.job(nodes=1)
-    monkeypatch.setattr(leases, "lock_first", lambda candidates: locked if len(candidates) > 1 else (0, True))
+    monkeypatch.setattr(claims, "lock_first", lambda candidates: locked if len(candidates) > 1 else (0, True))
 
     assert machines.claim(0) is None
 

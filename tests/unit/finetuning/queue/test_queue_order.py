@@ -17,7 +17,8 @@ from apps.finetuning.jobs import control
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import FineTuningJob, QueueShare, Run, Worker
 from apps.finetuning.pools import operations
-from apps.finetuning.runs import candidates, leases, queue_order
+from apps.finetuning.runs import claims
+from apps.finetuning.runs.queue import candidates, queue_order
 from apps.finetuning.usage import quotas
 from tests.factories.finetuning import give_credit, make_job, make_pool
 from tests.support.attempts import charged, held_since
@@ -41,11 +42,11 @@ def test_a_worker_locks_no_run_that_it_cannot_take(floor):
     floor.job()
 
     with CaptureQueriesContext(connection) as captured:
-        assert leases.claim(worker=floor.worker, base_models=()) is None
+        assert claims.claim(worker=floor.worker, base_models=()) is None
 
     assert captured.captured_queries
     assert not [query["sql"] for query in captured if "FOR UPDATE" in query["sql"]]
-    assert leases.claim(worker=floor.worker, base_models=(floor.base_model.pk,)) is not None
+    assert claims.claim(worker=floor.worker, base_models=(floor.base_model.pk,)) is not None
 
 
 def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
@@ -87,7 +88,7 @@ def test_a_run_that_a_limit_of_the_month_held_back_is_tried_again_later(floor, o
 def test_a_run_that_waits_for_its_organizations_own_gpus_is_tried_at_once(floor, organization, claim, monkeypatch):
     """They may have been taken by another claim while this one looked."""
     job = floor.job()
-    monkeypatch.setattr(leases, "limit_reached", lambda **_: quotas.Reached(quotas.ReachedLimit.CONCURRENT_GPUS))
+    monkeypatch.setattr(claims, "limit_reached", lambda **_: quotas.Reached(quotas.ReachedLimit.CONCURRENT_GPUS))
     assert claim() is None
     monkeypatch.undo()
 

@@ -7,8 +7,9 @@ import pytest
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.finetuning.models import QueueRanking, WorkerKind
-from apps.finetuning.runs import candidates, leases
-from apps.finetuning.runs.candidates import rank
+from apps.finetuning.runs import claims
+from apps.finetuning.runs.queue import candidates
+from apps.finetuning.runs.queue.candidates import rank
 from apps.finetuning.usage import quotas
 from tests.factories.finetuning import give_credit, make_job
 
@@ -124,7 +125,7 @@ def test_a_ranking_that_no_claim_renewed_in_time_is_not_used(floor, rival, take,
     give_credit(rival)
     floor.job(), make_job(rival, floor.base_model)
     ranking = share_ranking(floor.pool)
-    monkeypatch.setattr(leases, "rank", lambda **_: False)  # as if another claim were about to
+    monkeypatch.setattr(claims, "rank", lambda **_: False)  # as if another claim were about to
     swapped = {name: getattr(ranking, name)[::-1] for name in ("holders", "organizations")}
     QueueRanking.objects.update(**swapped, kept_until=db_now() - timedelta(seconds=2))
 
@@ -169,12 +170,12 @@ def test_a_worker_that_takes_no_runs_ranks_nothing(floor, state):
     setattr(floor.worker, state, WorkerKind.REPLICA if state == "kind" else db_now())
     floor.worker.save()
 
-    assert leases.claim(worker=floor.worker, base_models=None) is None
+    assert claims.claim(worker=floor.worker, base_models=None) is None
     assert not QueueRanking.objects.exists()
 
 
 def test_a_worker_without_free_gpus_ranks_nothing(floor):
     floor.job()
 
-    assert leases.claim(worker=floor.worker, base_models=None, free_gpus=0) is None
+    assert claims.claim(worker=floor.worker, base_models=None, free_gpus=0) is None
     assert not QueueRanking.objects.exists()

@@ -12,8 +12,8 @@ from apps.finetuning.jobs import control
 from apps.finetuning.jobs.files import usable_files
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, QueueShare, Quota, Run
-from apps.finetuning.runs import attempts, leases
-from apps.finetuning.runs.shares import repair_shares
+from apps.finetuning.runs import attempts, claims, leases
+from apps.finetuning.runs.queue.shares import repair_shares
 from apps.finetuning.usage.quotas import require_place_for_job
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import TrainingSetup
@@ -52,7 +52,7 @@ def test_changes_at_once_end_in_no_deadlock_and_are_all_counted() -> None:
         chance = random.Random(number)
         for _ in range(ROUNDS):
             job = create_like(made)
-            if claimed := leases.claim(worker=floor.worker, base_models=None):
+            if claimed := claims.claim(worker=floor.worker, base_models=None):
                 done.add("claim")
                 if chance.random() < 0.7:
                     leases.reclaim(claimed.spec.run_id, lease_id=claimed.lease_id)

@@ -13,7 +13,7 @@ from apps.finetuning.pools.capacity import reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import set_capacity
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import claims
 from apps.finetuning.usage.quotas import set_quota
 from tests.support.attempts import age_nodes
 
@@ -118,7 +118,7 @@ def test_a_pool_starts_a_node_for_a_job_and_is_empty_again_when_it_is_idle(floor
     assert worker.pool == floor.pool
     with pytest.raises(operations.InvalidWorkerCredential):
         engine.enrol(engine.started[0])
-    assert leases.claim(worker=worker, base_models=None) is not None
+    assert claims.claim(worker=worker, base_models=None) is not None
     assert elastic(later=3000) == ["running"]
 
     Run.objects.filter(job=job).update(
@@ -129,7 +129,7 @@ def test_a_pool_starts_a_node_for_a_job_and_is_empty_again_when_it_is_idle(floor
     assert elastic() == ["released"]
     worker.refresh_from_db()
     assert worker.revoked_at
-    assert leases.claim(worker=worker, base_models=None) is None
+    assert claims.claim(worker=worker, base_models=None) is None
     assert engine.nodes == {}
     assert len(engine.started) == 1
 

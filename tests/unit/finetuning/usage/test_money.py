@@ -9,7 +9,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.jobs.control import pause_jobs_of
 from apps.finetuning.models import FineTuningJob, Run, Worker
 from apps.finetuning.pools.margins import list_margins
-from apps.finetuning.runs.queue_order import queue_positions
+from apps.finetuning.runs.queue.queue_order import queue_positions
 from tests.support.attempts import TrainingSetup
 
 

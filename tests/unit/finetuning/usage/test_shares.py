@@ -15,7 +15,7 @@ from apps.core.messages import outbox
 from apps.core.models import OutboxMessage
 from apps.datasets.intake.versions import StorageFull
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.runs.queue_order import queue_order
+from apps.finetuning.runs.queue.queue_order import queue_order
 from apps.finetuning.usage.quotas import get_quota, reasons_to_wait, require_place_for_job, set_quota
 from apps.finetuning.usage.storage import counted_bytes, stored_bytes
 from apps.interfaces.gateway.admission import keys

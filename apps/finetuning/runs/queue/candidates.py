@@ -18,7 +18,7 @@ from apps.accounts.models import Organization
 from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import Worker
-from apps.finetuning.runs.queue_order import HOLDERS, MAY_START, QUEUED, QUEUES, fetch
+from apps.finetuning.runs.queue.queue_order import HOLDERS, MAY_START, QUEUED, QUEUES, fetch
 from apps.finetuning.usage.job_use import HOLDING, covers
 from apps.finetuning.usage.quotas import lock_name
 

@@ -1,0 +1,284 @@
+"""Claims of workers: the next run in fair order that the worker's free GPUs can take, under a new lease."""
+
+import datetime
+import itertools
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from django.conf import settings
+from django.db import transaction
+
+from apps.catalog.models import BaseModel
+from apps.contracts.runs import RunSpec
+from apps.contracts.worker_api import ClaimResponse
+from apps.core.database.clock import db_now
+from apps.core.database.prepared import columns_of, fetch_prepared, read_row
+from apps.core.database.transitions import advance, try_advance
+from apps.core.ids import new_id
+from apps.datasets.models import DatasetVersion
+from apps.finetuning import events
+from apps.finetuning.lifecycle import (
+    HEARTBEAT_SECONDS,
+    JOB_TRANSITIONS,
+    LEASE_SECONDS,
+    RUN_HOLDING_LEASE,
+    RUN_TRANSITIONS,
+    SELF_FENCE_SECONDS,
+    JobStatus,
+    RunStatus,
+)
+from apps.finetuning.models import FineTuningJob, Run, Worker, WorkerKind
+from apps.finetuning.quotes.pool_facts import live_worker_filter
+from apps.finetuning.runs import attempts
+from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
+from apps.finetuning.runs.leases import Lease, reclaim, sha256_hex
+from apps.finetuning.runs.queue.candidates import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first, rank
+from apps.finetuning.runs.specs import build_spec
+from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
+from apps.finetuning.usage.offers import Offer
+from apps.finetuning.usage.quotas import Reached, ReachedLimit, limit_reached
+
+_SEEN = f"""
+    UPDATE finetuning_worker worker SET last_seen_at = clock_timestamp() WHERE id = %(worker)s
+    RETURNING {columns_of(Worker, "worker")}
+"""  # noqa: S608 - constants
+_READ_RUN = f"""
+    SELECT {columns_of(Run, "run")}, {columns_of(FineTuningJob, "job")}, {columns_of(BaseModel, "base_model")},
+        {columns_of(DatasetVersion, "training_file")}, {columns_of(DatasetVersion, "validation_file")}
+    FROM finetuning_run run
+    JOIN finetuning_finetuningjob job ON job.id = run.job_id
+    JOIN {BaseModel._meta.db_table} base_model ON base_model.id = job.base_model_id
+    JOIN {DatasetVersion._meta.db_table} training_file ON training_file.id = job.training_file_id
+    LEFT JOIN {DatasetVersion._meta.db_table} validation_file ON validation_file.id = job.validation_file_id
+    WHERE run.id = %(run)s
+"""  # noqa: S608 - constants
+_RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
+_MOST_HELD_BACK = 200  # runs of an allowance, by one claim
+LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
+
+
+def claim(
+    *,
+    worker: Worker,
+    base_models: tuple[str, ...] | None,
+    software: Mapping[str, str] | None = None,
+    free_gpus: int | None = None,
+    gpu_count: int | None = None,
+    held: Collection[str] | None = None,
+    offer: Offer | None = None,
+) -> ClaimResponse | None:
+    """Lease the next run of the worker's pool that its free GPUs can take; return None if none may start.
+
+    `software` is the worker's currently installed software, and `free_gpus` the GPUs that it does not use. `gpu_count`
+    is the number of GPUs that it may use; if it is less than at enrolment, the worker counts as one with fewer GPUs.
+    `held` are the leases under which it works, if it reports them. Its other leases end: the process that had them is
+    gone, or never got the answer. The newest ones do not: a claim that arrives twice, late, does not name them.
+    With an `offer`, it may train together with other machines (groups.py).
+    """
+    if held is not None:
+        leases = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE)
+        forgotten = leases.filter(leased_at__lt=db_now() - LATE_CLAIM).exclude(lease_id__in=held)
+        for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
+            reclaim(run_id, lease_id=lease_id)
+    if _takes_runs(worker) and (free_gpus is None or free_gpus > 0):
+        rank(pool_id=worker.pool_id)
+    return _claim(worker, base_models, software, free_gpus, gpu_count, offer)
+
+
+@transaction.atomic
+def _claim(
+    worker: Worker,
+    base_models: tuple[str, ...] | None,
+    software: Mapping[str, str] | None,
+    free_gpus: int | None,
+    gpu_count: int | None,
+    offer: Offer | None,
+) -> ClaimResponse | None:
+    worker = _seen(worker, software, gpu_count, offer)
+    now = worker.last_seen_at or db_now()
+    if not _takes_runs(worker):
+        return None
+    held = held_of(workers=[worker.pk]).get(worker.pk, Held())
+    free = worker.gpu_count - held.gpus
+    if free_gpus is not None:
+        free = min(free, free_gpus)
+    if free <= 0:
+        return None
+    free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
+    kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order
+    for candidates in list_candidates(
+        worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now
+    ):
+        response = _claim_first(candidates, worker, kept, now)
+        if response is not None or worker.pk in kept:
+            return response
+    return None
+
+
+def _takes_runs(worker: Worker) -> bool:
+    stopped = worker.cordoned_at or worker.drain_requested_at or worker.revoked_at
+    return worker.kind == WorkerKind.TRAINER and not stopped
+
+
+def _claim_first(
+    candidates: list[Candidate], worker: Worker, kept: set[str], now: datetime.datetime
+) -> ClaimResponse | None:
+    """Lease the first of these runs that may start. Add to `kept` the workers that keep their GPUs for one before it.
+
+    Return None if none may start, or the worker itself is among those.
+    """
+    while candidates:
+        fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
+        if not fitting:
+            kept |= _keepers(candidates.pop(0), worker, now)
+        else:
+            locked = lock_first(fitting)
+            skipped = fitting if locked is None else fitting[: locked[0]]
+            for candidate in skipped:  # another claim looks at it, and may find too few machines
+                kept |= _keepers_of_group(candidate, worker, now)
+            if locked is not None and worker.pk not in kept:
+                place, is_free = locked
+                if is_free and (response := _try_claim(fitting[place], worker, kept, now)):
+                    return response
+                kept |= _keepers_of_group(fitting[place], worker, now)
+            del candidates[: len(skipped) + 1]
+        if worker.pk in kept:
+            return None
+    return None
+
+
+def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | None, offer: Offer | None) -> Worker:
+    """Store what the worker reports, and return it with its row locked.
+
+    So of two claims at once, the second counts the GPUs that the first has leased.
+    """
+    changed: dict[str, Any] = {"software": dict(software)} if software and dict(software) != worker.software else {}
+    if gpu_count is not None and gpu_count < len(worker.gpus):
+        changed["gpus"] = worker.gpus[:gpu_count]
+    if offer or worker.offer:
+        changed["offer"] = msgspec.to_builtins(offer)
+    if changed:
+        Worker.objects.filter(pk=worker.pk).update(**changed)
+    ((values),) = (iter(row) for row in fetch_prepared(_SEEN, {"worker": worker.pk}))
+    seen = read_row(Worker, values)
+    assert seen is not None
+    seen.pool = worker.pool
+    return seen
+
+
+def _keepers_of_group(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
+    """Return the workers that keep their free GPUs for a run which the worker did not take; none for one machine."""
+    return _keepers(candidate, worker, now) if candidate.node_count > 1 else set()
+
+
+def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
+    """Return the workers that let no later run overtake this one, for which too few GPUs or memory are free.
+
+    Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
+    worker that lacks only memory of the machine does as well.
+    """
+    if now - candidate.created_at < OVERTAKEN_AT_MOST:
+        return set()
+    job = FineTuningJob.objects.filter(runs=candidate.run_id, status=JobStatus.QUEUED).first()
+    if job is None or limit_reached(job=job, holder=candidate.holder, now=now):
+        return set()
+    if job.node_count > 1:
+        return keepers(job=job, worker=worker, now=now)
+    live = worker.pool.workers.filter(live_worker_filter(now))
+    able = {each.pk: each.gpu_count for each in live if each.gpu_count >= candidate.gpu_count}
+    leased = leased_gpus(workers=able)
+    free = {pk: gpus - leased.get(pk, 0) for pk, gpus in able.items()}
+    # The others have enough free GPUs, and did not take it.
+    short = [
+        pk for pk, gpus in free.items() if gpus < candidate.gpu_count or (pk == worker.pk and not candidate.has_memory)
+    ]
+    return {max(short, key=lambda pk: (free[pk], pk))} if short else set()
+
+
+def _try_claim(
+    candidate: Candidate, worker: Worker, kept: Collection[str], now: datetime.datetime
+) -> ClaimResponse | None:
+    """Lease a locked run, for a group if all its machines are free.
+
+    If a limit of the month forbids that, no claim tries it again for a while.
+    """
+    run = _read_run(candidate.run_id)
+    if reached := limit_reached(job=run.job, holder=candidate.holder, now=now):
+        if reached.limit is ReachedLimit.MONTH:
+            _try_later(run, reached, now)
+        return None
+    others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
+    if others is None:
+        return None
+    run.pool = worker.pool
+    return _lease(run, run.job, worker, now, others)
+
+
+def _try_later(run: Run, reached: Reached, now: datetime.datetime) -> None:
+    """Let no claim try the run for a while; of an allowance, no queued run that needs as much.
+
+    Else a member's many runs would hide those of the others in their organization. Runs that another claim has locked
+    are left: claims never wait for each other's runs.
+    """
+    held_back = [run.pk]
+    if reached.allowance is not None:
+        covered = FineTuningJob.objects.filter(reached.allowance.covered, status=JobStatus.QUEUED)
+        others = Run.objects.filter(job__in=covered, status=RunStatus.QUEUED).select_related("job")
+        others = others.order_by("created_at", "pk").select_for_update(of=("self",), skip_locked=True)
+        needed = _expected_gpu_seconds(run.job)
+        held_back += [each.pk for each in others[:_MOST_HELD_BACK] if _expected_gpu_seconds(each.job) >= needed]
+    Run.objects.filter(pk__in=held_back).update(retry_at=now + _RETRY)
+
+
+def _expected_gpu_seconds(job: FineTuningJob) -> float:
+    return float(job.estimate.get("run_seconds_p50") or job.estimate.get("train_seconds_p50") or 0.0) * job.gpu_count
+
+
+def _read_run(run_id: str) -> Run:
+    """Return the run with its job, base model and files, by a statement that is not compiled again for each claim."""
+    ((values),) = (iter(row) for row in fetch_prepared(_READ_RUN, {"run": run_id}))
+    run, job = read_row(Run, values), read_row(FineTuningJob, values)
+    base_model, training_file = read_row(BaseModel, values), read_row(DatasetVersion, values)
+    assert run is not None and job is not None and base_model is not None and training_file is not None
+    run.job, job.base_model = job, base_model
+    job.training_file, job.validation_file = training_file, read_row(DatasetVersion, values)
+    return run
+
+
+def _lease(
+    run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime, others: Sequence[Worker]
+) -> ClaimResponse:
+    lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
+    checkpoint = attempts.latest_checkpoint(job=job) if run.attempt > 1 else None
+    advance(
+        run,
+        to=RunStatus.LEASED,
+        transitions=RUN_TRANSITIONS,
+        lease_id=lease.id,
+        lease_token_sha256=sha256_hex(lease.token),
+        lease_expires_at=now + datetime.timedelta(seconds=LEASE_SECONDS),
+        heartbeat_at=now,
+        leased_at=now,
+        worker=worker,
+        master=master_of(worker) if others else "",
+        resume_from=checkpoint,
+    )
+    bind(run=run, worker=worker, others=others, now=now)
+    try_advance(job, to=JobStatus.RUNNING, transitions=JOB_TRANSITIONS, started_at=job.started_at or now)
+    events.append(job, type="state", message=f"Picked up by {run.pool.name}", attempt=run.attempt)
+    return answer_claim(build_spec(run=run, job=job, checkpoint=checkpoint, now=now), lease)
+
+
+def answer_claim(spec: RunSpec, lease: Lease) -> ClaimResponse:
+    """Return what a worker gets that now holds the lease, or a place under it."""
+    return ClaimResponse(
+        spec=spec,
+        lease_id=lease.id,
+        lease_token=lease.token,
+        lease_seconds=LEASE_SECONDS,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
+        self_fence_seconds=SELF_FENCE_SECONDS,
+        stall_seconds=settings.STALL_SECONDS,
+    )

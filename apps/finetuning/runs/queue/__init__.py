@@ -1,0 +1,1 @@
+"""Waiting runs of a pool: their order, and the shares of those who wait."""
