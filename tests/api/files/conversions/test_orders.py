@@ -1,14 +1,11 @@
-"""Finished models in other forms: offered at a price, ordered once, made by an idle trainer, charged when delivered."""
+"""Finished models in other forms: offered at a price, ordered once, charged when delivered."""
 
 import datetime
-import hashlib
-import itertools
 
-import msgspec
 import pytest
 from django.db.models import F
 
-from apps.accounts.models import Organization, OrganizationEvent
+from apps.accounts.models import OrganizationEvent
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
@@ -17,76 +14,21 @@ from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.usage.spending import list_spending
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
-from apps.contracts.worker_api import (
-    ConversionClaim,
-    ConversionReport,
-    ConversionRequest,
-    UploadRequest,
-    UploadResponse,
-)
+from apps.contracts.worker_api import ConversionClaim
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, RateLimited
-from apps.core.models import AuditEntry, OutboxMessage
-from apps.core.objects.store import store
+from apps.core.models import AuditEntry
 from apps.finetuning.conversions import leases, orders
 from apps.finetuning.conversions.leases import release_overdue
-from apps.finetuning.conversions.leases import take as take_as
 from apps.finetuning.models import Conversion, Worker
-from apps.finetuning.quotes.delivery import CONVERTER, whole_model_bytes
+from apps.finetuning.quotes.delivery import whole_model_bytes
 from apps.finetuning.runs import uploads
 from apps.finetuning.usage import storage
-from tests.factories.accounts import make_key, make_member, make_organization
-from tests.factories.finetuning import make_worker, manifest_of, model_files
+from tests.factories.accounts import make_key, make_member
+from tests.factories.finetuning import model_files
+from tests.support.api.conversions import PER_GB_NANO, finish, stored, take
 from tests.support.waiting import join_readings
-
-PER_GB_NANO = 2 * 10**10
-
-
-@pytest.fixture
-def version(floor, claim) -> AdapterVersion:
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
-    set_price(sku="conversion:bytes", unit="bytes", price_nano=PER_GB_NANO, per=10**9, by="user_1", now=db_now())
-    Worker.objects.update(software={CONVERTER: "0.1.1"})
-    return job.adapter_version
-
-
-@pytest.fixture
-def shop(api_client, key, version):
-    """Return a function that lists the offers by kind, or orders one at a price."""
-    url, client = f"/api/v1/models/{version.model_name}/conversions", api_client(key)
-
-    def go(kind: str = "", usd: str = "5"):
-        if not kind:
-            return {each["kind"]: each for each in client.get(url).json()["data"]}
-        return client.post(url, {"kind": kind, "quoted_max_usd": usd}, format="json")
-
-    return go
-
-
-def take(call) -> ConversionRequest:
-    return msgspec.json.decode(call("/conversions/next", ConversionClaim()).content, type=ConversionRequest)
-
-
-def stored(call, taken: ConversionRequest, files: dict[str, bytes], *, leave_out: str = "") -> str:
-    """Store the files as the worker does; return the manifest's hash."""
-    manifest = manifest_of("model", "run_1", 1, 10, files)
-    body = msgspec.json.encode(manifest)
-    digest = hashlib.sha256(body).hexdigest()
-    answer = call(f"/conversions/{taken.id}/uploads", UploadRequest(manifest=manifest, manifest_sha256=digest))
-    places = msgspec.json.decode(answer.content, type=UploadResponse)
-    assert set(places.files) == {*files, "manifest.json"}
-    prefix = Conversion.objects.get(pk=taken.id).object_prefix
-    for name, content in [*files.items(), ("manifest.json", body)]:
-        if name != leave_out:
-            store().put_stream(f"{prefix}/{name}", [content])
-    return digest
-
-
-def finish(call, taken: ConversionRequest, **report) -> int:
-    return call(f"/conversions/{taken.id}/finish", ConversionReport(**report)).status_code
 
 
 def test_a_form_is_quoted_ordered_made_and_paid_once(shop, call, version, organization, api_client, key, monkeypatch):
@@ -200,59 +142,6 @@ def test_who_may_order(api_client, key, version, organization, alice, rival, cha
     assert call("/conversions/next", ConversionClaim()).status_code == 204
 
 
-def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
-    before = get_balance(organization=organization)
-    shop("gguf")
-    broken = model_files() | {"model.safetensors": b"no tensors"}
-    outcomes = []
-    for files, leave_out in ((model_files(), "config.json"), (broken, "")):
-        taken = take(call)
-        digest = stored(call, taken, files, leave_out=leave_out)
-        outcomes.append(finish(call, taken, manifest_sha256=digest))
-        if leave_out:  # the worker learns that its files are not there, and says so
-            outcomes.append(finish(call, taken, problem="The trainer could not store what it made."))
-            assert shop()["gguf"]["status"] == "waiting"
-
-    assert outcomes == [400, 204, 204]
-    failed = shop()["gguf"]
-    assert failed["status"] == "failed" and "no safetensors file" in failed["problem"]
-    assert get_balance(organization=organization) == before and AdapterVersion.objects.get().exports == []
-    assert OutboxMessage.objects.filter(topic="objects.delete").count() == 2, "each attempt's files are deleted"
-    assert OrganizationEvent.objects.filter(type="adapter.not_converted").count() == 1
-    assert shop("gguf").json()["status"] == "waiting", "it can be ordered again"
-    other = take(call)
-    assert finish(call, other, manifest_sha256=stored(call, other, model_files())) == 204
-    assert "no .gguf file" in shop()["gguf"]["problem"], "a merged model is no GGUF file"
-    lasting = take(call)
-    finish(call, lasting, problem="It could not be made: the tokenizer is unknown.", is_lasting=True)
-    assert shop()["gguf"]["status"] == "failed"
-
-
-def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
-    shop("merged_16bit")
-    taken = take(call)
-    assert call(f"/conversions/{taken.id}/heartbeat").status_code == 204
-    assert release_overdue(now=db_now() + datetime.timedelta(minutes=4)) == 0
-    assert release_overdue(now=db_now() + datetime.timedelta(minutes=6)) == 1
-    assert call(f"/conversions/{taken.id}/heartbeat").status_code == 409
-    other = make_worker(floor.pool, credential="annw_other")
-    assert take_as(worker=other, claim=ConversionClaim()) is not None
-    before = Conversion.objects.values().get()
-    manifest = manifest_of("model", "run_1", 1, 10, model_files())
-    wanted = UploadRequest(manifest=manifest, manifest_sha256=hashlib.sha256(msgspec.json.encode(manifest)).hexdigest())
-    calls = (("heartbeat", None), ("uploads", wanted), ("finish", ConversionReport(problem="forged")))
-    for path, body in calls:
-        foreign, unknown = (call(f"/conversions/{each}/{path}", body) for each in (taken.id, "conv_unknown"))
-        assert (foreign.status_code, foreign.content) == (409, unknown.content)
-    assert Conversion.objects.values().get() == before
-    large = msgspec.structs.replace(
-        manifest, files=(msgspec.structs.replace(manifest.files[0], bytes=2**40), *manifest.files[1:])
-    )
-    digest = hashlib.sha256(msgspec.json.encode(large)).hexdigest()
-    sent = UploadRequest(manifest=large, manifest_sha256=digest)
-    assert call(f"/conversions/{taken.id}/uploads", sent, credential="annw_other").status_code == 400
-
-
 def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, version, organization):
     shop("merged_16bit"), shop("gguf")
     taken = take(call)
@@ -331,78 +220,3 @@ def test_of_a_cancellation_and_a_trainer_one_wins(shop, call, version):
 
     assert Conversion.objects.get().status == "running"
     assert not Hold.objects.exclude(status="open").filter(source=read_before.pk).exists()
-
-
-def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
-    shop("merged_16bit")
-    taken = take(call)
-    finish(call, taken, is_interrupted=True)
-
-    assert leases._release(taken.id, db_now() + datetime.timedelta(minutes=6)) is False
-
-    row = Conversion.objects.get()
-    assert (row.status, row.failures) == ("waiting", 0)
-
-
-def test_what_busy_trainers_give_back_waits_for_an_idle_one_and_ends_after_a_day(shop, call, floor, organization):
-    before = get_balance(organization=organization)
-    shop("merged_16bit")
-    other = make_worker(floor.pool, credential="annw_other")
-    busy = itertools.cycle([(floor.worker, other), (other, floor.worker)])
-    interrupted, begun, passed = ConversionReport(is_interrupted=True), 0, datetime.timedelta()
-    while passed < leases._PATIENCE:
-        assert shop()["merged_16bit"]["status"] == "waiting"
-        last, following = next(busy)
-        leases.finish(worker=last, conversion_id=take_as(worker=last, claim=ConversionClaim()).id, report=interrupted)
-        assert take_as(worker=last, claim=ConversionClaim()) is None, "it is another trainer's turn"
-        wait = leases._APART * begun
-        if wait:
-            assert take_as(worker=following, claim=ConversionClaim()) is None, "it was given back too often"
-        Conversion.objects.update(leased_at=F("leased_at") - wait, created_at=F("created_at") - wait)
-        begun, passed = begun + 1, passed + wait
-    assert 10 < begun < 30 and Conversion.objects.get().failures == 0
-
-    assert release_overdue(now=db_now()) == 1
-    ended = shop()["merged_16bit"]
-    assert (ended["status"], "other work" in ended["problem"]) == ("failed", True)
-    assert get_balance(organization=organization) == before and get_ledger_sum_nano() == 0
-
-
-def test_an_order_of_a_suspended_organization_waits(shop, call, organization):
-    shop("merged_16bit")
-    Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
-    assert call("/conversions/next", ConversionClaim()).status_code == 204
-    Organization.objects.filter(pk=organization.pk).update(suspended_at=None)
-    assert take(call).kind == "merged_16bit"
-
-
-def test_organizations_take_turns_and_a_converter_is_needed(shop, call, floor, version, rival):
-    shop("gguf"), shop("merged_16bit")
-    mine = Conversion.objects.order_by("created_at").first()
-    row = {"version": version, "kind": "another", "created_by": "key_1", "bytes": 1, "price_nano": 0}
-    theirs = Conversion.objects.create(organization=rival, created_at=db_now(), **row)
-    with_converter = make_worker(floor.pool, credential="annw_1")
-    Worker.objects.filter(pk=with_converter.pk).update(software={CONVERTER: "0.1.1"})
-    with_converter.refresh_from_db()
-    without = make_worker(floor.pool, credential="annw_2")
-
-    assert take_as(worker=without, claim=ConversionClaim()).kind == "merged_16bit", "it has no converter"
-    assert take_as(worker=with_converter, claim=ConversionClaim()).id == theirs.pk, (
-        "each organization has one trainer at a time"
-    )
-    assert take_as(worker=floor.worker, claim=ConversionClaim()) is None
-    assert Conversion.objects.get(pk=mine.pk).status == "waiting"
-    Conversion.objects.filter(status="running").delete()
-    claim = ConversionClaim(base_models=("bm_another",))
-    assert take_as(worker=with_converter, claim=claim) is None, "its machine has other base models"
-    assert take_as(worker=with_converter, claim=ConversionClaim(base_models=(floor.base_model.pk,))).id == mine.pk
-
-
-def test_organizations_that_share_their_limits_take_turns_as_one(floor, version, rival, charlie):
-    row = {"version": version, "created_by": "key_1", "created_at": db_now(), "bytes": 1, "price_nano": 0}
-    for number, each in enumerate((rival, make_organization("Second", owner=charlie))):
-        Conversion.objects.create(organization=each, kind=f"form_{number}", **row)
-    other = make_worker(floor.pool, credential="annw_1")
-
-    assert take_as(worker=floor.worker, claim=ConversionClaim()) is not None
-    assert take_as(worker=other, claim=ConversionClaim()) is None
