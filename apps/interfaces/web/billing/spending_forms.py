@@ -32,27 +32,45 @@ def _from_address(asked: Mapping[str, str] | None) -> dict[str, str]:
     return {name: value for name, value in (asked or {}).items() if name in ("scope", "project")}
 
 
-def _project_choices(organization: Organization) -> list[tuple[str, str]]:
-    return [("", "–"), *((each.pk, each.name) for each in list_projects(organization=organization))]
-
-
 def _usable_keys(organization: Organization) -> QuerySet[ApiKey]:
     return list_keys(organization=organization).filter(revoked_at=None)
 
 
-class BudgetForm(forms.Form):
-    """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key, member or project.
+class _ScopedForm(forms.Form):
+    """What a limit may be for. A field `scope` chooses the one that names it."""
 
-    `asked` is the query of the address, which may choose the scope and a project.
-    """
-
-    scope = forms.ChoiceField(choices=BudgetScope.choices, label=later("For"))
-    key = forms.ChoiceField(required=False, label=later("Key"))
     member = forms.ChoiceField(required=False, label=later("Member"))
     project = forms.ChoiceField(required=False, label=later("Project"))
     label = forms.CharField(
         max_length=577, required=False, label=later("Label"), help_text=later("name=value, such as team=search")
     )
+
+    def __init__(self, data: QueryDict | None, *, organization: Organization, initial: Mapping[str, object]) -> None:
+        super().__init__(data, initial=dict(initial))
+        makers = names_of_makers(organization=organization).items()
+        projects = ((each.pk, each.name) for each in list_projects(organization=organization))
+        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
+        self.fields["project"].choices = [("", "–"), *projects]  # type: ignore[attr-defined]
+
+    def clean(self) -> dict[str, Any]:
+        """Require what the chosen scope names; the page shows that field alone."""
+        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        scope = cleaned.get("scope", "")
+        if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:
+            self.add_error(scope, _ASKED_FOR[scope])
+        return cleaned
+
+
+class BudgetForm(_ScopedForm):
+    """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key, member or project.
+
+    `asked` is the query of the address, which may choose the scope and a project.
+    """
+
+    field_order = ("scope", "key", "member", "project", "label")
+
+    scope = forms.ChoiceField(choices=BudgetScope.choices, label=later("For"))
+    key = forms.ChoiceField(required=False, label=later("Key"))
     limit_usd = forms.DecimalField(
         label=later("Monthly limit"), min_value=Decimal("0.01"), max_digits=12, decimal_places=2
     )
@@ -67,12 +85,9 @@ class BudgetForm(forms.Form):
     def __init__(
         self, data: QueryDict | None = None, *, organization: Organization, asked: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(data, initial=_from_address(asked))
+        super().__init__(data, organization=organization, initial=_from_address(asked))
         keys = [(key.pk, f"{key.name} ({key.prefix}…)") for key in _usable_keys(organization)]
-        makers = names_of_makers(organization=organization).items()
         self.fields["key"].choices = [("", "–"), *keys]  # type: ignore[attr-defined]
-        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
-        self.fields["project"].choices = _project_choices(organization)  # type: ignore[attr-defined]
 
     def clean_thresholds(self) -> tuple[int, ...]:
         try:
@@ -80,32 +95,21 @@ class BudgetForm(forms.Form):
         except ValueError as error:
             raise forms.ValidationError(gettext("Whole percentages, with commas between: 50, 80, 100.")) from error
 
-    def clean(self) -> dict[str, Any]:
-        """Require what the chosen scope names; the page shows that field alone."""
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
-        scope = cleaned.get("scope", "")
-        if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:
-            self.add_error(scope, _ASKED_FOR[scope])
-        return cleaned
-
     @property
     def target(self) -> str:
         scope = self.cleaned_data["scope"]
         return "" if scope == BudgetScope.ORGANIZATION else self.cleaned_data[scope].strip()
 
 
-class AllowanceForm(forms.Form):
+class AllowanceForm(_ScopedForm):
     """What a member, label or project may use, with the use of the last 30 days if one is `chosen`. Empty: no limit.
 
     `asked` is the query of the address, which may choose the scope and a project.
     """
 
+    field_order = ("scope",)
+
     scope = forms.ChoiceField(choices=[(each.value, later(each.label)) for each in AllowanceScope], label=later("For"))
-    member = forms.ChoiceField(required=False, label=later("Member"))
-    project = forms.ChoiceField(required=False, label=later("Project"))
-    label = forms.CharField(
-        max_length=577, required=False, label=later("Label"), help_text=later("name=value, such as team=search")
-    )
     concurrent_gpus = forms.IntegerField(
         required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("GPUs at once")
     )
@@ -124,20 +128,10 @@ class AllowanceForm(forms.Form):
         chosen: TargetUse | None = None,
         asked: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(data, initial=_initial_of(chosen) if chosen else _from_address(asked))
-        makers = names_of_makers(organization=organization).items()
-        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
-        self.fields["project"].choices = _project_choices(organization)  # type: ignore[attr-defined]
+        initial: Mapping[str, object] = _initial_of(chosen) if chosen else _from_address(asked)
+        super().__init__(data, organization=organization, initial=initial)
         for name, words in (_recent_in_words(chosen.recent) if chosen else {}).items():
             self.fields[name].help_text = words
-
-    def clean(self) -> dict[str, Any]:
-        """Require what the chosen scope names; the page shows that field alone."""
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
-        scope = cleaned.get("scope", "")
-        if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:
-            self.add_error(scope, _ASKED_FOR[scope])
-        return cleaned
 
     @property
     def target(self) -> str:
