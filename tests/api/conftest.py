@@ -4,7 +4,7 @@ import openai
 import pytest
 
 from tests.factories.finetuning import make_training_file
-from tests.support.attempts import call, claim, metered  # noqa: F401 - fixtures
+from tests.support.attempts import call, claim, metered, version  # noqa: F401 - fixtures
 from tests.support.sdk import openai_client
 
 

@@ -14,6 +14,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from apps.accounts.models import Organization
+from apps.adapters.models import AdapterVersion
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.contracts import runs as wire
 from apps.contracts.evaluation import Comparison, ConfidenceInterval, EvaluationReport, WorseRow
@@ -130,6 +131,15 @@ def claim(floor):
         return Attempt(claimed) if claimed else None
 
     return take
+
+
+@pytest.fixture
+def version(floor: TrainingSetup, claim) -> AdapterVersion:
+    """An adapter that a job named triage left."""
+    job = floor.job(suffix="triage")
+    claim().start().succeed(floor.base_model)
+    job.refresh_from_db()
+    return job.adapter_version
 
 
 @pytest.fixture

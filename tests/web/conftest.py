@@ -1,3 +1,3 @@
 """Fixtures of jobs and their attempts, for the pages that show them."""
 
-from tests.support.attempts import call, claim, metered, reload  # noqa: F401 - fixtures
+from tests.support.attempts import call, claim, metered, reload, version  # noqa: F401 - fixtures

@@ -13,7 +13,6 @@ from huggingface_hub.utils import _http
 
 from apps.accounts.models import Organization
 from apps.accounts.roles import SCOPES
-from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
 from apps.catalog import hub_uploads
 from apps.core.database.clock import db_now
@@ -28,14 +27,6 @@ from tests.twins.hub import Fault, Hub, serve_hub
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # the library's own call
 TOKEN, REPOSITORY = "hf_token-of-a-customer", "acme/support"
-
-
-@pytest.fixture
-def version(floor, claim) -> AdapterVersion:
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
-    return job.adapter_version
 
 
 @pytest.fixture

@@ -27,7 +27,6 @@ from apps.finetuning.models import FineTuningJob
 from apps.serving.models import Placement, Replica
 from apps.serving.operations import deploy, record_observed
 from gpu_workers.serving.trials.parity_check import measure
-from tests.support.attempts import claim, reload  # noqa: F401 - fixtures
 
 GOOD = ParityResult(
     tokens=300, tuned_difference=0.014, base_difference=0.013, largest_difference=0.1, effect=1.1, tolerance=0.05
@@ -102,14 +101,6 @@ def test_an_engine_is_asked_little_whatever_a_probe_holds(tmp_path):
 
 
 @pytest.fixture
-def version(floor, claim) -> AdapterVersion:  # noqa: F811
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
-    return job.adapter_version
-
-
-@pytest.fixture
 def say(version, floor):
     """Return a function with which a replica says what it holds; it gives the version as it is then."""
     replica = Replica.objects.create(base_model=floor.base_model, region_id=floor.pool.region_id, url="unix:///x")
@@ -165,7 +156,7 @@ def test_without_a_probe_it_is_served_but_not_certified(say):
     assert say(LoadState.LOADED, parity=GOOD).status == "ready"
 
 
-def test_what_the_engine_cannot_load_is_delivered_as_files(floor, claim, reload):  # noqa: F811
+def test_what_the_engine_cannot_load_is_delivered_as_files(floor, claim, reload):
     job = floor.job()
     job.hyperparameters["use_dora"] = True
     job.save(update_fields=["hyperparameters"])

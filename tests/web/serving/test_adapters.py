@@ -29,15 +29,6 @@ from tests.support.attempts import REPORT
 from tests.support.pages import text
 
 
-@pytest.fixture
-def version(floor, claim) -> AdapterVersion:
-    """An adapter that a job named triage left."""
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
-    return job.adapter_version
-
-
 @pytest.mark.parametrize("path", ["/adapters", "/adapters/{id}", "/adapters/{id}/download"])
 def test_members_see_adapters_and_nobody_else_does(path, version, client_for, alice, bob, vera, charlie, rival):
     url = path.format(id=version.pk)

@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from apps.accounts.login import key_operations
 from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
@@ -17,14 +15,6 @@ from apps.serving.operations import undeploy
 from tests.factories.accounts import make_key
 from tests.factories.datasets import chat_row, jsonl_of
 from tests.support.pages import text
-
-
-@pytest.fixture
-def version(floor, claim):
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
-    return job.adapter_version
 
 
 def selected(page: str) -> list[str]:

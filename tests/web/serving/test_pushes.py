@@ -1,22 +1,11 @@
 """Pushes to the hub from the dashboard: who may ask for one, what is refused, and the part that follows them."""
 
-import pytest
-
-from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Conversion, HubPush, HubPushToken
 from tests.support.pages import text
 
 TOKEN = "hf_token-of-a-customer"
 PART = {"HX-Request": "true", "HX-Target": "div#adapter-exports"}
-
-
-@pytest.fixture
-def version(floor, claim) -> AdapterVersion:
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
-    return job.adapter_version
 
 
 def test_a_push_is_asked_for_by_members_and_followed_on_the_page(

@@ -11,13 +11,10 @@ from tests.support.api.conversions import PER_GB_NANO
 
 
 @pytest.fixture
-def version(floor, claim) -> AdapterVersion:
-    job = floor.job(suffix="triage")
-    claim().start().succeed(floor.base_model)
-    job.refresh_from_db()
+def version(version: AdapterVersion) -> AdapterVersion:
     set_price(sku="conversion:bytes", unit="bytes", price_nano=PER_GB_NANO, per=10**9, by="user_1", now=db_now())
     Worker.objects.update(software={CONVERTER: "0.1.1"})
-    return job.adapter_version
+    return version
 
 
 @pytest.fixture
