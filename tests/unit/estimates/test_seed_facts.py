@@ -7,6 +7,7 @@ import pytest
 
 from apps.estimates.models.architectures import (
     from_config,
+    linear_layers,
     lora_matrix_parameter_count,
     lora_parameter_count,
     parameter_count,
@@ -51,9 +52,14 @@ def part(estimate, key):
     return next(part.bytes for part in estimate.parts if part.key == key)
 
 
-def test_f1_rank_16_of_a_square_layer_is_256_times_smaller():
-    assert lora_matrix_parameter_count(8192, 8192, 16) == 262_144
-    assert 8192 * 8192 // 262_144 == 256
+def test_f1_rank_16_of_a_square_layer_is_256_times_smaller(models):
+    layer = next(layer for layer in linear_layers(models[SEVENTY]) if layer.name == "q_proj")
+
+    trained = lora_matrix_parameter_count(layer.in_features, layer.out_features, 16)
+
+    assert (layer.in_features, layer.out_features) == (8192, 8192)
+    assert trained == 262_144
+    assert layer.weights == 67_108_864 == 256 * trained
 
 
 def test_f2_full_training_of_a_70b_in_mixed_precision_is_1120_to_1260_gb(models, gpu_types):

@@ -91,7 +91,3 @@ def test_a_refund_begins_with_the_job(floor, operator_page):
     page = operator_page(f"/staff/organizations/{floor.organization.pk}/adjust?refund_of=ftjob-1")
 
     assert 'value="ftjob-1"' in page
-
-
-def test_an_operator_without_an_organization_lands_there(olga, client_for):
-    assert client_for(olga).get("/").headers["Location"] == "/staff/"
