@@ -70,7 +70,7 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     Share holders take turns, and each has one trainer at a time. What a worker gave back is left to others for a while.
     """
     now = db_now()
-    if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
+    if not worker.takes_work:
         return None
     rows = Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
     waiting = rows.filter(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)

@@ -125,6 +125,12 @@ class Worker(models.Model):
         """Return the number of its GPUs; a machine without any trains one job at a time and counts as one."""
         return max(1, len(self.gpus))
 
+    @property
+    def takes_work(self) -> bool:
+        """Return whether it is a trainer that no operator has cordoned, drained or revoked."""
+        is_stopped = self.cordoned_at or self.drain_requested_at or self.revoked_at
+        return self.kind == WorkerKind.TRAINER and not is_stopped
+
 
 class MemoryRehearsal(models.Model):
     """The memory of one shape of job, traced by a worker on request; it holds no customer's data.

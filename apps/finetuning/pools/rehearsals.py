@@ -83,7 +83,7 @@ def take(*, worker: Worker) -> RehearsalRequest | None:
     has one, it was restarted, and may take that one again.
     """
     now = db_now()
-    if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
+    if not worker.takes_work:
         return None
     is_free = Q(taken_at=None) | Q(taken_at__lt=now - _TAKEN) | Q(worker=worker)
     waiting = MemoryRehearsal.objects.filter(_is_open(now), is_free).exclude(answers__contains=[{"worker": worker.pk}])

@@ -67,7 +67,7 @@ def take(*, worker: Worker) -> ExaminationRequest | None:
     a suspended organization wait.
     """
     now = db_now()
-    if worker.kind != WorkerKind.TRAINER or worker.cordoned_at or worker.drain_requested_at:
+    if not worker.takes_work:
         return None
     rows = Examination.objects.annotate(holder=Organization.share_holder_by("organization__"))
     is_taken = rows.filter(ended_at=None, taken_at__gte=now - _TAKEN).exclude(worker=None)

@@ -29,7 +29,7 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import FineTuningJob, Run, Worker, WorkerKind
+from apps.finetuning.models import FineTuningJob, Run, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
@@ -82,7 +82,7 @@ def claim(
         forgotten = leases.filter(leased_at__lt=db_now() - LATE_CLAIM).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
             reclaim(run_id, lease_id=lease_id)
-    if _takes_runs(worker) and (free_gpus is None or free_gpus > 0):
+    if worker.takes_work and (free_gpus is None or free_gpus > 0):
         rank(pool_id=worker.pool_id)
     return _claim(worker, base_models, software, free_gpus, gpu_count, offer)
 
@@ -98,7 +98,7 @@ def _claim(
 ) -> ClaimResponse | None:
     worker = _seen(worker, software, gpu_count, offer)
     now = worker.last_seen_at or db_now()
-    if not _takes_runs(worker):
+    if not worker.takes_work:
         return None
     held = held_of(workers=[worker.pk]).get(worker.pk, Held())
     free = worker.gpu_count - held.gpus
@@ -115,11 +115,6 @@ def _claim(
         if response is not None or worker.pk in kept:
             return response
     return None
-
-
-def _takes_runs(worker: Worker) -> bool:
-    stopped = worker.cordoned_at or worker.drain_requested_at or worker.revoked_at
-    return worker.kind == WorkerKind.TRAINER and not stopped
 
 
 def _claim_first(

@@ -181,7 +181,7 @@ def _offering(job: FineTuningJob, worker: Worker, now: datetime.datetime) -> lis
 
 
 def _can_join(worker: Worker, job: FineTuningJob, held: Held) -> bool:
-    if worker.offer is None or worker.cordoned_at or worker.drain_requested_at or worker.revoked_at:
+    if worker.offer is None or not worker.takes_work:
         return False
     offer, free = _offer(worker), worker.gpu_count - held.gpus
     if offer.free_gpus is not None:

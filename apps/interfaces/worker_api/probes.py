@@ -35,8 +35,7 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
     The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
     accepts no work measures nothing. Raises RateLimited for a token while another measurement is open.
     """
-    may_work = worker.cordoned_at is None and worker.drain_requested_at is None and worker.pool.is_open
-    if worker.kind != WorkerKind.TRAINER or not may_work:
+    if not (worker.takes_work and worker.pool.is_open):
         return ()
     measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")

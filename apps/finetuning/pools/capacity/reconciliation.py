@@ -116,7 +116,7 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
         worker = node.worker
         if worker is None or node.status != NodeStatus.RUNNING or worker.pk in leased:
             continue
-        if _is_closed(worker):
+        if not worker.takes_work:
             _drain(node, "An operator cordoned it.", now)
         elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker):
             _drain(node, "Its worker was silent for ten minutes.", now)
@@ -193,10 +193,6 @@ def _drain(node: CapacityNode, reason: str, now: datetime.datetime) -> None:
     _close_token(node, now)
     if node.worker is not None:
         operations.cordon(worker=node.worker, by=_BY)
-
-
-def _is_closed(worker: Worker) -> bool:
-    return bool(worker.cordoned_at or worker.drain_requested_at or worker.revoked_at)
 
 
 def _has_crashed(worker: Worker | None, capacity: PoolCapacity, now: datetime.datetime) -> bool:
