@@ -38,8 +38,10 @@ NOT_FOR_EVERY_MACHINE = {"bench.lock"}
 SOURCE_ONLY = {"localstripe"}  # plain Python, for tests: no compiler needed
 # Programs that run in separate folders, with all their dependencies.
 LOCKED_PROGRAMS = (
-    "cli", "clients/litellm", "clients/langchain", "clients/openapi-python-client", "localstripe", "pip-audit", "uv",
+    "cli", "clients/litellm", "clients/langchain", "clients/openapi-python-client", "kubernetes", "localstripe",
+    "pip-audit", "uv",
 )  # fmt: skip
+WITHOUT_DEPENDENCIES = {"kubernetes"}  # the tests take files out of these packages and import none
 # Only PyTorch's own index has it: its hashes are not recorded.
 WITHOUT_HASHES = {"torch-cpu.lock"}
 SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -141,7 +143,8 @@ def lock_programs(environment: CleanEnvironment) -> None:
     for name in LOCKED_PROGRAMS:
         with tempfile.TemporaryDirectory() as directory:
             own = CleanEnvironment(Path(directory), environ=environment.environ)
-            own.pip("install", "-r", PROGRAMS / f"{name}.in")
+            alone = ["--no-deps"] if name in WITHOUT_DEPENDENCIES else []
+            own.pip("install", *alone, "-r", PROGRAMS / f"{name}.in")
             _write(PROGRAMS / f"{name}.lock", [line for line in own.versions() if not line.startswith("setuptools==")])
 
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
+import platform
 import shutil
+import tarfile
+import zipfile
 from pathlib import Path
 
 from scripts.installation.commands import DATA, REPOSITORY, REQUIREMENTS, SetupFailed, run
 from scripts.installation.packages import install_locked
 
 # In separate folders, each with a lock: earlier generations of OpenAI's client that the API is tested with; two other
-# clients, each with its own openai; a generator of clients; an independent model of Stripe, GPL, run as a separate
-# process and never imported; and the program of `make audit`.
+# clients, each with its own openai; a generator of clients; Helm and the JSON schemas of Kubernetes; an independent
+# model of Stripe, GPL, run as a separate process and never imported; and the program of `make audit`.
 APART = (
     "clients/openai-1.109.1", "clients/openai-2.54.0", "clients/litellm", "clients/langchain",
-    "clients/openapi-python-client", "localstripe", "pip-audit",
+    "clients/openapi-python-client", "kubernetes", "localstripe", "pip-audit",
 )  # fmt: skip
+KUBERNETES_SCHEMAS = DATA / "kubernetes/kubernetes_validate/kubernetes-json-schema"
+_HELM = DATA / "kubernetes/bin/helm"
 # OpenAI's clients for Node.js and a generator of clients, at the versions of an npm lock file.
 NODE_CLIENTS = REPOSITORY / "tests/api/sdks/node"
 # The shell draws the same pages with a third less CPU time than the whole browser.
@@ -30,7 +36,33 @@ def install_clients(python: Path) -> None:
         if not stamp.exists() or stamp.read_text() != wanted:
             shutil.rmtree(stamp.parent, ignore_errors=True)
             install_locked(python, [lock], target=stamp.parent)
+            if name == "kubernetes":
+                _unpack_helm(stamp.parent)
             stamp.write_text(wanted)
+
+
+def find_helm() -> Path:
+    """Return the path of Helm: that of the lock, or one on the path. Raises SetupFailed."""
+    on_path = shutil.which("helm")
+    if not _HELM.exists() and not on_path:
+        raise SetupFailed("The tests need Helm 4. On x86-64, set-up installs it. Elsewhere, put `helm` on the path.")
+    return _HELM if _HELM.exists() else Path(str(on_path))
+
+
+def _unpack_helm(folder: Path) -> None:
+    """Take Helm's own program for Linux on x86-64 out of the package that carries it."""
+    if platform.machine() != "x86_64":
+        return
+    [package] = folder.glob("aws_cdk/*/_jsii/*.tgz")
+    with tarfile.open(package) as archive:
+        layer = archive.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        content = io.BytesIO(layer.read())
+    _HELM.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(content) as files, files.open("helm/helm") as source, _HELM.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    _HELM.chmod(0o755)
+    package.unlink()
 
 
 def install_node_clients() -> None:
