@@ -24,7 +24,7 @@ from functools import partial
 
 from django.conf import settings
 from django.db import Error, connection, transaction
-from django.db.models import F, Max, QuerySet, Window
+from django.db.models import Count, F, Max, Min, QuerySet, Window
 from django.db.models.functions import Greatest, RowNumber
 from django.utils.module_loading import import_string
 
@@ -107,6 +107,23 @@ def list_due_lanes() -> list[str]:
     return list(due.order_by("lane").values_list("lane", flat=True).distinct())
 
 
+def count_due(*, now: datetime.datetime) -> dict[str, tuple[int, datetime.datetime]]:
+    """Return for each lane with due messages how many there are, and since when the oldest is due.
+
+    Those that wait for a suspended organization do not count.
+    """
+    due = _without_suspended(OutboxMessage.objects.filter(sent_at=None, next_attempt_at__lte=now)).order_by()
+    rows = due.values_list("lane").annotate(Count("pk"), Min("next_attempt_at"))
+    return {lane: (count, oldest) for lane, count, oldest in rows}
+
+
+def _without_suspended(due: QuerySet[OutboxMessage]) -> QuerySet[OutboxMessage]:
+    waiting = [name for name, topic in settings.OUTBOX_TOPICS.items() if topic.waits_while_suspended]
+    asked = due.filter(topic__in=waiting)
+    suspended = import_string(settings.OUTBOX_SUSPENDED)(organizations=asked.values("share"))
+    return due.exclude(topic__in=waiting, share__in=suspended)
+
+
 def _in_turn(lane: str, limit: int) -> list[int]:
     """Return the next messages of share holders without a claim; none while the lane has all its claims.
 
@@ -116,10 +133,7 @@ def _in_turn(lane: str, limit: int) -> list[int]:
     if lane != CONTROL:
         if _is_full(lane):
             return []
-        waiting = [name for name, topic in settings.OUTBOX_TOPICS.items() if topic.waits_while_suspended]
-        asked = due.filter(topic__in=waiting)
-        suspended = import_string(settings.OUTBOX_SUSPENDED)(organizations=asked.values("share"))
-        due = due.exclude(topic__in=waiting, share__in=suspended)
+        due = _without_suspended(due)
     turn = Window(RowNumber(), partition_by=[F("share"), F("is_urgent")], order_by="id")
     candidates = due.annotate(turn=turn).filter(turn__lte=limit)
     found = list(candidates.order_by("id").values_list("pk", "share", "is_urgent"))

@@ -28,6 +28,7 @@ from apps.finetuning.results import examinations
 from apps.finetuning.runs import endings, judges, leases, members, reports, uploads
 from apps.finetuning.runs.leases import Lease
 from apps.interfaces.worker_api import probes
+from apps.interfaces.worker_api.metrics import render_installation_metrics
 from apps.serving import operations as serving
 from apps.serving.metrics import CONTENT_TYPE, metrics_token, render_metrics
 from apps.serving.models import Replica
@@ -208,10 +209,11 @@ def observed(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 @endpoint("GET")
 def metrics(request: HttpRequest) -> HttpResponse:
-    """Return the figures of all replicas, adapters and pools, for a monitor with the installation's own token."""
+    """Return the figures of the whole installation, for a monitor with its own token."""
     if not hmac.compare_digest(_bearer(request).encode(), metrics_token().encode()):
         raise PermissionDenied("Metrics need the token that the operator's page of a replica shows.")
-    return HttpResponse(render_metrics() + render_pool_metrics(), content_type=CONTENT_TYPE)
+    text = render_installation_metrics() + render_metrics() + render_pool_metrics()
+    return HttpResponse(text, content_type=CONTENT_TYPE)
 
 
 def _worker(request: HttpRequest) -> Worker:
