@@ -11,7 +11,7 @@ PAGES = (
     *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "docs/ARCHITECTURE.md", "docs/HOW_TO_CHANGE.md")),
     *sorted((ROOT / "docs/adr").glob("*.md")),
 )
-LINKED = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/cookbook").glob("*.md")})
+LINKED = sorted({*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
 _CODE = re.compile(r"`([^`\s]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 

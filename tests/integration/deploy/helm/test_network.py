@@ -1,0 +1,135 @@
+"""The network policies of deploy/helm: who may call whom, worked out from the rendered policies alone."""
+
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+import pytest
+
+from scripts.processes import PROGRAMS
+from tests.integration.deploy.helm.conftest import Rendering
+from tests.integration.deploy.helm.test_chart import pods
+from tests.unit.installation.deploy.test_compose import SERVICES
+
+Object = dict[str, Any]
+# One of each kind of pod, and its labels.
+KINDS = {"trainer-h100": "trainer", "replica-llama-8b": "serving-agent"}
+OUTSIDE = {"database": ("postgres", "10.0.0.5", 5432), "redis": ("redis", "10.0.0.6", 6379)}
+OUTSIDE["objects"] = ("minio", "10.0.0.7", 443)
+
+
+class Network:
+    """Decides about connections as Kubernetes does: both sides must allow them, and no rule means no limit."""
+
+    def __init__(self, rendered: Rendering) -> None:
+        self._policies = [
+            each["spec"] for each in rendered
+            if each["kind"] == "NetworkPolicy" and each["metadata"].get("namespace") is None
+        ]  # fmt: skip
+        self.labels = {owner["metadata"]["name"]: pod["metadata"]["labels"] for owner, pod in pods(rendered)}
+
+    def allows(self, caller: str, called: str, port: int) -> bool:
+        return self._leaves(caller, called, port) and self._enters(caller, called, port)
+
+    def leaves_for(self, caller: str, address: str, port: int) -> bool:
+        """Return whether a pod may call an address outside."""
+        return any(
+            _has_port(rule, port) and any(_has_address(peer, address) for peer in rule["to"])
+            for rule in self._rules(caller, "Egress", "egress")
+        )
+
+    def _leaves(self, caller: str, called: str, port: int) -> bool:
+        return self._matches(self._rules(caller, "Egress", "egress"), "to", called, port)
+
+    def _enters(self, caller: str, called: str, port: int) -> bool:
+        return self._matches(self._rules(called, "Ingress", "ingress"), "from", caller, port)
+
+    def _matches(self, rules: list[Object], side: str, other: str, port: int) -> bool:
+        return any(
+            _has_port(rule, port) and (side not in rule or any(self._is_pod(peer, other) for peer in rule[side]))
+            for rule in rules
+        )
+
+    def _rules(self, name: str, kind: str, field: str) -> list[Object]:
+        selected = [each for each in self._policies if kind in each["policyTypes"]
+                    and each["podSelector"]["matchLabels"].items() <= self.labels[name].items()]  # fmt: skip
+        assert selected, f"{name} is not limited"
+        return [rule for each in selected for rule in each.get(field, [])]
+
+    def _is_pod(self, peer: Object, name: str) -> bool:
+        here = "namespaceSelector" not in peer and "podSelector" in peer
+        return here and peer["podSelector"]["matchLabels"].items() <= self.labels[name].items()
+
+
+def _has_port(rule: Object, port: int) -> bool:
+    return "ports" not in rule or port in [each["port"] for each in rule["ports"]]
+
+
+def _has_address(peer: Object, address: str) -> bool:
+    block = peer.get("ipBlock")
+    return bool(block) and ip_address(address) in ip_network(block["cidr"]) and not any(
+        ip_address(address) in ip_network(part) for part in block.get("except", [])
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def network(rendered: Rendering) -> Network:
+    return Network(rendered)
+
+
+def service_of(name: str) -> Object:
+    return SERVICES[KINDS.get(name, name)]
+
+
+def test_programs_call_each_other_where_they_must_and_nowhere_else(network: Network) -> None:
+    ports = {"web": 8000, "internal": 8001, "gateway": 8002, "replica-llama-8b": 8003, "egress": 3128, "nginx": 443}
+    names = [name for name in network.labels if name not in ("trainer-cpu", "replica-qwen")]
+
+    calls = {(a, b) for a in names for b, port in ports.items() if a != b and network.allows(a, b, port)}
+
+    assert {(a, b) for a, b in calls if b != "nginx"} == {
+        ("nginx", "web"), ("nginx", "gateway"), ("web", "gateway"), ("celery-batches", "gateway"),
+        ("gateway", "replica-llama-8b"), ("trainer-h100", "internal"), ("replica-llama-8b", "internal"),
+        ("trainer-h100", "egress"), ("replica-llama-8b", "egress"),
+    }  # fmt: skip
+
+
+def test_no_connection_is_allowed_that_compose_has_no_network_for(network: Network) -> None:
+    for program in [each for each in PROGRAMS if each.role]:
+        for networks, (service, address, port) in OUTSIDE.items():
+            shares = set(SERVICES[program.name]["networks"]) & set(SERVICES[service]["networks"])
+            assert network.leaves_for(program.name, address, port) <= bool(shares), (program.name, networks)
+
+
+@pytest.mark.parametrize("worker", ["trainer-h100", "trainer-cpu", "replica-llama-8b", "replica-qwen"])
+def test_a_worker_reaches_no_database_and_nothing_outside_but_files_and_its_queue(
+    worker: str, network: Network
+) -> None:
+    reached = {name for name, (_, address, port) in OUTSIDE.items() if network.leaves_for(worker, address, port)}
+
+    assert reached == {"objects"} | ({"redis"} if worker.startswith("trainer") else set())
+    for address in ("1.1.1.1", "169.254.169.254", "10.96.0.1"):
+        assert not network.leaves_for(worker, address, 443)
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "100.100.100.200", "168.63.129.16", "192.0.0.192", "10.1.2.3"])
+def test_no_program_reaches_a_metadata_service_or_a_private_address(address: str, network: Network) -> None:
+    assert [name for name in network.labels if network.leaves_for(name, address, 80)] == []
+
+
+def test_programs_of_compose_with_a_way_out_have_one(network: Network) -> None:
+    out = {name for name in network.labels if network.leaves_for(name, "1.1.1.1", 443)}
+
+    assert out == {name for name, one in SERVICES.items() if "outbound" in one.get("networks", ())}
+
+
+def test_only_the_process_that_starts_nodes_reaches_the_clusters(network: Network) -> None:
+    assert [name for name in network.labels if network.leaves_for(name, "10.96.0.1", 443)] == ["celery"]
+
+
+def test_nodes_and_prometheus_reach_the_worker_api(rendered: Rendering) -> None:
+    [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == "anneal-from-callers-of-internal"]
+    [rule] = policy["ingress"]
+
+    spaces = [peer["namespaceSelector"]["matchLabels"] for peer in rule["from"] if "namespaceSelector" in peer]
+    assert [space["kubernetes.io/metadata.name"] for space in spaces] == ["anneal", "monitoring"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 8001}]
