@@ -202,6 +202,17 @@ PAGES = (
         "Pools whose machines are started and released through Slurm or Kubernetes",
         Audience.OPERATORS,
     ),
+    HelpPage("slurm", "docs/operations/slurm.md", "An elastic pool on your Slurm cluster", Audience.OPERATORS),
+    HelpPage(
+        "kubernetes", "docs/operations/kubernetes.md", "The Helm chart: what it contains and needs", Audience.OPERATORS
+    ),
+    HelpPage(
+        "monitoring",
+        "docs/operations/monitoring.md",
+        "Series for Prometheus, alerts and dashboards",
+        Audience.OPERATORS,
+    ),
+    HelpPage("sizing", "docs/operations/sizing.md", "What is full first, and how much you need", Audience.OPERATORS),
     HelpPage(
         "regions",
         "docs/regions.md",
