@@ -30,7 +30,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-HEALTH_PATH = "/healthz"
 MACHINE_PREFIXES = ("/v1/", "/api/", "/internal/", "/objects/")
 REQUEST_ID_HEADER = "x-request-id"
 PROCESSOR_SECONDS = "anneal.processor_seconds"  # key in the scope
@@ -178,23 +177,6 @@ class RefuseNulMiddleware(MiddlewareMixin):
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
         has_nul = "\0" in request.path or "\0" in unquote(request.META.get("QUERY_STRING", ""))
         return bad_request(request) if has_nul else None
-
-
-def answer_health(application: Application) -> Application:
-    """Return the application with an address for probes, which says that this process answers.
-
-    No limit counts it. It asks no database, because one that is away must not end or hide all processes at once.
-    """
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] != HEALTH_PATH:
-            await application(scope, receive, send)
-            return
-        headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": b'{"status":"ok"}'})
-
-    return answer
 
 
 def allow_origins(application: Application, origins: Collection[str]) -> Application:

@@ -1,10 +1,12 @@
 """The series of /internal/v1/metrics under the role of its process; alerts and dashboards ask for no others."""
 
+import asyncio
 import datetime
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import promql_parser
 import pytest
@@ -13,6 +15,7 @@ from django.db import connection, transaction
 
 from apps.billing.models import LedgerCheck, TrafficHour
 from apps.billing.usage.traffic import BOUNDS_MS
+from apps.config.monitored import Monitored
 from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.finetuning.models import Run, Worker
@@ -36,6 +39,20 @@ def scrape() -> str:
         text = render_installation_metrics() + render_metrics() + render_pool_metrics()
         cursor.execute("RESET ROLE")
     return text
+
+
+def scrape_web() -> str:
+    """Return the series of a process that has answered one request."""
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Any) -> None:
+        assert message["status"] == 200
+
+    monitored = Monitored(application, process="web")
+    asyncio.run(monitored({"type": "http", "path": "/", "headers": []}, application, send))
+    return monitored.render()
 
 
 def test_jobs_workers_effects_and_books_are_counted(floor) -> None:
@@ -125,7 +142,7 @@ def series(floor, organization) -> dict[str, set[str]]:
         replica=replica, day="2026-11-03", **counted, **metered, difference_share=0, is_within=True, checked_at=db_now()
     )
     LedgerCheck.objects.create(name="balances", difference_count=0)
-    matches = (_SAMPLE.match(line) for line in scrape().splitlines())
+    matches = (_SAMPLE.match(line) for line in [*scrape().splitlines(), *scrape_web().splitlines()])
     return {found[1]: set(re.findall(r'(\w+)="', found[2] or "")) for found in matches if found}
 
 

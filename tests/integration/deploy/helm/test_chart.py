@@ -17,7 +17,7 @@ from tests.unit.installation.deploy.test_compose import COMPOSE, SERVICES, WITHO
 
 Object = dict[str, Any]
 # Defined by KEDA and by the Prometheus operator, whose schemas the tests do not have.
-OF_OTHERS = {"ScaledObject", "ScrapeConfig", "PrometheusRule"}
+OF_OTHERS = {"ScaledObject", "ScrapeConfig", "PodMonitor", "PrometheusRule"}
 IN_CHART = [program for program in PROGRAMS if not program.is_embedded_only]
 VALUES_SCHEMA = json.loads((HELM_FOLDER / "anneal/values.schema.json").read_text())
 # Two pools and two base models: the first of each has every part.

@@ -126,10 +126,15 @@ def test_only_the_process_that_starts_nodes_reaches_the_clusters(network: Networ
     assert [name for name in network.labels if network.leaves_for(name, "10.96.0.1", 443)] == ["celery"]
 
 
-def test_nodes_and_prometheus_reach_the_worker_api(rendered: Rendering) -> None:
-    [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == "anneal-from-callers-of-internal"]
+@pytest.mark.parametrize(
+    ("called", "port", "spaces"), [("internal", 8001, ["anneal", "monitoring"]), ("web", 8000, ["monitoring"])]
+)
+def test_nodes_reach_the_worker_api_and_prometheus_what_it_scrapes(
+    called: str, port: int, spaces: list[str], rendered: Rendering
+) -> None:
+    [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == f"anneal-from-callers-of-{called}"]
     [rule] = policy["ingress"]
 
-    spaces = [peer["namespaceSelector"]["matchLabels"] for peer in rule["from"] if "namespaceSelector" in peer]
-    assert [space["kubernetes.io/metadata.name"] for space in spaces] == ["anneal", "monitoring"]
-    assert rule["ports"] == [{"protocol": "TCP", "port": 8001}]
+    found = [peer["namespaceSelector"]["matchLabels"] for peer in rule["from"] if "namespaceSelector" in peer]
+    assert [space["kubernetes.io/metadata.name"] for space in found] == spaces
+    assert rule["ports"] == [{"protocol": "TCP", "port": port}]
