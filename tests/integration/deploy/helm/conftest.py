@@ -1,18 +1,11 @@
 """The chart of deploy/helm, rendered by Helm itself with deploy/helm/example.yaml."""
 
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from scripts.installation.clients import find_helm
-
-HELM_FOLDER = Path(__file__).resolve().parents[4] / "deploy/helm"
-Rendering = list[dict[str, Any]]
-Helm = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.integration.deploy.helm.chart import HELM_FOLDER, Helm, Rendering, objects_of
 
 
 @pytest.fixture(scope="session")
@@ -34,8 +27,3 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Helm:
 def rendered(helm: Helm) -> Rendering:
     """Return every object of the example."""
     return objects_of(helm("template", f"--values={HELM_FOLDER / 'example.yaml'}"))
-
-
-def objects_of(done: "subprocess.CompletedProcess[str]") -> Rendering:
-    assert done.returncode == 0, done.stderr
-    return [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]

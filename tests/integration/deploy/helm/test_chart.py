@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from typing import Any
 
 import jsonschema_rs
 import pytest
@@ -12,40 +10,23 @@ import yaml
 
 from scripts.installation.clients import KUBERNETES_SCHEMAS
 from scripts.processes import CONTAINER, CONTROL_OPTIONS, PROGRAMS, Program
-from tests.integration.deploy.helm.conftest import HELM_FOLDER, Helm, Rendering, objects_of
-from tests.unit.installation.deploy.test_compose import COMPOSE, SERVICES, WITHOUT_USE
+from tests.integration.deploy.helm.chart import (
+    HELM_FOLDER,
+    SERVICES,
+    Helm,
+    Object,
+    Rendering,
+    container_of,
+    from_secrets,
+    objects_of,
+    pods,
+    variables,
+)
 
-Object = dict[str, Any]
 # Defined by KEDA and by the Prometheus operator, whose schemas the tests do not have.
 OF_OTHERS = {"ScaledObject", "ScrapeConfig", "PodMonitor", "PrometheusRule"}
 IN_CHART = [program for program in PROGRAMS if not program.is_embedded_only]
 VALUES_SCHEMA = json.loads((HELM_FOLDER / "anneal/values.schema.json").read_text())
-# Two pools and two base models: the first of each has every part.
-PODS = {"trainer": "trainer-h100"} | dict.fromkeys(("vllm", "vllm-canary", "serving-agent"), "replica-llama-8b")
-
-
-def pods(rendered: Rendering) -> Iterator[tuple[Object, Object]]:
-    """Yield each object that makes pods, with the pod's template."""
-    for each in rendered:
-        if each["kind"] in ("Deployment", "StatefulSet", "Job"):
-            yield each, each["spec"]["template"]
-
-
-def container_of(rendered: Rendering, program: str) -> tuple[Object, Object]:
-    """Return a program's pod and its container."""
-    for owner, template in pods(rendered):
-        if owner["metadata"]["name"] == PODS.get(program, program):
-            [container] = [each for each in template["spec"]["containers"] if each["name"] == program]
-            return template["spec"], container
-    raise AssertionError(f"{program} has no pod")
-
-
-def variables(container: Object) -> Object:
-    return {each["name"]: each for each in container["env"]}
-
-
-def from_secrets(container: Object) -> set[str]:
-    return {name for name, each in variables(container).items() if "secretKeyRef" in each.get("valueFrom", {})}
 
 
 @pytest.fixture(params=IN_CHART, ids=lambda program: program.name)
@@ -129,14 +110,13 @@ def test_every_program_gets_the_variables_it_needs_and_no_others(program: Progra
         assert given[name]["value"] == compose.get(name, "apps.config.settings.prod")
 
 
-def test_every_setting_of_the_table_is_a_variable_or_a_value(program: Program, rendered: Rendering) -> None:
+def test_every_variable_of_compose_is_a_variable_or_a_value(program: Program, rendered: Rendering) -> None:
     given = set(variables(container_of(rendered, program.name)[1]))
     properties = VALUES_SCHEMA["properties"]
-    where = {"trainer": properties["pools"]["items"], "control": properties}
-    settings = where.get("control" if program.role else program.name, properties["replicas"]["items"])
-    can_be_set = set((settings.get("properties", settings))["settings"]["properties"])
+    lists = {"trainer": properties["pools"]["items"]["properties"]}
+    settings = properties if program.role else lists.get(program.name, properties["replicas"]["items"]["properties"])
 
-    assert program.options - given - can_be_set <= set(WITHOUT_USE)
+    assert set(SERVICES[program.name]["environment"]) - given - set(settings["settings"]["properties"]) == set()
 
 
 def test_the_settings_that_the_schema_knows_are_those_of_the_control_plane() -> None:
@@ -273,5 +253,5 @@ def test_the_files_of_compose_are_used_as_they_are(rendered: Rendering) -> None:
     assert all((HELM_FOLDER.parent / "nginx" / name).read_text().strip() == files[name].strip() for name in files)
     assert [each for each in rights if each not in rendered] == []
     services = {each["metadata"]["name"]: each["spec"] for each in rendered if each["kind"] == "Service"}
-    named = {name: spec["ports"][0]["port"] for name, spec in services.items() if name in COMPOSE["services"]}
+    named = {name: spec["ports"][0]["port"] for name, spec in services.items() if name in SERVICES}
     assert named == {"nginx": 80, "egress": 3128, "web": 8000, "internal": 8001, "gateway": 8002}

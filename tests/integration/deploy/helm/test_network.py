@@ -1,18 +1,13 @@
 """The network policies of deploy/helm: who may call whom, worked out from the rendered policies alone."""
 
 from ipaddress import ip_address, ip_network
-from typing import Any
 
 import pytest
 
 from scripts.processes import PROGRAMS
-from tests.integration.deploy.helm.conftest import Rendering
-from tests.integration.deploy.helm.test_chart import pods
-from tests.unit.installation.deploy.test_compose import SERVICES
+from tests.integration.deploy.helm.chart import SERVICES, Object, Rendering, pods
 
-Object = dict[str, Any]
-# One of each kind of pod, and its labels.
-KINDS = {"trainer-h100": "trainer", "replica-llama-8b": "serving-agent"}
+# Of the example's values: the service of compose in its place, its address and its port.
 OUTSIDE = {"database": ("postgres", "10.0.0.5", 5432), "redis": ("redis", "10.0.0.6", 6379)}
 OUTSIDE["objects"] = ("minio", "10.0.0.7", 443)
 
@@ -74,10 +69,6 @@ def _has_address(peer: Object, address: str) -> bool:
 @pytest.fixture(scope="module")
 def network(rendered: Rendering) -> Network:
     return Network(rendered)
-
-
-def service_of(name: str) -> Object:
-    return SERVICES[KINDS.get(name, name)]
 
 
 def test_programs_call_each_other_where_they_must_and_nowhere_else(network: Network) -> None:
