@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scripts import machine, setup, up
-from scripts.installation import commands, installer
+from scripts.installation import clients, commands, installer
 from scripts.installation.commands import SetupFailed
 from scripts.launch import __main__ as launch
 
@@ -215,3 +215,15 @@ def test_an_account_without_a_home_keeps_no_packages_and_gets_no_folder_for_them
 
     assert installer.cache_directory() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_helm_on_the_path_is_enough_and_without_one_the_tests_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clients, "_HELM", tmp_path / "of the lock")
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(SetupFailed, match="Helm 4"):
+        clients.find_helm()
+    (tmp_path / "helm").touch(mode=0o755)
+    assert clients.find_helm() == tmp_path / "helm"
