@@ -48,6 +48,7 @@ class Api:
         base_url: str,
         key: str,
         *,
+        project: str | None = None,
         transport: httpx.BaseTransport | None = None,
         service: str = "Anneal",
         sign_in: str = "Run `anneal login`, or set ANNEAL_API_KEY.",
@@ -58,7 +59,8 @@ class Api:
         self.attempts = ATTEMPTS
         self._http = httpx.Client(
             base_url=base_url,
-            headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"},
+            headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"}
+            | ({"OpenAI-Project": project} if project else {}),
             timeout=httpx.Timeout(120, connect=10),
             transport=transport,
             mounts=dict.fromkeys(_LOOPBACK),

@@ -19,6 +19,7 @@ from anneal.commands import (
     jobs,
     keys,
     models,
+    projects,
     retrain,
     webhooks,
 )
@@ -61,10 +62,13 @@ def main(
     context: typer.Context,
     base_url: Annotated[str | None, typer.Option(envvar="ANNEAL_BASE_URL", help="The installation's address.")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="ANNEAL_API_KEY", hidden=True)] = None,
+    project: Annotated[
+        str | None, typer.Option(envvar="ANNEAL_PROJECT", help="The id of the project to work in: that of your key.")
+    ] = None,
 ) -> None:
     """Fine-tune models with Anneal: files, jobs, models and chat from the command line."""
     session = session_of(context)
-    session.given_url, session.given_key = base_url or None, api_key or None
+    session.given_url, session.given_key, session.project = base_url or None, api_key or None, project or None
 
 
 for command in (account.login, account.logout, account.usage, chat.chat, apply.apply):
@@ -78,4 +82,5 @@ app.add_typer(batches.app, name="batches")
 app.add_typer(evals.app, name="evals")
 app.add_typer(imports.app, name="import")
 app.add_typer(keys.app, name="keys")
+app.add_typer(projects.app, name="projects")
 app.add_typer(webhooks.app, name="webhooks")

@@ -24,6 +24,7 @@ class Session:
 
     given_url: str | None = None
     given_key: str | None = None
+    project: str | None = None
     as_json: bool = False
     folder: Path = field(default_factory=lambda: Path(typer.get_app_dir("anneal")))
 
@@ -33,8 +34,28 @@ class Session:
 
     @property
     def key(self) -> str | None:
-        """Return the given key, or the one stored for this very address: no other service ever gets it."""
-        return self.given_key or self._stored.get("keys", {}).get(self.base_url)
+        """Return the given key, or the one stored for this very address: no other service ever gets it.
+
+        A key that was stored for the project comes before the one that was stored without a project.
+        """
+        stored = self._stored.get("keys", {})
+        return self.given_key or stored.get(self._place) or stored.get(self.base_url)
+
+    @property
+    def _place(self) -> str:
+        """Return the name under which the key is stored."""
+        return f"{self.base_url}#{self.project}" if self.project else self.base_url
+
+    def choose_project(self, named: str | None) -> str | None:
+        """Work in the project that a file names, or else in the given one, and return it.
+
+        Raises Failure if both are named and differ.
+        """
+        if named and self.project and named != self.project:
+            text = f"The file names the project {named}, and --project or ANNEAL_PROJECT {self.project}. Drop one."
+            raise Failure(text, ExitCode.USAGE)
+        self.project = named or self.project
+        return self.project
 
     @cached_property
     def api(self) -> Api:
@@ -44,11 +65,11 @@ class Session:
         if not (self.key.isascii() and self.key.isprintable()):
             text = "The API key has invalid characters. Copy all of it, or create a new one on the API keys page."
             raise Failure(text, ExitCode.SIGNED_OUT)
-        return Api(self.base_url, self.key, transport=transport)
+        return Api(self.base_url, self.key, project=self.project, transport=transport)
 
     def store_key(self, key: str | None) -> None:
-        """Store the key of the address, readable by this user only; None removes it."""
-        keys = self._stored.get("keys", {}) | {self.base_url: key}
+        """Store the key of the address, or of the project there, readable by this user only; None removes it."""
+        keys = self._stored.get("keys", {}) | {self._place: key}
         kept = {url: each for url, each in keys.items() if each}
         self._write({"current": self.base_url, "keys": kept})
 

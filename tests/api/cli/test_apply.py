@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from anneal import project
+from anneal import manifest
 from anneal.commands import apply as command
 
 from apps.finetuning.models import FineTuningJob
@@ -77,7 +77,7 @@ def test_a_change_is_priced_trained_once_and_promoted_if_it_beats_production(ann
     ("change", "named"),
     [("held_out: held-out.jsonl\n", "held_out"), ("name: support-bot", "name"), ("model: anneal-demo", "model")],
 )
-def test_a_wrong_project_is_refused_with_the_member_that_is_wrong(anneal, folder, network, change, named) -> None:
+def test_a_wrong_manifest_is_refused_with_the_member_that_is_wrong(anneal, folder, network, change, named) -> None:
     (folder / "anneal.yaml").write_text(TEXT.replace(change, ""))
 
     refused = anneal("apply", "--yes")
@@ -123,15 +123,15 @@ def measured(
 
 
 def test_production_is_beaten_only_on_the_same_measure_and_not_by_chance() -> None:
-    wanted = project.Project(name="x", dataset="x", model="x", held_out="y", alias="z")
+    wanted = manifest.Manifest(name="x", dataset="x", model="x", held_out="y", alias="z")
 
     def beats(new: dict, old: dict, *, is_comparable: bool = True) -> bool:
-        return project.check_gates(wanted, new, current=old, is_comparable=is_comparable)[0].passed
+        return manifest.check_gates(wanted, new, current=old, is_comparable=is_comparable)[0].passed
 
     assert beats(measured(0.9), measured(0.8)) and not beats(measured(0.8), measured(0.8))
     assert not beats(measured(0.9), measured(0.8), is_comparable=False)
     assert not beats(measured(0.9, width=0.1), measured(0.8, width=0.1))
-    (by_chance,) = project.check_gates(
+    (by_chance,) = manifest.check_gates(
         wanted, measured(0.9, width=0.1), current=measured(0.8, width=0.1), is_comparable=True
     )
     assert "may be chance" in by_chance.text and "0.9 (0.8 to 1)" in by_chance.text
@@ -141,17 +141,17 @@ def test_production_is_beaten_only_on_the_same_measure_and_not_by_chance() -> No
     assert command._short("a" * 64) == "a" * 12
 
 
-def test_the_machines_of_a_project_are_asked_for_and_train_nothing_anew() -> None:
-    wanted = project.Project(name="x", dataset="x", model="x", pool="h200", node_count=2)
+def test_the_machines_of_a_manifest_are_asked_for_and_train_nothing_anew() -> None:
+    wanted = manifest.Manifest(name="x", dataset="x", model="x", pool="h200", node_count=2)
 
-    body = project.request_of(wanted, {}, {"dataset": "file-x"})
+    body = manifest.request_of(wanted, {}, {"dataset": "file-x"})
 
     assert body["compute"] == {"pool": "h200", "node_count": 2}
     assert not any("node_count" in name for name in body["metadata"])
 
 
 def test_two_runs_at_once_start_one_job(anneal, folder, monkeypatch) -> None:
-    monkeypatch.setattr(command, "project_jobs", lambda api, wanted: iter(()))  # neither sees the other's job
+    monkeypatch.setattr(command, "manifest_jobs", lambda api, wanted: iter(()))  # neither sees the other's job
 
     first, second = anneal("apply", "--yes", "--json"), anneal("apply", "--yes", "--json")
     (folder / "anneal.yaml").write_text(TEXT + "pool: local-cpu\n")

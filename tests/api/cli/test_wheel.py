@@ -72,6 +72,8 @@ def test_the_wheel_does_a_customers_work_in_a_bare_environment(
     assert json.loads(anneal("files", "upload", "rows.jsonl", "--no-wait", "--json"))["status"] == "uploaded"
     job = json.loads(anneal("jobs", "create", "--model", "anneal-demo", "--file", file_id, "--yes", "--json"))
     assert job["status"] == "queued" and job["id"] in anneal("jobs", "list")
+    default = json.loads(anneal("projects", "list", "--json"))["data"][0]["id"]
+    assert job["id"] in anneal("--project", default, "jobs", "list")
     (tmp_path / "jobs.json").write_text("[]")
     (tmp_path / "tune.yaml").write_text("model: anneal-demo\ntraining_file: rows.jsonl\n")
     assert "Nothing was uploaded." in anneal("import", "openai", "--export", ".", "--dry-run")

@@ -5,6 +5,7 @@ from typing import Annotated
 import httpx
 import typer
 
+from anneal.commands.projects import show_project
 from anneal.output import AsJson, dollars, emit, fields, notice
 from anneal.session import session_of
 
@@ -45,8 +46,12 @@ def logout(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def usage(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the credit, and what training and inference have cost."""
-    found = session_of(context).api.get("/api/v1/billing")
+    """Show the credit, and what training and inference have cost; with a project, what it cost this month."""
+    session = session_of(context)
+    if session.project:
+        show_project(context, session.project)
+        return
+    found = session.api.get("/api/v1/billing")
     lines = [
         ("Available", dollars(found["available_usd"])),
         ("On hold", dollars(found["held_usd"])),

@@ -11,10 +11,9 @@ from anneal.api import JOBS, PATIENT_ATTEMPTS, Api, model_path
 from anneal.commands.files import accepted_id, check_file
 from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
-from anneal.output import AsJson, Yes, confirm_price, dollars, emit, notice
-from anneal.project import (
+from anneal.manifest import (
     Gate,
-    Project,
+    Manifest,
     changes,
     check_gates,
     content_of,
@@ -22,10 +21,11 @@ from anneal.project import (
     is_same_measure,
     key_of,
     last_applied,
-    project_jobs,
-    read_project,
+    manifest_jobs,
+    read_manifest,
     request_of,
 )
+from anneal.output import AsJson, Yes, confirm_price, dollars, emit, notice
 from anneal.session import Session, session_of
 from anneal.transfers import upload
 from anneal.watching import SETTLED, SUCCEEDED, follow
@@ -50,21 +50,22 @@ def apply(
     at any time: a job that is the same is not started twice. Exits with 1 if the job or a gate fails.
     """
     session = session_of(context)
-    project = read_project(file)
-    content = content_of(project, file.parent)
-    jobs = list(project_jobs(session.api, project))
+    manifest = read_manifest(file)
+    manifest.project = session.choose_project(manifest.project)
+    content = content_of(manifest, file.parent)
+    jobs = list(manifest_jobs(session.api, manifest))
     last = last_applied(jobs)
     changed = changes(content, last)
     result: dict[str, Any] = {
-        "object": "apply", "name": project.name, "changes": changed, "job": last and last["id"],
+        "object": "apply", "name": manifest.name, "changes": changed, "job": last and last["id"],
         "hold_usd": None, "started": False, "gates": [], "promoted": False, "note": None,
     }  # fmt: skip
     job = last
     if changed:
-        key = key_of(project, content, jobs[0] if jobs else None)
-        job = _started(session, project, file.parent, content, result, key=key, dry_run=dry_run, yes=yes)
+        key = key_of(manifest, content, jobs[0] if jobs else None)
+        job = _started(session, manifest, file.parent, content, result, key=key, dry_run=dry_run, yes=yes)
     if job is not None and not dry_run:
-        _ended(session.api, project, job, result, wait=wait)
+        _ended(session.api, manifest, job, result, wait=wait)
     emit(context, result, lambda: _text(result))
     if (
         (result["note"] or "").startswith("It would not start")
@@ -76,7 +77,7 @@ def apply(
 
 def _started(
     session: Session,
-    project: Project,
+    manifest: Manifest,
     folder: Path,
     content: dict[str, str],
     result: dict[str, Any],
@@ -87,13 +88,13 @@ def _started(
 ) -> dict[str, Any] | None:
     """Return the new job, or None after a dry run. Raises Failure if it is refused or declined."""
     known = find_files(session.api)
-    paths = {"dataset": project.dataset, "held_out": project.held_out}
+    paths = {"dataset": manifest.dataset, "held_out": manifest.held_out}
     ids = {
         name: known.get(content[name]) or _sent(session, folder / path)
         for name, path in paths.items()
         if path is not None
     }
-    request = request_of(project, content, ids)
+    request = request_of(manifest, content, ids)
     rehearsal = session.api.post(JOBS, request | {"dry_run": True})
     result["hold_usd"] = rehearsal["hold_usd"]
     refusal = rehearsal["refusal"]
@@ -111,7 +112,7 @@ def _started(
     except Failure as failure:
         if failure.code != "idempotency_key_reused":
             raise
-        text = f"Another run has just started the job of {project.name}. Run `anneal apply` again to follow it."
+        text = f"Another run has just started the job of {manifest.name}. Run `anneal apply` again to follow it."
         raise Failure(text, ExitCode.REFUSED, details=failure.details) from failure
     result |= {"job": job["id"], "started": True}
     if not session.as_json:
@@ -127,18 +128,18 @@ def _sent(session: Session, path: Path) -> str:
     return accepted_id(session, path, upload(session, path, purpose="fine-tune", mapping=None))
 
 
-def _ended(api: Api, project: Project, job: dict[str, Any], result: dict[str, Any], *, wait: bool) -> None:
+def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, Any], *, wait: bool) -> None:
     """Wait for the job if asked, check the gates and move the alias."""
     if wait:
         for now, _ in follow(api, job["id"], tail=1):
             job = now
     result["status"] = job["status"]
-    if job["status"] != SUCCEEDED or project.alias is None:
+    if job["status"] != SUCCEEDED or manifest.alias is None:
         if job["status"] not in SETTLED:
             result["note"] = f"{job['id']} is {job['status']}. Run `anneal apply --wait` to wait and to move the alias."
         return
     new = job["fine_tuned_model"]
-    alias = _alias(api, project.alias, new)
+    alias = _alias(api, manifest.alias, new)
     if alias and alias["version"] == new:
         result["note"] = f"{alias['model']} points to {new}. There is nothing to do."
         return
@@ -149,10 +150,10 @@ def _ended(api: Api, project: Project, job: dict[str, Any], result: dict[str, An
         result["note"] = f"{alias['model']} tests {alias['canary_version']}. End that canary, and run it again."
         return
     current = alias["version"] if alias else ""
-    gates = _gates(api, project, job, current)
+    gates = _gates(api, manifest, job, current)
     result["gates"] = [msgspec.to_builtins(gate) for gate in gates]
     if all(gate.passed for gate in gates):
-        _promote(api, project.alias, new, current, wait=wait)
+        _promote(api, manifest.alias, new, current, wait=wait)
         result["promoted"] = True
 
 
@@ -163,13 +164,13 @@ def _alias(api: Api, name: str, model: str) -> dict[str, Any] | None:
     return next((each for each in aliases if each["model"] in (name, own_name)), None)
 
 
-def _gates(api: Api, project: Project, job: dict[str, Any], current_name: str) -> list[Gate]:
+def _gates(api: Api, manifest: Manifest, job: dict[str, Any], current_name: str) -> list[Gate]:
     report = api.get(model_path(job["fine_tuned_model"])).get("evaluation")
     if not current_name:
-        return check_gates(project, report, current=None, is_comparable=False)
+        return check_gates(manifest, report, current=None, is_comparable=False)
     current = api.get(model_path(current_name)).get("evaluation") or {}
-    before = next((each for each in project_jobs(api, project) if each["fine_tuned_model"] == current_name), None)
-    return check_gates(project, report, current=current, is_comparable=is_same_measure(job, before))
+    before = next((each for each in manifest_jobs(api, manifest) if each["fine_tuned_model"] == current_name), None)
+    return check_gates(manifest, report, current=current, is_comparable=is_same_measure(job, before))
 
 
 def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> None:

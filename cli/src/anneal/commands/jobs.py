@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from anneal.api import JOBS, job_path
-from anneal.commands.comparison import comparison, comparison_table
+from anneal.comparison import comparison, comparison_table
 from anneal.commands.estimates import Nodes, machines_text, options_table
 from anneal.commands.requests import Body, JobOptions, Metadata, amount_of, budget_of, read_body
 from anneal.failures import ExitCode, Failure
@@ -37,7 +37,7 @@ MaxCost = Annotated[str | None, typer.Option(help="The most that the job may cos
 @app.command()
 def create(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="The base model, or a fine-tuned one to continue.")] = None,
+    model: Annotated[str | None, typer.Option(help="The base model, or a fine-tuned one to continue; else the project's.")] = None,
     file: Annotated[str | None, typer.Option(help="The id of the training file.")] = None,
     validation_file: Annotated[str | None, typer.Option(help="The id of the validation file.")] = None,
     method: Annotated[str | None, typer.Option(help="supervised, dpo, orpo or text.")] = None,
@@ -78,8 +78,8 @@ def create(
         return
     if refusal := rehearsal["refusal"]:
         raise Failure(refusal["message"], ExitCode.REFUSED, details=refusal)
-    if machines := _machines(rehearsal):
-        notice(machines)
+    if remarks := _remarks(rehearsal):
+        notice(remarks)
     confirm_price(rehearsal["hold_usd"], "Start?", is_accepted=yes)
     request["budget"] = budget_of(request, shown_usd=rehearsal["hold_usd"])
     job = session.api.post_once(JOBS, request)
@@ -94,7 +94,8 @@ def create(
 def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List jobs, newest first."""
     head = ("ID", "STATUS", "BASE MODEL", "STEP", "COST", "CREATED", "MODEL")
-    emit_list(context, session_of(context).api.pages(JOBS, limit=limit), head, _cells)
+    session = session_of(context)
+    emit_list(context, session.api.pages(JOBS, limit=limit, project=session.project), head, _cells)
 
 
 def _cells(job: dict[str, Any]) -> tuple[object, ...]:
@@ -255,7 +256,13 @@ def _would(rehearsal: dict[str, Any]) -> str:
         return f"It would not start: {refusal['message']}"
     hold = dollars(rehearsal["hold_usd"], is_limit=True)
     start = f"It would start on {rehearsal['pool']} and cost at most {hold}."
-    return f"{start} {_machines(rehearsal)}".strip()
+    return f"{start} {_remarks(rehearsal)}".strip()
+
+
+def _remarks(rehearsal: dict[str, Any]) -> str:
+    """Return sentences on what the request left open and the job would get."""
+    chosen = ", ".join(rehearsal["from_project"])
+    return " ".join(filter(None, (chosen and f"Chosen by the project: {chosen}.", _machines(rehearsal))))
 
 
 def _machines(rehearsal: dict[str, Any]) -> str:

@@ -26,7 +26,9 @@ def list_keys(
 ) -> None:
     """List API keys, newest first."""
     head = ("ID", "NAME", "BEGINS WITH", "STATUS", "SCOPES", "LAST USED", "EXPIRES")
-    emit_list(context, session_of(context).api.pages(_KEYS, limit=limit, status=status), head, _cells)
+    session = session_of(context)
+    found = session.api.pages(_KEYS, limit=limit, status=status, project=session.project)
+    emit_list(context, found, head, _cells)
 
 
 def _cells(key: dict[str, Any]) -> tuple[object, ...]:

@@ -36,7 +36,7 @@ class JobOptions:
     seed: int | None
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body with the options in it. Raises BadParameter if the model or the file is missing."""
+        """Return the body with the options in it. Raises BadParameter if the file is missing."""
         given = {
             "model": self.model,
             "training_file": self.file,
@@ -53,9 +53,8 @@ class JobOptions:
             "method": self._method(body),
         }
         request = body | present(**given)
-        for name, option in (("model", "--model"), ("training_file", "--file")):
-            if name not in request:
-                raise typer.BadParameter("This option is required.", param_hint=option)
+        if "training_file" not in request:
+            raise typer.BadParameter("This option is required.", param_hint="--file")
         return request
 
     def _method(self, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -103,13 +102,13 @@ def metadata_of(body: dict[str, Any], words: list[str] | None) -> dict[str, Any]
     return object_of(body, "metadata") | pairs_of(words or [], "--metadata") or None
 
 
-def amount_of(text: str) -> Decimal:
-    """Return the dollars of --max-cost. Raises BadParameter."""
+def amount_of(text: str, option: str = "--max-cost") -> Decimal:
+    """Return the dollars of an option. Raises BadParameter."""
     with suppress(ArithmeticError):
         amount = Decimal(text.removeprefix("$"))
         if amount.is_finite():
             return amount
-    raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint="--max-cost")
+    raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint=option)
 
 
 def _number(text: str | None, option: str) -> int | str | None:

@@ -28,12 +28,13 @@ class Bounds(msgspec.Struct, forbid_unknown_fields=True):
     max: float | None = None
 
 
-class Project(msgspec.Struct, forbid_unknown_fields=True):
-    """The members of `anneal.yaml`. Paths start at its folder."""
+class Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    """The members of `anneal.yaml`. Paths start at its folder. `project` is the id of one in the organization."""
 
     name: str
     dataset: str
     model: str
+    project: str | None = None
     held_out: str | None = None
     method: str = "supervised"
     recipe: dict[str, Any] = {}
@@ -48,32 +49,32 @@ class Project(msgspec.Struct, forbid_unknown_fields=True):
     alias: str | None = None
 
 
-def read_project(path: Path) -> Project:
-    """Return the project. Raises Failure that names the member."""
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest. Raises Failure that names the member."""
     try:
-        project = msgspec.convert(read_config(path), Project)
+        manifest = msgspec.convert(read_config(path), Manifest)
     except msgspec.ValidationError as error:
         raise Failure(f"{path}: {error}.", ExitCode.USAGE) from error
-    if not _NAME.fullmatch(project.name):
+    if not _NAME.fullmatch(manifest.name):
         text = f"{path}: name has 1 to 40 of a-z, 0-9 and -, and starts and ends with a letter or digit."
         raise Failure(text, ExitCode.USAGE)
-    if (project.gates or (project.alias and project.beat_current)) and not project.held_out:
+    if (manifest.gates or (manifest.alias and manifest.beat_current)) and not manifest.held_out:
         text = f"{path}: gates need held_out, a file of rows that are not trained on. Or set beat_current: false."
         raise Failure(text, ExitCode.USAGE)
-    return project
+    return manifest
 
 
-def content_of(project: Project, folder: Path) -> dict[str, str]:
+def content_of(manifest: Manifest, folder: Path) -> dict[str, str]:
     """Return what decides about training, by name: hashes of the files, and the settings. Raises OSError."""
     found: dict[str, Any] = {
-        "dataset": hash_of(folder / project.dataset),
-        "held_out": hash_of(folder / project.held_out) if project.held_out else None,
-        "model": project.model,
-        "method": project.method,
-        "recipe": project.recipe,
-        "lora": project.lora,
-        "quantization": project.quantization,
-        "evaluation": project.evaluation,
+        "dataset": hash_of(folder / manifest.dataset),
+        "held_out": hash_of(folder / manifest.held_out) if manifest.held_out else None,
+        "model": manifest.model,
+        "method": manifest.method,
+        "recipe": manifest.recipe,
+        "lora": manifest.lora,
+        "quantization": manifest.quantization,
+        "evaluation": manifest.evaluation,
     }
     return {name: _text(value) for name, value in found.items() if value not in (None, {})}
 
@@ -83,25 +84,26 @@ def _text(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def metadata_of(project: Project, content: dict[str, str]) -> dict[str, str]:
-    return {f"{_MARK}name": project.name} | {f"{_MARK}{name}": text for name, text in content.items()}
+def metadata_of(manifest: Manifest, content: dict[str, str]) -> dict[str, str]:
+    return {f"{_MARK}name": manifest.name} | {f"{_MARK}{name}": text for name, text in content.items()}
 
 
 def last_applied(jobs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the newest of a project's jobs that did not fail, wherever it was applied from."""
+    """Return the newest of a manifest's jobs that did not fail, wherever it was applied from."""
     return next((job for job in jobs if job["status"] not in (FAILED, "cancelled")), None)
 
 
-def key_of(project: Project, content: dict[str, str], newest: dict[str, Any] | None) -> str:
+def key_of(manifest: Manifest, content: dict[str, str], newest: dict[str, Any] | None) -> str:
     """Return the idempotency key of the job after the newest one: two runs at once start one job."""
-    text = json.dumps([metadata_of(project, content), newest and newest["id"]], sort_keys=True)
+    about = [metadata_of(manifest, content), newest and newest["id"]]
+    text = json.dumps([*about, manifest.project] if manifest.project else about, sort_keys=True)
     return f"apply:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def project_jobs(api: Api, project: Project) -> Iterator[dict[str, Any]]:
-    """Yield the latest jobs of this project, newest first."""
-    params: dict[str, object] = {f"metadata[{_MARK}name]": project.name}
-    yield from api.pages(JOBS, limit=_MOST_JOBS, **params)
+def manifest_jobs(api: Api, manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """Yield the latest jobs of this manifest, newest first."""
+    params: dict[str, object] = {f"metadata[{_MARK}name]": manifest.name}
+    yield from api.pages(JOBS, limit=_MOST_JOBS, project=manifest.project, **params)
 
 
 def is_same_measure(job: dict[str, Any], other: dict[str, Any] | None) -> bool:
@@ -131,28 +133,28 @@ def find_files(api: Api) -> dict[str, str]:
     return {file["sha256"]: file["id"] for file in files if file.get("sha256") and file["status"] == "processed"}
 
 
-def request_of(project: Project, content: dict[str, str], file_ids: dict[str, str]) -> dict[str, Any]:
+def request_of(manifest: Manifest, content: dict[str, str], file_ids: dict[str, str]) -> dict[str, Any]:
     """Return the body of the request for the job."""
     body = {
-        "model": project.model,
+        "model": manifest.model,
         "training_file": file_ids["dataset"],
         "validation_file": file_ids.get("held_out"),
-        "suffix": project.name,
-        "method": {"type": project.method},
-        "recipe": project.recipe,
-        "lora": project.lora,
-        "quantization": project.quantization,
-        "evaluation": project.evaluation,
-        "compute": _compute(project),
-        "budget": None if project.max_cost_usd is None else {"max_cost_usd": str(project.max_cost_usd)},
-        "metadata": metadata_of(project, content),
+        "suffix": manifest.name,
+        "method": {"type": manifest.method},
+        "recipe": manifest.recipe,
+        "lora": manifest.lora,
+        "quantization": manifest.quantization,
+        "evaluation": manifest.evaluation,
+        "compute": _compute(manifest),
+        "budget": None if manifest.max_cost_usd is None else {"max_cost_usd": str(manifest.max_cost_usd)},
+        "metadata": metadata_of(manifest, content),
     }
     return {name: value for name, value in body.items() if value not in (None, {})}
 
 
-def _compute(project: Project) -> dict[str, Any]:
-    several = {"node_count": project.node_count} if project.node_count > 1 else {}
-    return ({"pool": project.pool} if project.pool else {}) | several
+def _compute(manifest: Manifest) -> dict[str, Any]:
+    several = {"node_count": manifest.node_count} if manifest.node_count > 1 else {}
+    return ({"pool": manifest.pool} if manifest.pool else {}) | several
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
@@ -165,12 +167,12 @@ class Gate(msgspec.Struct):
 
 
 def check_gates(
-    project: Project, report: dict[str, Any] | None, *, current: dict[str, Any] | None, is_comparable: bool
+    manifest: Manifest, report: dict[str, Any] | None, *, current: dict[str, Any] | None, is_comparable: bool
 ) -> list[Gate]:
     """Return each gate with its outcome. `current` is the report of the model that the alias points at today."""
     measures = {each["name"]: each for each in (report or {}).get("comparisons") or ()}
-    gates = [_bounded(name, bounds, measures) for name, bounds in project.gates.items()]
-    if project.beat_current and current is not None:
+    gates = [_bounded(name, bounds, measures) for name, bounds in manifest.gates.items()]
+    if manifest.beat_current and current is not None:
         gates.append(_better(measures, current, is_comparable=is_comparable))
     return gates
 
