@@ -1,7 +1,8 @@
 """Projects of an organization: created, changed and archived by those who manage members, each audited.
 
 Those who manage members manage the projects that they see, and owners see all. A member works in a project with their
-role in the organization, or less: `viewer` in a project allows no more than to look.
+role in the organization, or less: `viewer` in a project allows no more than to look. An `admin` of a project changes
+its name, its defaults and who works in it, but neither hides nor archives it.
 """
 
 import datetime
@@ -99,6 +100,28 @@ def require_work_in(*, project_id: str, actor: str) -> None:
         raise PermissionDenied(text % {"name": viewer.project.name})
 
 
+def may_manage_project(*, project_id: str, membership: Membership) -> bool:
+    """Return whether a member may change the project and who works in it."""
+    return has_permission(membership.role, Permission.MEMBER_MANAGE) or is_project_admin(
+        project_id=project_id, membership=membership
+    )
+
+
+def is_project_admin(*, project_id: str, membership: Membership) -> bool:
+    """Return whether a member is an admin of the project, and may do in the organization what takes a key there."""
+    if not has_permission(membership.role, Permission.KEY_MANAGE):
+        return False
+    admins = ProjectMember.objects.filter(project=project_id, role=ProjectRole.ADMIN)
+    return admins.filter(membership=membership).exists()
+
+
+def require_management(*, project_id: str, membership: Membership) -> None:
+    """Raise PermissionDenied for a member who may not change the project and who works in it."""
+    if not may_manage_project(project_id=project_id, membership=membership):
+        text = gettext("Your role, %(role)s, does not allow managing this project. An admin of it may.")
+        raise PermissionDenied(text % {"role": gettext(membership.role)})
+
+
 @transaction.atomic
 def create_project(
     *, organization: Organization, name: str, is_private: bool, by: User, now: datetime.datetime
@@ -136,15 +159,19 @@ def change_project(
     is_private: bool | None = None,
     default_model: str | None = None,
     default_pool: str | None = None,
+    default_method: str | None = None,
+    default_suffix: str | None = None,
 ) -> Project:
     """Rename a project, or say who sees it and what its fine-tunes begin with; None stays.
 
-    Keys of those who do not see it stop working at once.
+    Keys of those who do not see it stop working at once. An admin of the project does not change who sees it.
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
-    _lock(organization, by)
+    acting = _lock_for(organization, by, id)
     project = _open_project(organization, id)
+    if is_private not in (None, project.is_private):
+        _require_members_managed(acting)
     if is_private and project.is_default:
         raise InvalidState(
             gettext("The default project is open to all members. Create another one for what is private."),
@@ -155,6 +182,8 @@ def change_project(
         "is_private": is_private,
         "default_model": default_model,
         "default_pool": default_pool,
+        "default_method": default_method,
+        "default_suffix": default_suffix,
     }
     changes = {field: value for field, value in changes.items() if value not in (None, getattr(project, field))}
     before = {field: getattr(project, field) for field in changes}
@@ -195,7 +224,7 @@ def set_project_member(
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
-    _lock(organization, by)
+    _lock_for(organization, by, project_id)
     project = _open_project(organization, project_id)
     if role not in ProjectRole.values:
         raise InvalidValue(
@@ -225,7 +254,7 @@ def remove_project_member(*, organization: Organization, project_id: str, member
 
     Raises NotFound, PermissionDenied, InvalidState.
     """
-    _lock(organization, by)
+    _lock_for(organization, by, project_id)
     project = _open_project(organization, project_id)
     member = project.members.select_related("membership").filter(pk=member_id).first()
     if member is None:
@@ -240,11 +269,22 @@ def remove_project_member(*, organization: Organization, project_id: str, member
 def _lock(organization: Organization, by: User) -> Membership:
     """Lock the members, so that no key is made for a project that is being archived; return the actor's membership."""
     acting = lock_members(organization, by)
+    _require_members_managed(acting)
+    return acting
+
+
+def _lock_for(organization: Organization, by: User, project_id: str) -> Membership:
+    """Lock the members for a change of one project, by its admins as well; return the actor's membership."""
+    acting = lock_members(organization, by)
+    require_management(project_id=project_id, membership=acting)
+    return acting
+
+
+def _require_members_managed(acting: Membership) -> None:
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
         raise PermissionDenied(
             gettext("Your role, %(role)s, does not allow managing projects.") % {"role": acting.role}
         )
-    return acting
 
 
 def _open_project(organization: Organization, id: str) -> Project:

@@ -19,10 +19,11 @@ def default_project_id(organization: Organization | str) -> str:
 
 
 class ProjectRole(models.TextChoices):
-    """What a member may do in a project, at most as much as in the organization."""
+    """What a member may do in a project, at most as much as in the organization; an admin also manages the project."""
 
     MEMBER = "member", gettext_noop("member")
     VIEWER = "viewer", gettext_noop("viewer")
+    ADMIN = "admin", gettext_noop("admin")
 
 
 class Project(OrganizationModel):
@@ -32,9 +33,13 @@ class Project(OrganizationModel):
     name = models.CharField(max_length=80)
     is_private = models.BooleanField(db_default=False, help_text="Only its members and the owners see what is in it.")
     default_model = models.CharField(
-        max_length=200, blank=True, db_default="", help_text="The base model that the wizard offers first."
+        max_length=200, blank=True, db_default="", help_text="The base model of a new job that names none."
     )
-    default_pool = models.CharField(max_length=64, blank=True, db_default="", help_text="The pool, likewise.")
+    default_pool = models.CharField(max_length=64, blank=True, db_default="", help_text="Its pool, if it can run it.")
+    default_method = models.CharField(
+        max_length=8, blank=True, db_default="", help_text="Its method, if the model has it."
+    )
+    default_suffix = models.CharField(max_length=64, blank=True, db_default="", help_text="Its suffix.")
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
     archived_at = models.DateTimeField(null=True)

@@ -196,6 +196,8 @@ def choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
     if not quotes:
         raise CannotLaunch(gettext("No GPU pool is open on this platform."), param="compute.pool")
     quotes = _with_gpus(quotes, gpu_count)
+    if not name:
+        quotes.sort(key=lambda quoted: not (quoted.is_launchable and quoted.pool.name == asked.preferred_pool))
     if not any(quoted.estimate.fits for quoted in quotes):
         first, fixes = quotes[0], quotes[0].estimate.fixes
         ways = " ".join(translated(fix.text) for fix in fixes) or gettext("Choose a smaller base model.")

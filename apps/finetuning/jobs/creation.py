@@ -85,7 +85,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
     training_file, validation_file = usable_files(organization, request.training_file, request.validation_file)
     chosen = choose_recipe(start_point, request, training_file=training_file, validation_file=validation_file)
     recipe = chosen.hyperparameters
-    suffix = plain_suffix(request.suffix)
+    suffix = plain_suffix(request.suffix or "")
     _check_machines(request, recipe)
     _check_metadata(request.metadata)
     require_judge(organization=organization, plan=request.evaluation)
@@ -101,11 +101,12 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         training_file=training_file,
         validation_file=validation_file,
         suffix=suffix,
-        method=request.method,
+        method=recipe.method,
         hyperparameters=msgspec.to_builtins(recipe),
         requested=msgspec.to_builtins(
             StoredRequest(
                 pool=request.pool,
+                preferred_pool=request.preferred_pool,
                 gpu_count=request.gpu_count,
                 node_count=request.node_count,
                 spend_cap_nano=request.spend_cap_nano,
@@ -117,7 +118,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
                 integrations=check_integrations(organization=organization, asked=request.integrations),
                 choices=chosen.choices,
                 evaluation=request.evaluation,
-                suffix=request.suffix,
+                suffix=request.suffix or "",
                 exports=tuple(required_exports(base_model=base_model, recipe=recipe, asked=request.exports)),
             )
         ),

@@ -1,12 +1,23 @@
-"""The settings of a project, with what its new fine-tunes begin with in the dashboard."""
+"""The settings of a project, and what they choose for a new fine-tune where its request names nothing."""
+
+from dataclasses import replace
 
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import change_project, get_project
 from apps.accounts.models import Organization, Project, User
+from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
-from apps.core.errors import InvalidValue
+from apps.contracts.runs import Method
+from apps.core.errors import InvalidValue, MissingParameter
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.queries import names_of_pools
+from apps.finetuning.recipes.limits import get_limits
+from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.suffixes import plain_suffix
+
+# What a project can choose, by the names of OpenAI's API and ours, with the fields of a request.
+_CHOSEN = {"model": "base_model", "method": "method", "suffix": "suffix"}
 
 
 def change_project_settings(
@@ -18,18 +29,64 @@ def change_project_settings(
     is_private: bool | None = None,
     default_model: str | None = None,
     default_pool: str | None = None,
+    default_method: str | None = None,
+    default_suffix: str | None = None,
 ) -> Project:
-    """Change a project as `change_project` does, also the base model and the pool that the wizard offers first.
+    """Change a project as `change_project` does, also what is chosen for its new fine-tunes.
 
-    None stays, and "" is none. Raises InvalidValue as well for a model that is not installed and a pool
-    that is unknown, closed or in a region that the organization may not use.
+    None stays, and "" is none. Raises InvalidValue as well for a model that is not installed, a pool that is unknown,
+    closed or in a region that the organization may not use, an unknown method and a suffix without letters and digits.
     """
     if default_model and not list_base_models(only_installed=True).filter(name=default_model).exists():
         raise InvalidValue(gettext("Choose a base model that is installed."), param="default_model")
     kept = get_project(organization=organization, id=id).default_pool  # it may have closed since
     if default_pool and default_pool != kept and default_pool not in names_of_pools(organization=organization):
         raise InvalidValue(gettext("There is no such pool."), param="default_pool")
+    if default_method and default_method not in list(Method):
+        text = gettext("A method is one of %(methods)s.") % {"methods": ", ".join(Method)}
+        raise InvalidValue(text, param="default_method")
+    if default_suffix is not None:
+        default_suffix = plain_suffix(default_suffix, param="default_suffix")
     return change_project(
         organization=organization, id=id, by=by, name=name, is_private=is_private, default_model=default_model,
-        default_pool=default_pool,
+        default_pool=default_pool, default_method=default_method, default_suffix=default_suffix,
     )  # fmt: skip
+
+
+def with_defaults(*, request: JobRequest, project: Project) -> JobRequest:
+    """Return the request with what its project chooses where it names nothing.
+
+    A method that the model does not have is left to us, as a pool is that cannot run the job. Raises MissingParameter
+    if neither names a model, and what `find_start_point` raises.
+    """
+    model = request.base_model or project.default_model
+    if not model:
+        text = gettext("'model' is missing, and the project %(name)s has no base model of its own. Send it.")
+        raise MissingParameter(text % {"name": project.name}, param="model")
+    return replace(
+        request,
+        base_model=model,
+        method=request.method or _method_of(project, model),
+        suffix=(project.default_suffix or None) if request.suffix is None else request.suffix,
+        preferred_pool=project.default_pool if request.pool is None else "",
+    )
+
+
+def chosen_by_project(*, asked: JobRequest, request: JobRequest, pool: str | None) -> list[str]:
+    """Return what `with_defaults` chose, by its name in the API; the pool if the job would start in it."""
+    found = [name for name, field in _CHOSEN.items() if getattr(asked, field) != getattr(request, field)]
+    return [*found, *(["pool"] if pool and pool == request.preferred_pool else [])]
+
+
+def _method_of(project: Project, model: str) -> Method | None:
+    if not project.default_method:
+        return None
+    start = find_start_point(organization=project.organization_id, model=model)
+    method = Method(project.default_method)
+    if start.shape and method is Method.FULL:  # an adapter is continued as one
+        return None
+    return method if _has(start.base_model, method) else None
+
+
+def _has(base_model: BaseModel, method: Method) -> bool:
+    return any(kind.method is method for kind in get_limits(base_model=base_model).kinds)

@@ -19,24 +19,26 @@ from apps.finetuning.recipes.start_points import StartPoint
 class JobRequest:
     """A customer's request for a job.
 
-    `hyperparameters` may be partial. `pool` and `gpu_count` None mean the cheapest; `pool` may be the key of an option,
-    which includes its GPUs. `gpu_count` counts those of all `node_count` machines. `base_model` may name an adapter
-    version or a checkpoint to continue from. `objective` None follows the rows. A job whose maximum is above
-    `shown_max_nano` is not launched. `project` is that of what a member starts, else the default; a key has its own.
+    `hyperparameters` may be partial, and `method` None is LoRA. `pool` and `gpu_count` None mean the cheapest, of
+    `preferred_pool` if one there can run the job; `pool` may be the key of an option, which includes its GPUs.
+    `gpu_count` counts those of all `node_count` machines. `base_model` may name an adapter version or a checkpoint to
+    continue from. `objective` None follows the rows. A job whose maximum is above `shown_max_nano` is not launched.
+    `project` is that of what a member starts, else the default; a key has its own.
     """
 
     base_model: str
     training_file: str
     validation_file: str | None = None
-    method: Method = Method.LORA
+    method: Method | None = None
     objective: Objective | None = None
     hyperparameters: Mapping[str, object] = field(default_factory=dict)
     pool: str | None = None
+    preferred_pool: str = ""
     gpu_count: int | None = None
     node_count: int = 1
     spend_cap_nano: int | None = None
     shown_max_nano: int | None = None
-    suffix: str = ""
+    suffix: str | None = None
     project: str = ""
     seed: int | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -56,10 +58,11 @@ def choose_recipe(
     validation_file: DatasetVersion | None,
 ) -> completion.Recipe:
     """Return the recipe of the request. Raises InvalidValue and InvalidTrainingFile."""
+    method = request.method or Method.LORA
     chosen = completion.choose(
         base_model=start_point.base_model,
-        method=request.method,
-        asked=start_point.require_shape(asked_hyperparameters(request), method=request.method),
+        method=method,
+        asked=start_point.require_shape(asked_hyperparameters(request), method=method),
         objective=require_objective(request.objective, training_file, validation_file),
         data=data_facts(
             version=training_file,

@@ -56,6 +56,7 @@ class StoredRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     pool: str | None = None
+    preferred_pool: str = ""  # of the project: the cheapest option there, if one can run the job
     gpu_count: int | None = None
     node_count: int = 1
     spend_cap_nano: int | None = None

@@ -5,7 +5,7 @@ import pytest
 
 from apps.accounts.login.key_operations import IssuedKey, issue_key, rotate_key
 from apps.accounts.members.projects import create_project, set_project_member
-from apps.accounts.models import Membership, Project, default_project_id
+from apps.accounts.models import Membership, Project, ProjectMember, default_project_id
 from apps.accounts.roles import ROLES, SCOPES, Admin, Member, Viewer
 from apps.billing.budget_settings import set_budget
 from apps.billing.budgets import Attribution
@@ -16,14 +16,16 @@ from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.models import AuditEntry
 from apps.finetuning.conversions.orders import order
-from apps.finetuning.models import FineTuningJob
+from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key, make_service_account
+from tests.factories.catalog import make_base_model
+from tests.factories.market import Market
 from tests.factories.money import USD, spend
 from tests.factories.serving import make_version
 from tests.support.sdk import create, openai_client
 
-PROJECTS = "/api/v1/projects"
+PROJECTS, JOBS = "/api/v1/projects", "/v1/fine_tuning/jobs"
 
 
 def post(client, path, **body):
@@ -241,12 +243,6 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="0.01", mode="block")
     with pytest.raises(openai.RateLimitError, match="budget of the project Search"):
         create(sdk, file_id)
-    one = f"{PROJECTS}/{project.pk}"
-    assert post(owner, one, default_model="anneal-demo", default_pool="local-cpu").json()["name"] == "Search"
-    for field in ("default_model", "default_pool"):
-        assert post(owner, one, **{field: "unknown"}).json()["error"]["param"] == field
-    kept = post(owner, one, default_pool="").json()
-    assert (kept["default_model"], kept["default_pool"]) == ("anneal-demo", None)
     unknown = post(owner, "/api/v1/budgets", scope="project", target="proj_unknown", limit_usd="1")
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "target")
     with pytest.raises(NotFound):
@@ -287,3 +283,73 @@ def test_a_conversion_counts_under_the_project_of_the_job_that_made_the_version(
 
     assert project_of(version) == project.pk
     assert project_of(uploaded) == default_project_id(organization)
+
+
+def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, organization, alice, bob, project):
+    market = Market(organization)
+    owner, client = api_client(make_key(organization, alice)), api_client(key_in(project, bob))
+    one, files = f"{PROJECTS}/{project.pk}", {"training_file": market.version.pk}
+    missing = post(client, JOBS, **files).json()["error"]
+    assert (missing["code"], missing["param"]) == ("missing_required_parameter", "model")
+    model, wished = market.base_model.name, {"default_pool": "a100", "default_method": "qlora", "default_suffix": "Bot 7"}
+    for field in (*wished, "default_model"):
+        assert post(owner, one, **{field: "?"}).json()["error"]["param"] == field
+    assert post(owner, one, default_model=model, **wished).json()["default_suffix"] == "bot-7"
+
+    def job(by, **body) -> tuple[str, str, str, str]:
+        made = FineTuningJob.objects.get(pk=post(by, JOBS, **files, **body).json()["id"])
+        return made.base_model.name, made.pool.name, made.method, made.suffix
+
+    rehearsed = post(client, JOBS, **files, dry_run=True).json()
+    assert rehearsed["from_project"] == ["model", "method", "suffix", "pool"] and rehearsed["pool"] == "a100"
+    assert job(client) == (model, "a100", "qlora", "bot-7")
+    small = make_base_model("small-demo").name
+    named = {"model": model, "suffix": "", "quantization": "none", "compute": {"pool": "h100"}}
+    assert job(client, **named) == (model, "h100", "lora", "")
+    assert post(client, JOBS, **files, **named, dry_run=True).json()["from_project"] == []
+    cheapest = job(owner, model=model)
+    assert cheapest[1] != "a100" and cheapest[2:] == ("lora", ""), "its key is in the default project"
+    GpuPool.objects.filter(name="a100").update(is_open=False)
+    assert job(client)[1] == cheapest[1], "the pool is closed"
+    kept = post(owner, one, default_pool="", default_model=small).json()
+    assert (kept["default_model"], kept["default_pool"], kept["default_method"]) == (small, None, "qlora")
+
+
+def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
+    api_client, organization, alice, bob, vera, ann, project
+):
+    now, people = db_now(), {each: Membership.objects.get(user=each).pk for each in (bob, vera, ann)}
+
+    def give(person, role: str, project_id: str = project.pk) -> None:
+        set_project_member(
+            organization=organization, project_id=project_id, membership_id=people[person], role=role, by=alice, now=now
+        )
+
+    for person in (bob, vera):
+        give(person, "admin")
+    other = create_project(organization=organization, name="Other", is_private=False, by=alice, now=now)
+
+    def statuses(client, place: Project) -> list[int]:
+        one = f"{PROJECTS}/{place.pk}"
+        added = post(client, f"{one}/members", member=people[ann], role="member")
+        return [
+            post(client, one, default_suffix="bot").status_code,
+            added.status_code,
+            client.delete(f"{one}/members/{added.json().get('id', 'projm_none')}").status_code,
+        ]
+
+    admin = api_client(key_in(project, bob))
+    assert statuses(admin, project) == [200] * 3 and statuses(admin, other) == [403] * 3
+    one = f"{PROJECTS}/{project.pk}"
+    assert post(admin, one, is_private=False, name="Find").json()["name"] == "Find"
+    refused = [post(admin, one, is_private=True), post(admin, f"{one}/archive"), post(admin, PROJECTS, name="x")]
+    assert [each.status_code for each in refused] == [403] * 3
+    assert statuses(api_client(key_in(project, bob, scopes=frozenset({"view", "job.write"}))), project) == [403] * 3
+    assert statuses(api_client(key_in(other, bob)), project) == [403] * 3, "the key is of another project"
+    assert statuses(api_client(key_in(project, vera)), project) == [403] * 3, "she is a viewer of the organization"
+    for role in ("member", "viewer"):
+        give(bob, role)
+        assert statuses(admin, project) == [403] * 3, role
+    assert set(ProjectMember.objects.filter(project=project).values_list("role", flat=True)) == {
+        "member", "viewer", "admin",
+    }  # fmt: skip

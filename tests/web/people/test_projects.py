@@ -189,6 +189,58 @@ def test_only_open_pools_are_offered_and_projects_of_an_hour_are_limited(
     assert refused.status_code == 422 and "at most 2 projects an hour" in text(refused)
 
 
+def test_an_admin_of_a_project_manages_its_page_but_neither_hides_nor_archives_it(
+    client_for, organization, ann, bob, vera, charlie, rival, project
+):
+    page, people = f"/projects/{project.pk}", {each: Membership.objects.get(user=each).pk for each in (bob, vera)}
+    for membership in people.values():
+        set_project_member(
+            organization=organization, project_id=project.pk, membership_id=membership, role="admin", by=ann,
+            now=db_now(),
+        )  # fmt: skip
+    other = create_project(organization=organization, name="Other", is_private=False, by=ann, now=db_now())
+    admin = client_for(bob)
+    shown = admin.get(page)
+    assert "is_private" not in shown.context["form"].fields and "/projects/archive" not in text(shown)
+    assert "Add a member" in text(shown) and "Add a member" not in text(admin.get(f"/projects/{other.pk}"))
+
+    assert admin.post(page, {"name": "Find", "is_private": "on", "default_suffix": "Bot"}).status_code == 302
+    project.refresh_from_db()
+    assert (project.name, project.is_private, project.default_suffix) == ("Find", False, "bot")
+    added = {"member": people[vera], "role": "viewer"}
+    assert "Vera is now a viewer" in text(admin.post(f"{page}/members", added, follow=True))
+    member = project.members.get(membership=people[vera]).pk
+    assert admin.post(f"{page}/members/{member}/remove").status_code == 302
+    for who, status in ((vera, 403), (charlie, 404)):
+        client = client_for(who)
+        tried = [client.post(page, {"name": "x"}), client.post(f"{page}/members", added)]
+        assert [each.status_code for each in tried] == [status] * 2, who
+    refused = [
+        admin.post(f"/projects/{other.pk}", {"name": "x"}), admin.post(f"/projects/{other.pk}/members", added),
+        admin.post("/projects/archive", {"project": project.pk}), admin.post("/projects", {"name": "x"}),
+    ]  # fmt: skip
+    assert [each.status_code for each in refused] == [403] * 4
+
+
+def test_the_wizard_says_what_the_project_chose_and_a_choice_of_ones_own_wins(
+    client_for, organization, alice, bob, floor
+):
+    default = default_project_id(organization)
+    chosen = {"default_method": "full", "default_suffix": "bot", "default_model": floor.base_model.name}
+    assert client_for(alice).post(f"/projects/{default}", {"name": "All", **chosen}).status_code == 302
+    member, version = client_for(bob), make_training_file(organization, floor.base_model)
+    wizard, words = f"/jobs/new?dataset={version.pk}", "Chosen by the project"
+
+    assert words in text(member.get(f"{wizard}&step=model"))
+    at_method = f"{wizard}&model={floor.base_model.name}&step=method"
+    form = member.get(at_method).context["form"]
+    assert (form["method"].value(), form["suffix"].value()) == ("full", "bot") and words in form["suffix"].help_text
+    assert text(member.get(at_method)).count(words) == 2
+    sent = member.get(f"{at_method}&method=lora&shown={form.shown}&suffix=")
+    assert (sent.context["form"]["method"].value(), sent.context["form"]["suffix"].value()) == ("lora", "")
+    assert words not in text(sent)
+
+
 def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, organization, alice, bob, project):
     market, small = Market(organization), make_base_model("small-demo")
     owner, member, page = client_for(alice), client_for(bob), f"/projects/{project.pk}"
@@ -203,3 +255,5 @@ def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, org
     assert offered()[0] == small.name and not offered()[1].startswith("a100")
     member.post("/projects/choose", {"project": project.pk})
     assert offered() == (market.base_model.name, "a100")
+    assert "Chosen by the project" in text(member.get(f"{market.wizard}&step=compute"))
+    assert "Chosen by the project" not in text(member.get(f"{market.wizard}&step=compute&pool=h100"))

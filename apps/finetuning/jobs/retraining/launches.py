@@ -103,6 +103,7 @@ def job_request(plan: RetrainingPlan, training: DatasetVersion, held_out: Datase
         objective=Objective(recipe_of(job).objective),
         hyperparameters=asked,
         pool=before.pool,
+        preferred_pool=before.preferred_pool,
         gpu_count=before.gpu_count,
         node_count=before.node_count,
         suffix=before.suffix or job.suffix,

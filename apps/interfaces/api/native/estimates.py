@@ -170,7 +170,7 @@ class Estimates(ApiView):
         require_ready(version, "training_file")
         count = find_token_count(version=version, base_model=base_model)
         given = dict(body.recipe or {})
-        method = parse_method(body.quantization, given.pop("method", None))
+        method = parse_method(body.quantization, given.pop("method", None)) or Method.LORA
         recipe = choose(
             base_model=base_model,
             method=method,

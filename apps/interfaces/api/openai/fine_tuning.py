@@ -10,6 +10,7 @@ from django.http import HttpResponse
 from msgspec import Meta
 from rest_framework.request import Request
 
+from apps.accounts.members.projects import get_project
 from apps.accounts.queries import KeyIdentity
 from apps.accounts.roles import Permission
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
@@ -22,6 +23,7 @@ from apps.finetuning.jobs import control, creation
 from apps.finetuning.jobs.dry_runs import rehearse_job
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.moves import list_moves, move_job
+from apps.finetuning.jobs.project_settings import chosen_by_project, with_defaults
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.suggestions import suggest
@@ -113,7 +115,10 @@ class JobList(ApiView):
         return page_together(query, rows, job_objects)
 
     def post(self, request: Request, body: CreateJob) -> JobObject | DryRunObject:
-        """Create a job; with `dry_run`, return its estimate and whether it would start, and create nothing."""
+        """Create a job; with `dry_run`, return its estimate and whether it would start, and create nothing.
+
+        The key's project may choose the model, the method, the suffix and the pool of a job that names none.
+        """
         with as_sent(request.data):
             return self._create(request, body)
 
@@ -126,20 +131,22 @@ class JobList(ApiView):
             is_retry=read_idempotency_key(request) is None
             and request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
         )
+        project = get_project(organization=self.organization, id=self.identity.project_id)
+        filled = with_defaults(request=asked, project=project)
         if body.dry_run:
-            return self._rehearse(body, asked)
+            return self._rehearse(body, asked, filled)
         if body.needed_by is not None:
             text = (
                 "needed_by is answered by a dry run: send dry_run, then create the job with the compute.pool you chose."
             )
             raise InvalidValue(text, param="needed_by")
-        job = creation.create_job(organization=self.organization, request=asked, by=self.actor, now=db_now())
+        job = creation.create_job(organization=self.organization, request=filled, by=self.actor, now=db_now())
         return job_object(queries.get_job(organization=self.organization, id=job.pk))
 
-    def _rehearse(self, body: CreateJob, asked: JobRequest) -> DryRunObject:
+    def _rehearse(self, body: CreateJob, asked: JobRequest, filled: JobRequest) -> DryRunObject:
         now = db_now()
         needed_by = parse_needed_by(body.needed_by, now)
-        rehearsal = rehearse_job(organization=self.organization, request=asked, by=self.actor, now=now)
+        rehearsal = rehearse_job(organization=self.organization, request=filled, by=self.actor, now=now)
         delivery = delivery_object(
             deliver(
                 organization=self.organization,
@@ -149,7 +156,9 @@ class JobList(ApiView):
             )
         )
         options = options_object(rehearsal.quotes, needed_by=needed_by, now=now)
-        return {**dry_run_object(asked, rehearsal), "delivery": delivery, **options}
+        from_project = chosen_by_project(asked=asked, request=filled, pool=rehearsal.pool)
+        rehearsed = dry_run_object(filled, rehearsal, from_project=from_project)
+        return {**rehearsed, "delivery": delivery, **options}
 
 
 class JobDetail(ApiView):

@@ -96,7 +96,7 @@ class BudgetChoice(CapChoice, forbid_unknown_fields=True):
 class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST /v1/fine_tuning/jobs."""
 
-    model: str
+    model: Annotated[str, msgspec.Meta(description="Required, unless the project has a base model.")] | None = None
     training_file: str
     validation_file: str | None = None
     suffix: str | None = None
@@ -144,7 +144,7 @@ def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> J
     _require_one_method(body.method)
     method = parse_method(body.quantization, recipe.pop("method", None))
     return JobRequest(
-        base_model=body.model,
+        base_model=body.model or "",
         training_file=body.training_file,
         validation_file=body.validation_file,
         method=method,
@@ -155,7 +155,7 @@ def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> J
         node_count=body.compute.node_count if body.compute else 1,
         spend_cap_nano=cap_nano(body.budget),
         shown_max_nano=quoted_max_nano(body.budget),
-        suffix=body.suffix or "",
+        suffix=body.suffix,
         seed=body.seed,
         metadata=body.metadata or {},
         integrations=body.integrations or (),

@@ -35,6 +35,8 @@ class MoveObject(TypedDict):
 
 
 class RehearsalObject(TypedDict):
+    """`from_project` names what the key's project chose, because the request did not: model, method, suffix, pool."""
+
     object: Literal["fine_tuning.job.dry_run"]
     model: str
     training_file: str
@@ -48,6 +50,7 @@ class RehearsalObject(TypedDict):
     gpu_count: int | None
     node_count: int | None
     hold_usd: str | None
+    from_project: list[str]
 
 
 class DryRunObject(RehearsalObject, OptionsObject):
@@ -76,7 +79,7 @@ class CheckpointObject(TypedDict):
     metrics: dict[str, float]
 
 
-def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
+def dry_run_object(asked: JobRequest, rehearsal: Rehearsal, *, from_project: list[str]) -> RehearsalObject:
     """Return the result that creating the job would have had. `refusal` is the error it would have returned."""
     refusal = rehearsal.refusal
     return {
@@ -93,6 +96,7 @@ def dry_run_object(asked: JobRequest, rehearsal: Rehearsal) -> RehearsalObject:
         "gpu_count": rehearsal.gpu_count,
         "node_count": rehearsal.node_count,
         "hold_usd": usd(rehearsal.hold_nano),
+        "from_project": from_project,
     }
 
 

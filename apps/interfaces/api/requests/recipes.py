@@ -46,12 +46,15 @@ class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
     use_rslora: bool | None = None
 
 
-def parse_method(quantization: str | None, method: object = None) -> Method:
-    """Return the training method: the recipe's `method` or the one implied by the quantization. Raises InvalidValue."""
+def parse_method(quantization: str | None, method: object = None) -> Method | None:
+    """Return the training method: the recipe's `method`, or the one of the quantization; None if neither names one.
+
+    Raises InvalidValue.
+    """
     if quantization not in (None, "none", "nf4"):
         raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
     if method is None:
-        return Method.QLORA if quantization == "nf4" else Method.LORA
+        return {None: None, "none": Method.LORA, "nf4": Method.QLORA}[quantization]
     _require_offered(method, param="recipe.method")
     if method not in list(Method):
         raise InvalidValue(f"method must be one of {', '.join(Method)}.", param="recipe.method")

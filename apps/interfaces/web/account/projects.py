@@ -16,6 +16,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.billing.budgets import get_states, list_budgets, spent_by_project
 from apps.billing.models import BudgetScope
 from apps.catalog.queries import list_base_models
+from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
@@ -25,6 +26,9 @@ from apps.finetuning.jobs.project_settings import change_project_settings
 from apps.finetuning.queries import list_jobs, names_of_pools
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.current_project import choose_project, find_current_project
+
+
+_METHODS = ((Method.LORA.value, "LoRA"), (Method.QLORA.value, "QLoRA"), (Method.FULL.value, later("Full fine-tuning")))
 
 
 class ProjectForm(forms.Form):
@@ -40,12 +44,31 @@ class ProjectSettingsForm(ProjectForm):
     default_model = forms.ChoiceField(
         required=False, label=later("Base model"), help_text=later("Offered first for a new fine-tune.")
     )
+    default_method = forms.ChoiceField(
+        required=False,
+        label=later("Method"),
+        choices=[("", "–"), *_METHODS],
+        help_text=later("Chosen first, if the model has it."),
+    )
     default_pool = forms.ChoiceField(
         required=False, label=later("Pool"), help_text=later("Chosen first, if it can run the job.")
     )
+    default_suffix = forms.CharField(
+        required=False, max_length=64, label=later("Model name"), help_text=later("Part of the names of new models.")
+    )
 
-    def __init__(self, data: QueryDict | None = None, *, project: Project, organization: Organization) -> None:
+    def __init__(
+        self,
+        data: QueryDict | None = None,
+        *,
+        project: Project,
+        organization: Organization,
+        with_privacy: bool,
+    ) -> None:
+        """Create the form; `with_privacy` leaves it to the person who sees the project."""
         super().__init__(data, initial={name: getattr(project, name) for name in self.base_fields})
+        if not with_privacy:
+            del self.fields["is_private"]
         models = [(each.name, each.display_name) for each in list_base_models(only_installed=True)]
         self.fields["default_model"].choices = [("", "–"), *models]  # type: ignore[attr-defined]
         pools = sorted({*names_of_pools(organization=organization), project.default_pool} - {""})
@@ -101,10 +124,15 @@ def choose(request: OrganizationRequest) -> HttpResponse:
 def detail(request: OrganizationRequest, project_id: str) -> HttpResponse:
     """Show a project. A POST changes its settings."""
     project = projects.get_project(organization=request.organization, id=project_id)
+    form = ProjectSettingsForm(
+        request.POST if request.method == "POST" else None,
+        project=project,
+        organization=request.organization,
+        with_privacy=has_permission(request.membership.role, Permission.MEMBER_MANAGE),
+    )
     if request.method != "POST":
-        return _page(request, project, ProjectSettingsForm(project=project, organization=request.organization))
-    require(request.membership, Permission.MEMBER_MANAGE)
-    form = ProjectSettingsForm(request.POST, project=project, organization=request.organization)
+        return _page(request, project, form)
+    projects.require_management(project_id=project_id, membership=request.membership)
     if form.is_valid():
         with domain_errors_on(form):
             change_project_settings(
@@ -130,15 +158,18 @@ def _page(request: OrganizationRequest, project: Project, form: ProjectSettingsF
         "held_nano": get_states(organization=organization, budgets=[budget], now=now)[budget.pk][1] if budget else 0,
         "job_count": list_jobs(organization=organization).filter(project=project).count(),
         "key_count": keys.exclude(expires_at__lte=now).count(),
-        "may_manage": has_permission(request.membership.role, Permission.MEMBER_MANAGE) and not project.archived_at,
+        "may_manage": not project.archived_at
+        and projects.may_manage_project(project_id=project.pk, membership=request.membership),
+        "may_archive": has_permission(request.membership.role, Permission.MEMBER_MANAGE) and not project.archived_at,
         "may_limit": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }
     return render(request, "organization/project.html", context, status=status)
 
 
 @require_POST
-@organization_view(Permission.MEMBER_MANAGE, is_sensitive=True)
+@organization_view(Permission.VIEW, is_sensitive=True)
 def set_member(request: OrganizationRequest, project_id: str) -> HttpResponse:
+    """Give a member a role in the project. Its admins do so as well."""
     try:
         member = projects.set_project_member(
             organization=request.organization,
@@ -157,8 +188,9 @@ def set_member(request: OrganizationRequest, project_id: str) -> HttpResponse:
 
 
 @require_POST
-@organization_view(Permission.MEMBER_MANAGE, is_sensitive=True)
+@organization_view(Permission.VIEW, is_sensitive=True)
 def remove_member(request: OrganizationRequest, project_id: str, member_id: str) -> HttpResponse:
+    """End a member's role in the project. Its admins do so as well."""
     projects.remove_project_member(
         organization=request.organization, project_id=project_id, member_id=member_id, by=request.membership.user
     )

@@ -1,7 +1,7 @@
 """The project that a person works in: chosen on the page of projects, and kept in the session."""
 
-from apps.accounts.members.projects import list_projects
-from apps.accounts.models import Project
+from apps.accounts.members.projects import get_project, list_projects
+from apps.accounts.models import Project, default_project_id
 from apps.interfaces.web.shell.access import OrganizationRequest
 
 _SESSION_PROJECT = "project_id"
@@ -11,6 +11,12 @@ def find_current_project(request: OrganizationRequest) -> Project | None:
     """Return the chosen project; None if none is, or if it is archived or no longer for the person to see."""
     chosen = request.session.get(_SESSION_PROJECT, "")
     return list_projects(organization=request.organization).filter(pk=chosen).first() if chosen else None
+
+
+def project_of_new_work(request: OrganizationRequest) -> Project:
+    """Return the project of what the person creates: the chosen one, or else the default project."""
+    default = default_project_id(request.organization)
+    return find_current_project(request) or get_project(organization=request.organization, id=default)
 
 
 def choose_project(request: OrganizationRequest, project: Project | None) -> None:

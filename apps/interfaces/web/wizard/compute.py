@@ -13,7 +13,6 @@ from apps.finetuning.quotes.options import PoolQuote, rank_quotes
 from apps.finetuning.usage.charges import SpendCapTooLow, require_cap
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.shell.code_samples import job_samples
-from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.wizard.compute_table import (
     ORDERS,
     TableView,
@@ -39,8 +38,8 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
     shown = quotes if with_several else _few(quotes)
     ranking = rank_quotes(shown, deadline_seconds=deadline)
-    project = find_current_project(request)
-    chosen = _chosen(shown, asked, ranking, pool=project.default_pool if project and not needed_by else "")
+    preferred = plan.project.default_pool if plan.project and not needed_by else ""
+    chosen = _chosen(shown, asked, ranking, pool=preferred)
     _require_cap(plan, chosen)
     view = TableView(
         chosen=chosen, ranking=ranking, order=order, now=now, needed_by=needed_by,
@@ -54,6 +53,7 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "rows": rows,
         "row": of_quote,
         "auto": chosen.key if chosen and not asked else "",
+        "is_of_project": bool(chosen and not asked and chosen.pool.name == preferred),
         "compute_form": plan.compute_form,
         "form": plan.form,
         "needed_by": needed_by,

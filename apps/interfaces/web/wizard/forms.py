@@ -124,11 +124,12 @@ class RecipeForm(forms.Form):
         objectives: tuple[Objective, ...] = (Objective.SUPERVISED,),
         data: completion.DataFacts | None = None,
         shape: Mapping[str, object] = _NO_SHAPE,
+        preferred: str = "",
     ) -> None:
         """Create the form from the values in `given`.
 
         `objectives` are those the rows allow, the usual one first. `shape` holds the values fixed by the adapter that
-        this job continues; it is {} for a new adapter.
+        this job continues; it is {} for a new adapter. `preferred` is the way to train if `given` names none.
         """
         self._shape = shape
         given = {name: text for name, text in given.items() if name not in shape}
@@ -140,7 +141,7 @@ class RecipeForm(forms.Form):
         self.kinds = [kind for kind in limits.kinds if not shape or _continues(kind, shape)]
         self._kinds = {kind.key: kind for kind in self.kinds}
         key = given.get("method", "") if given.get("method", "") in self._kinds or not shape else ""
-        self.kind = self._kinds.get(key) or self.kinds[0]
+        self.kind = self._kinds.get(key or preferred) or self.kinds[0]
         own = self._chosen(self.kind.key)
         decisive = [given.get(name) or _written(own[name].value) for name in _DECISIVE]
         self.shown = f"{self.chosen_objective}/{'.'.join([self.kind.key, *decisive])}"

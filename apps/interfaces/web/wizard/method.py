@@ -43,6 +43,7 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     kinds = form.kinds
     values: dict[str, object] = {
         "form": form,
+        "is_of_project": plan.is_method_of_project,
         "after": plan.after,
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,

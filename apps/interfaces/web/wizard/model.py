@@ -6,7 +6,6 @@ from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Method
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.shell.current_project import find_current_project
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 
 _CONTINUED_SHOWN = 20
@@ -20,8 +19,8 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     others = [model for model in found if not model.is_installed]
     chosen = plan.draft.get("model")
     is_all = bool(wanted or not usable or "all" in request.GET or any(model.name == chosen for model in others))
-    project = find_current_project(request)
-    preferred = next((model for model in usable if project and model.name == project.default_model), None)
+    wished = plan.project.default_model if plan.project else ""
+    preferred = next((model for model in usable if model.name == wished), None)
     first = preferred or next(iter(usable), None)
     preselected = chosen or (first.name if first else "")
     return StepContext(
@@ -33,6 +32,7 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
                 for model in (others if is_all else [])
             ],
             "chosen": preselected,
+            "is_of_project": bool(preferred and not chosen),
             "q": request.GET.get("q", ""),
             "hidden_count": 0 if is_all else len(others),
             "all_url": plan.draft.url("model") + "&all=1",

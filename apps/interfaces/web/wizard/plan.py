@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from django.conf import settings
+from django.utils.translation import gettext
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, Project
 from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -41,10 +42,11 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Plan:
-    """The objects chosen so far, and their quotes on each pool."""
+    """The objects chosen so far, and their quotes on each pool. A project chooses first what the draft leaves out."""
 
     organization: Organization
     draft: Draft
+    project: Project | None = None
 
     @cached_property
     def version(self) -> DatasetVersion | None:
@@ -73,13 +75,32 @@ class Plan:
         if self.base_model is None:
             return None
         facts = data_facts(version=self.version, validation=self.validation, count=self.count)
-        return RecipeForm(
-            self.draft.choices,
+        suffix = self._suffix_of_project
+        form = RecipeForm(
+            {"suffix": suffix} | dict(self.draft.choices),
             base_model=self.base_model,
             objectives=objectives_of(self.version),
             data=facts,
             shape=self.start.shape if self.start else {},
+            preferred=self.project.default_method if self.project else "",
         )
+        if suffix:
+            words = gettext("Chosen by the project %(name)s.") % {"name": self.project}
+            form.fields["suffix"].help_text = f"{form.fields['suffix'].help_text} {words}"
+        return form
+
+    @property
+    def _suffix_of_project(self) -> str:
+        """The suffix that the project chooses: "" once the method step, which asks for one, was sent."""
+        is_asked = "shown" in self.draft.choices or "suffix" in self.draft.choices
+        return self.project.default_suffix if self.project and not is_asked else ""
+
+    @property
+    def is_method_of_project(self) -> bool:
+        """Whether the way to train is the one that the project chooses, because the draft names none."""
+        if self.form is None or self.project is None or "method" in self.draft.choices:
+            return False
+        return self.form.kind.key == self.project.default_method
 
     @cached_property
     def after(self) -> AfterTrainingForm:

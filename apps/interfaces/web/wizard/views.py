@@ -2,7 +2,7 @@
 
 import re
 
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
@@ -17,7 +17,7 @@ from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import project_of_new_work
 from apps.interfaces.web.wizard.compute import quotes_of, spread
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan, StepContext
@@ -42,7 +42,7 @@ _NAMES = {
 @organization_view(Permission.JOB_WRITE)
 def new(request: OrganizationRequest) -> HttpResponse:
     """Show the step that the address has reached; a POST launches the reviewed job."""
-    plan = Plan(request.organization, Draft.of(request.POST if request.method == "POST" else request.GET))
+    plan = _plan(request, request.POST if request.method == "POST" else request.GET)
     if request.method == "POST":
         return _launch(request, plan)
     response = _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
@@ -54,10 +54,10 @@ def new(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def prepare(request: OrganizationRequest) -> HttpResponse:
     """Count and compare the files that the address names, or have tasks do it, and show the address's step."""
-    plan = Plan(request.organization, Draft.of(request.GET))
+    plan = _plan(request, request.GET)
     if plan.version is not None:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
-    plan = Plan(request.organization, Draft.of(request.GET))  # as it is now
+    plan = _plan(request, request.GET)  # as it is now
     return _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
 
 
@@ -65,7 +65,7 @@ def prepare(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def rehearse(request: OrganizationRequest) -> HttpResponse:
     """Ask for the rehearsed memory of the review that the address names, and show it once a worker has reported it."""
-    plan = Plan(request.organization, Draft.of(request.GET))
+    plan = _plan(request, request.GET)
     quoted = named_quote(plan, quotes_of(plan)[0])
     rehearsal = quoted.rehearsal if quoted else None
     is_coming = False
@@ -77,6 +77,10 @@ def rehearse(request: OrganizationRequest) -> HttpResponse:
     if not (quoted and quoted.is_launchable and is_as_shown):
         response.headers["HX-Refresh"] = "true"  # the figure changed the plan or its price
     return response
+
+
+def _plan(request: OrganizationRequest, query: QueryDict) -> Plan:
+    return Plan(request.organization, Draft.of(query), project_of_new_work(request))
 
 
 def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
@@ -100,7 +104,7 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         spend_cap_nano=plan.compute_form.cap_nano,
         shown_max_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
-        project=project.pk if (project := find_current_project(request)) else "",
+        project=plan.project.pk,
         evaluation=plan.after.plan,
         exports=plan.after.exports,
         integrations=plan.tracking.integrations,

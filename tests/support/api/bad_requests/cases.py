@@ -91,7 +91,8 @@ API = [
     Case(f"{UPLOADS}/upload_x/parts", _PART, "upload_id", 404, "upload_not_found", content_type=_FORM),
     Case(f"{UPLOADS}/upload_x/parts", b"--x--\r\n", "data", code=MISSING, content_type=_FORM),
     # Jobs: what is required, what is unknown, of which type.
-    Case(JOBS, {}, "model", code=MISSING),
+    Case(JOBS, {}, "training_file", code=MISSING),
+    Case(JOBS, {"training_file": FILE}, "model", code=MISSING),
     Case(JOBS, {"model": "anneal-demo"}, "training_file", code=MISSING),
     *(
         Case(JOBS, {"model": "anneal-demo", "training_file": FILE} | {name: value}, name)

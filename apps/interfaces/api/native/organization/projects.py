@@ -8,6 +8,7 @@ from rest_framework.request import Request
 
 from apps.accounts.members import projects
 from apps.accounts.models import Project, ProjectMember
+from apps.accounts.queries import find_membership
 from apps.accounts.roles import Permission
 from apps.billing.budgets import spent_by_project
 from apps.core.database.clock import db_now
@@ -34,12 +35,15 @@ class ChangeProject(msgspec.Struct, forbid_unknown_fields=True):
     is_private: bool | None = None
     default_model: Annotated[str, Meta(max_length=200)] | None = None
     default_pool: Annotated[str, Meta(max_length=64)] | None = None
+    default_method: Literal["", "lora", "qlora", "full"] | None = None
+    default_suffix: Annotated[str, Meta(max_length=64)] | None = None
 
 
 class ProjectObject(TypedDict):
     """`is_default` is true for the project of all that names none.
 
-    `default_model` and `default_pool` are what the dashboard offers first for a new fine-tune.
+    A new job that names no model, pool, method or suffix gets `default_model` and the others: the pool if it can run
+    the job, and the method if the model has it.
     """
 
     object: Literal["organization.project"]
@@ -50,6 +54,8 @@ class ProjectObject(TypedDict):
     is_private: bool
     default_model: str | None
     default_pool: str | None
+    default_method: str | None
+    default_suffix: str | None
     created_at: int
     archived_at: int | None
 
@@ -86,7 +92,24 @@ class ProjectList(ApiView):
         )
 
 
-class ProjectDetail(ApiView):
+class OneProject(ApiView):
+    """Calls about one project. The key of an admin of its own project changes that one with `key.manage` as well."""
+
+    def check_permissions(self, request: Request) -> None:
+        if request.method in ("GET", "HEAD") or not self._is_of_project_admin():
+            super().check_permissions(request)
+
+    def _is_of_project_admin(self) -> bool:
+        identity = self.identity
+        if Permission.KEY_MANAGE not in identity.scopes or self.kwargs["project_id"] != identity.project_id:
+            return False
+        membership = find_membership(organization=self.organization, user=self.maker)
+        return membership is not None and projects.is_project_admin(
+            project_id=identity.project_id, membership=membership
+        )
+
+
+class ProjectDetail(OneProject):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.MEMBER_MANAGE}
     examples = {"POST": {"is_private": True}}
 
@@ -99,7 +122,8 @@ class ProjectDetail(ApiView):
     def post(self, request: Request, project_id: str, body: ChangeProject) -> ProjectObject:
         """Rename a project, or say who sees it and what its fine-tunes begin with.
 
-        Keys whose maker does not see a private project stop working at once, and work again when the maker does.
+        Keys whose maker does not see a private project stop working at once, and work again when the maker does. An
+        admin of the project does not change who sees it.
         """
         return _object(
             change_project_settings(
@@ -109,6 +133,8 @@ class ProjectDetail(ApiView):
                 is_private=body.is_private,
                 default_model=body.default_model,
                 default_pool=body.default_pool,
+                default_method=body.default_method,
+                default_suffix=body.default_suffix,
                 by=self.maker,
             )
         )
@@ -127,11 +153,12 @@ class ProjectArchive(ApiView):
 class SetProjectMember(msgspec.Struct, forbid_unknown_fields=True):
     """`member` is the id of a member or of a service account, such as mem_….
 
-    A `viewer` only looks. A `member` does what the role in the organization allows.
+    A `viewer` only looks. A `member` does what the role in the organization allows. An `admin` does so too, and
+    changes the project's name and defaults and who works in it.
     """
 
     member: Annotated[str, Meta(max_length=40)]
-    role: Literal["member", "viewer"] = "member"
+    role: Literal["member", "viewer", "admin"] = "member"
 
 
 class ProjectMemberObject(TypedDict):
@@ -151,7 +178,7 @@ class DeletedProjectMember(TypedDict):
     deleted: Literal[True]
 
 
-class ProjectMembers(ApiView):
+class ProjectMembers(OneProject):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.MEMBER_MANAGE}
     examples = {"POST": {"member": "mem_01m834k536k0gf5jc32faqfm5y", "role": "viewer"}}
 
@@ -174,7 +201,7 @@ class ProjectMembers(ApiView):
         )
 
 
-class ProjectMemberDetail(ApiView):
+class ProjectMemberDetail(OneProject):
     required_scope = {"DELETE": Permission.MEMBER_MANAGE}
 
     def delete(self, request: Request, project_id: str, member_id: str) -> DeletedProjectMember:
@@ -195,6 +222,8 @@ def _object(project: Project) -> ProjectObject:
         "is_private": project.is_private,
         "default_model": project.default_model or None,
         "default_pool": project.default_pool or None,
+        "default_method": project.default_method or None,
+        "default_suffix": project.default_suffix or None,
         "created_at": int(project.created_at.timestamp()),
         "archived_at": int(project.archived_at.timestamp()) if project.archived_at else None,
     }
