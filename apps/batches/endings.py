@@ -74,7 +74,7 @@ def _write(batch: Batch, name: str, lines: Iterator[bytes], now: datetime.dateti
     purpose = INTERNAL_PURPOSE if batch.eval_run else OUTPUT_PURPOSE
     file = new_file(
         batch.organization_id, purpose, f"{batch.pk}_{name}.jsonl", by="system", now=now,
-        expires_after_seconds=batch.output_expires_after_seconds,
+        expires_after_seconds=batch.output_expires_after_seconds, project_id=batch.project_id,
     )  # fmt: skip
     file.object_key = object_key(batch.organization_id, "batches", batch.pk, f"{name}.jsonl")
 

@@ -9,11 +9,12 @@ from django.db.models import Q
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import project_of_new, require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
-from apps.batches.lifecycle import ACTIVE
+from apps.batches.lifecycle import ACTIVE, INTERNAL_PURPOSE
 from apps.batches.models import Batch, BatchFile
-from apps.batches.queries import is_in_use, list_files
+from apps.batches.queries import is_in_use, list_kept
 from apps.core import audit
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
@@ -55,7 +56,10 @@ def create_file(
     BatchFileTooLarge, QuotaExceeded.
     """
     check_expiry(expires_after_seconds, param="expires_after.seconds")
-    file = new_file(organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds)
+    file = new_file(
+        organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds,
+        project_id=project_of_new(organization=organization, by=by),
+    )  # fmt: skip
     left = storage_left(organization=organization, but_upload=upload_id)
     sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large(param="file")), left, _storage_full(left))
     try:
@@ -65,7 +69,7 @@ def create_file(
             left = storage_left(organization=organization, but_upload=upload_id)
             if left is not None and file.bytes > left:
                 raise _storage_full(left)
-            if list_files(organization=organization).count() >= MAX_FILES:
+            if list_kept(organization=organization).exclude(purpose=INTERNAL_PURPOSE).count() >= MAX_FILES:
                 text = gettext(
                     "Your organization keeps %(max_files)s files of batches, the most allowed: delete some."
                 ) % {"max_files": f"{MAX_FILES:,}"}
@@ -92,11 +96,13 @@ def new_file(
     by: str,
     now: datetime.datetime,
     expires_after_seconds: int | None,
+    project_id: str,
 ) -> BatchFile:
     """Return an unsaved file with the key for its bytes."""
     file = BatchFile(
         pk=new_id("file", "-"),
         organization_id=id_of(organization),
+        project_id=project_id,
         purpose=purpose,
         filename=filename,
         created_by=by,
@@ -118,7 +124,11 @@ def check_expiry(seconds: int | None, *, param: str) -> None:
 
 @transaction.atomic
 def delete_file(*, file: BatchFile, by: str, now: datetime.datetime) -> None:
-    """Delete the file: hidden at once, its bytes deleted next. Raises InvalidState while a batch reads it."""
+    """Delete the file: hidden at once, its bytes deleted next.
+
+    Raises InvalidState while a batch reads it, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=file.project_id, actor=by)
     file = BatchFile.objects.select_for_update().get(pk=file.pk)
     if is_in_use(file=file):
         raise InvalidState(

@@ -14,6 +14,7 @@ class BatchFile(OrganizationModel):
     """The input, the answers or the errors of a batch. Unlike a dataset version, its rows are not training data."""
 
     id = IdField(prefix="file", separator="-")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     purpose = models.CharField(max_length=24)
     filename = models.CharField(max_length=255)
     object_key = models.CharField(max_length=300)
@@ -38,6 +39,7 @@ class Batch(OrganizationModel):
     """Requests of one file that are answered together, in the name of the key that created the batch."""
 
     id = IdField(prefix="batch")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     status = models.CharField(max_length=12, choices=choices_of(BATCH_TRANSITIONS), default=BatchStatus.VALIDATING)
     endpoint = models.CharField(max_length=40)
     input_file = models.ForeignKey(BatchFile, on_delete=models.PROTECT, related_name="batches")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import project_of_new, require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
 from apps.batches.files import MAX_FILE_BYTES, PURPOSE, BatchFileTooLarge, check_expiry, new_file, storage_left
@@ -64,6 +65,7 @@ def create_batch(
         _require_few(organization, now)
         batch = Batch.objects.create(
             organization_id=id_of(organization),
+            project_id=project_of_new(organization=organization, by=by),
             endpoint=endpoint,
             input_file=file,
             metadata=dict(metadata) if metadata is not None else None,
@@ -120,14 +122,17 @@ def _require_few(organization: Organization | str, now: datetime.datetime) -> No
 
 
 def create_eval_batch(
-    *, organization: str, run_id: str, lines: Iterable[bytes], by: str, now: datetime.datetime
+    *, organization: str, project_id: str, run_id: str, lines: Iterable[bytes], by: str, now: datetime.datetime
 ) -> Batch:
     """Create the batch of requests that a run of an eval asks, without limits of its own: the run has them.
 
     Its end publishes `eval.answered`. Raises QuotaExceeded if the storage is too small for the requests, and
     BatchFileTooLarge.
     """
-    file = new_file(organization, INTERNAL_PURPOSE, f"{run_id}.jsonl", by=by, now=now, expires_after_seconds=None)
+    file = new_file(
+        organization, INTERNAL_PURPOSE, f"{run_id}.jsonl", by=by, now=now, expires_after_seconds=None,
+        project_id=project_id,
+    )  # fmt: skip
     full = QuotaExceeded(gettext("Your organization's storage is too small for the requests of the run: delete files."))
     too_large = BatchFileTooLarge(
         gettext("The requests of a run have up to %(max_file_bytes)s MiB: use fewer items.")
@@ -138,6 +143,7 @@ def create_eval_batch(
     file.save(force_insert=True)
     return Batch.objects.create(
         organization_id=organization,
+        project_id=project_id,
         endpoint=ENDPOINTS[0],
         input_file=file,
         eval_run=run_id,
@@ -148,7 +154,17 @@ def create_eval_batch(
 
 @transaction.atomic
 def cancel_batch(*, batch: Batch, by: str, now: datetime.datetime) -> Batch:
-    """Send no more requests of the batch; repeating it changes nothing. Raises InvalidState once it is ending."""
+    """Send no more requests of the batch; repeating it changes nothing.
+
+    Raises InvalidState once it is ending, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=batch.project_id, actor=by)
+    return stop_batch(batch=batch, by=by, now=now)
+
+
+@transaction.atomic
+def stop_batch(*, batch: Batch, by: str, now: datetime.datetime) -> Batch:
+    """Cancel the batch, as what it belongs to has ended. Raises InvalidState once it is ending."""
     if batch.status in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
         return batch
     to = BatchStatus.CANCELLING

@@ -3,6 +3,7 @@
 from django.db.models import F, QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.batches.lifecycle import ACTIVE, INTERNAL_PURPOSE
 from apps.batches.models import Batch, BatchFile
@@ -13,8 +14,8 @@ _DOWNLOAD_SECONDS = 300
 
 
 def list_batches(*, organization: Organization | str) -> QuerySet[Batch]:
-    """Return the organization's batches with their files, newest first."""
-    own = Batch.objects.for_organization(organization).filter(eval_run="")
+    """Return the batches that the request sees with their files, newest first."""
+    own = visible(Batch.objects.for_organization(organization).filter(eval_run=""))
     batches = own.select_related("input_file", "output_file", "error_file")
     return batches.order_by("-created_at", "-id")
 
@@ -28,12 +29,17 @@ def get_batch(*, organization: Organization | str, id: str) -> Batch:
 
 
 def list_files(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[BatchFile]:
-    """Return the organization's files of batches, with `listed_at` and `listed_id` for merged pages."""
-    files = BatchFile.objects.for_organization(organization).filter(deleted_at=None)
+    """Return the files of batches that the request sees, with `listed_at` and `listed_id` for merged pages."""
+    files = visible(list_kept(organization=organization))
     files = files.exclude(purpose=INTERNAL_PURPOSE)
     if purpose is not None:
         files = files.filter(purpose=purpose)
     return files.annotate(listed_at=F("created_at"), listed_id=F("id"))
+
+
+def list_kept(*, organization: Organization | str) -> QuerySet[BatchFile]:
+    """Return all files that the organization keeps, also those that the request does not see."""
+    return BatchFile.objects.for_organization(organization).filter(deleted_at=None)
 
 
 def find_file(*, organization: Organization | str, id: str) -> BatchFile | None:

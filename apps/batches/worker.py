@@ -19,7 +19,7 @@ from django.db.models import F, Q
 
 from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
-from apps.accounts.queries import RegionRefused, find_actor, project_of_actor
+from apps.accounts.queries import RegionRefused, find_actor
 from apps.batches.endings import announce_end, finish
 from apps.batches.files import storage_left
 from apps.batches.gateway import GatewayReply, ask
@@ -215,7 +215,7 @@ class _Worker:
             try:
                 issued = issue_member_token(
                     membership=maker, now=now, name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME,
-                    project_id=project_of_actor(organization=batch.organization_id, actor=batch.created_by),
+                    project_id=batch.project_id,
                 )  # fmt: skip
             except DomainError:
                 return None

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from apps.accounts.models import Organization, User
+from apps.accounts.models import Organization, User, default_project_id
 from apps.accounts.notices.events import EVENT_TYPES
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.records import CompletionRecord, record_completions
@@ -85,7 +85,8 @@ def floor(transactional_db: None, organization: Organization, alice: User) -> Tr
 
 def graded_run(organization: Organization) -> None:
     evaluated = Eval.objects.create(
-        organization=organization, name="sums", data_source_config={"type": "logs"}, created_by="system",
+        organization=organization, project_id=default_project_id(organization), name="sums",
+        data_source_config={"type": "logs"}, created_by="system",
         testing_criteria=[msgspec.to_builtins(EXACT)],
     )  # fmt: skip
     EvalRun.objects.create(

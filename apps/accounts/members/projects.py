@@ -25,7 +25,7 @@ from apps.accounts.models import (
     default_project_id,
 )
 from apps.accounts.operations import clean_name
-from apps.accounts.queries import with_made
+from apps.accounts.queries import project_of_actor, with_made
 from apps.accounts.roles import Permission, has_permission
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
@@ -79,6 +79,16 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
             param="project",
         )
     return project
+
+
+def project_of_new(*, organization: Organization | str, by: str, wanted: str = "") -> str:
+    """Return the project of what a member or a key creates: the wanted one, else that of the key, else the default.
+
+    Raises what `require_project` raises, for a member.
+    """
+    found = wanted or project_of_actor(organization=organization, actor=by) or default_project_id(organization)
+    membership = Membership.objects.for_organization(organization).filter(user=by).first()
+    return require_project(organization=organization, id=found, membership=membership).pk if membership else found
 
 
 def may_work_in(*, project_id: str, membership: Membership) -> bool:

@@ -14,6 +14,7 @@ class Eval(OrganizationModel):
     """Criteria that answers are graded by, and the data that they are graded on."""
 
     id = IdField(prefix="eval")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     name = models.CharField(max_length=200)
     metadata = models.JSONField(default=dict)
     data_source_config = models.JSONField()

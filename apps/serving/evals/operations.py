@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
+from apps.accounts.members.projects import project_of_new, require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
 from apps.batches.completions.operations import check_metadata
 from apps.batches.files import storage_left
-from apps.batches.operations import cancel_batch
+from apps.batches.operations import stop_batch
 from apps.billing.queries import get_balance
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
@@ -43,8 +44,10 @@ def create_eval(
     criteria: Sequence[SentCriterion],
     metadata: Mapping[str, str],
     by: str,
+    project: str = "",
 ) -> Eval:
-    """Create an eval. Raises InvalidValue, QuotaExceeded."""
+    """Create an eval, in the project or that of `by`. Raises InvalidValue, QuotaExceeded, and as `project_of_new`."""
+    project_id = project_of_new(organization=organization, by=by, wanted=project)
     checked = check_criteria(criteria)
     for place, model_name in models_of(checked):
         require_model(organization=organization, name=model_name, param=place)
@@ -58,6 +61,7 @@ def create_eval(
             raise QuotaExceeded(f"Your organization keeps {MAX_EVALS:,} evals, the most allowed: delete some.")
         created = Eval.objects.create(
             organization_id=id_of(organization),
+            project_id=project_id,
             name=name,
             data_source_config=dict(data_source_config),
             testing_criteria=sent,
@@ -74,7 +78,11 @@ def create_eval(
 def update_eval(
     *, evaluated: Eval, name: str | None, metadata: Mapping[str, str] | None, by: str, now: datetime.datetime
 ) -> Eval:
-    """Rename an eval or replace its metadata; None leaves either. Raises InvalidValue."""
+    """Rename an eval or replace its metadata; None leaves either.
+
+    Raises InvalidValue, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=evaluated.project_id, actor=by)
     check_metadata(metadata or {})
     evaluated.name = evaluated.name if name is None else name
     evaluated.metadata = evaluated.metadata if metadata is None else dict(metadata)
@@ -86,7 +94,11 @@ def update_eval(
 
 @transaction.atomic
 def delete_eval(*, evaluated: Eval, by: str) -> None:
-    """Delete an eval with its runs. Raises InvalidState while one is in progress."""
+    """Delete an eval with its runs.
+
+    Raises InvalidState while one is in progress, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=evaluated.project_id, actor=by)
     lock(f"evals:{evaluated.organization_id}")
     if evaluated.runs.filter(status__in=ACTIVE).exists():
         raise InvalidState("A run of this eval is in progress: cancel it or wait for its end.", param="eval_id")
@@ -107,8 +119,9 @@ def create_run(
 ) -> EvalRun:
     """Create a run; its items are read next. `data_source` is `source` as it was sent, `id` what `find_started` finds.
 
-    Raises InvalidValue, UnknownFile, QuotaExceeded.
+    Raises InvalidValue, UnknownFile, QuotaExceeded, and PermissionDenied for a viewer of the eval's project.
     """
+    require_work_in(project_id=evaluated.project_id, actor=by)
     organization_id = evaluated.organization_id
     check_metadata(metadata)
     criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
@@ -180,7 +193,17 @@ def _require_room(organization_id: str) -> None:
 
 @transaction.atomic
 def cancel_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
-    """End a run: no more requests are sent. Repeating it changes nothing. Raises InvalidState once it has ended."""
+    """End a run: no more requests are sent. Repeating it changes nothing.
+
+    Raises InvalidState once it has ended, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=run.evaluated.project_id, actor=by)
+    return stop_run(run=run, by=by, now=now)
+
+
+@transaction.atomic
+def stop_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
+    """End a run, as what it belongs to has ended. Raises InvalidState once it has ended."""
     if run.status == EvalRunStatus.CANCELED:
         return run
     if not try_advance(run, to=EvalRunStatus.CANCELED, transitions=RUN_TRANSITIONS, finished_at=now):
@@ -188,14 +211,18 @@ def cancel_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
         raise InvalidState(f"The run is {run.status}, so it cannot be canceled.", param="run_id")
     if run.batch is not None:
         with suppress(InvalidState):  # it is ending: all its requests are answered
-            cancel_batch(batch=run.batch, by=by, now=now)
+            stop_batch(batch=run.batch, by=by, now=now)
     audit.record(organization=run.organization_id, by=by, action="eval_run.canceled", target=run.pk)
     return run
 
 
 @transaction.atomic
 def delete_run(*, run: EvalRun, by: str) -> None:
-    """Delete a run with its results. Raises InvalidState while it is in progress."""
+    """Delete a run with its results.
+
+    Raises InvalidState while it is in progress, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=run.evaluated.project_id, actor=by)
     run = EvalRun.objects.select_for_update().get(pk=run.pk)
     if run.status in ACTIVE:
         raise InvalidState("The run is in progress: cancel it first.", param="run_id")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
+from apps.accounts.queries import project_of_actor
 from apps.batches.files import delete_file, storage_left
 from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
@@ -186,9 +187,11 @@ def _ask(plan: RunPlan, requests: Iterable[tuple[int, Requests]], phase: EvalPha
         return False
     run = plan.run
     run.phase, run.attempts = phase, 0
+    own = project_of_actor(organization=run.organization_id, actor=run.created_by)  # a key pays in its own project
     run.batch = create_eval_batch(
-        organization=run.organization_id, run_id=run.pk, lines=chain([first], lines), by=run.created_by, now=db_now()
-    )
+        organization=run.organization_id, project_id=own or run.evaluated.project_id, run_id=run.pk,
+        lines=chain([first], lines), by=run.created_by, now=db_now(),
+    )  # fmt: skip
     run.save(update_fields=["batch", "phase", "attempts"])
     return True
 

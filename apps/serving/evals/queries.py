@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.core.errors import NotFound
 from apps.serving.evals.lifecycle import ItemStatus
@@ -12,7 +13,8 @@ from apps.serving.evals.models import Eval, EvalItem, EvalRun
 
 
 def list_evals(*, organization: Organization | str) -> QuerySet[Eval]:
-    return Eval.objects.for_organization(organization)
+    """Return the evals that the request sees."""
+    return visible(Eval.objects.for_organization(organization))
 
 
 def get_eval(*, organization: Organization | str, id: str) -> Eval:
@@ -26,6 +28,11 @@ def get_eval(*, organization: Organization | str, id: str) -> Eval:
 
 def list_runs(*, evaluated: Eval) -> QuerySet[EvalRun]:
     return EvalRun.objects.for_organization(evaluated.organization_id).filter(evaluated=evaluated)
+
+
+def list_runs_of_all(*, organization: Organization | str) -> QuerySet[EvalRun]:
+    """Return the runs of all evals that the request sees."""
+    return visible(EvalRun.objects.for_organization(organization), project="evaluated__project")
 
 
 def latest_runs(*, organization: Organization | str, evals: Sequence[Eval]) -> dict[str, EvalRun]:

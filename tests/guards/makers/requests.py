@@ -2,7 +2,7 @@
 
 import msgspec
 
-from apps.accounts.models import Membership
+from apps.accounts.models import Membership, default_project_id
 from apps.batches.completions.records import CompletionRecord, record_completions
 from apps.batches.models import BatchFile, BatchRequest
 from apps.batches.operations import create_batch
@@ -25,6 +25,7 @@ def upload_part(tenant: Tenant) -> str:
 
 def batch_file(tenant: Tenant) -> str:
     made = {"purpose": "batch", "filename": f"{tenant.canary}.jsonl", "object_key": "nowhere", "bytes": 1}
+    made["project_id"] = default_project_id(tenant.organization)
     return BatchFile.objects.create(organization=tenant.organization, created_by=tenant.owner.pk, **made).pk
 
 

@@ -98,8 +98,9 @@ def test_the_requests_of_a_run_are_limited_together_and_written_as_they_are_made
     with pytest.raises(batches.BatchFileTooLarge, match="fewer items"):
         monkeypatch.setattr(batches, "MAX_FILE_BYTES", 10)
         batches.create_eval_batch(
-            organization=tenant.organization.pk, run_id=run.pk, lines=[b"x" * 11], by="user_1", now=db_now()
-        )
+            organization=tenant.organization.pk, project_id=run.evaluated.project_id, run_id=run.pk,
+            lines=[b"x" * 11], by="user_1", now=db_now(),
+        )  # fmt: skip
     assert not BatchFile.objects.exists()
 
 

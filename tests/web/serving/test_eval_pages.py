@@ -2,6 +2,7 @@
 
 import pytest
 
+from apps.accounts.models import default_project_id
 from apps.core.database.clock import db_now
 from apps.serving.evals.lifecycle import EvalRunStatus
 from apps.serving.evals.models import Eval, EvalRun
@@ -12,7 +13,8 @@ from tests.support.pages import csv_rows, text
 def evaluated(organization) -> Eval:
     """An eval of two criteria with a run that has ended and a later one that goes on."""
     made = Eval.objects.create(
-        organization=organization, name="sums", data_source_config={"type": "logs"}, created_by="system",
+        organization=organization, project_id=default_project_id(organization), name="sums",
+        data_source_config={"type": "logs"}, created_by="system",
         testing_criteria=[{"type": "string_check", "name": "exact"}, {"type": "score_model", "name": "polite <b>"}],
     )  # fmt: skip
     run = EvalRun.objects.create(
@@ -53,8 +55,9 @@ def test_an_eval_shows_the_scores_of_each_run_by_criterion(evaluated, client_for
 
 def test_the_list_shows_the_latest_run_and_who_made_the_eval(evaluated, organization, client_for, vera, charlie, rival):
     Eval.objects.create(
-        organization=organization, name="of a plan", data_source_config={"type": "logs"}, created_by="system",
-        testing_criteria=[], metadata={"retraining_plan": "retplan_1"},
+        organization=organization, project_id=default_project_id(organization), name="of a plan",
+        data_source_config={"type": "logs"}, created_by="system", testing_criteria=[],
+        metadata={"retraining_plan": "retplan_1"},
     )  # fmt: skip
     browser = client_for(vera)
 

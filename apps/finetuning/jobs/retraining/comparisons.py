@@ -20,7 +20,7 @@ from apps.finetuning.recipes.stored_requests import stored_request
 from apps.serving.evals.criteria import SentCriterion
 from apps.serving.evals.lifecycle import ACTIVE, EvalRunStatus, ItemStatus
 from apps.serving.evals.models import Eval, EvalRun
-from apps.serving.evals.operations import cancel_run, create_eval, create_run
+from apps.serving.evals.operations import create_eval, create_run, stop_run
 from apps.serving.evals.sources import CompletionsSource, FileId, ItemReference, SamplingParams
 
 MAX_LEFT_OUT_SHARE = 0.05  # of rows that have no answer of both models; above, the answers show nothing
@@ -64,7 +64,7 @@ def stop(retraining: Retraining, now: datetime.datetime) -> None:
     for run in (retraining.new_run, retraining.production_run):
         if run is not None and run.status in ACTIVE:
             with suppress(InvalidState):  # it has just ended
-                cancel_run(run=run, by=retraining.created_by, now=now)
+                stop_run(run=run, by=retraining.created_by, now=now)
 
 
 def decide_on_held_out(retraining: Retraining, now: datetime.datetime) -> None:
@@ -163,6 +163,7 @@ def _eval_of(plan: RetrainingPlan, *, by: str) -> Eval:
             criteria=msgspec.convert(plan.testing_criteria, list[SentCriterion]),
             metadata={"retraining_plan": plan.pk},
             by=by,
+            project=plan.source_job.project_id,
         )
         plan.save(update_fields=["evaluated"])
     return plan.evaluated

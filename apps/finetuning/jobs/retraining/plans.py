@@ -11,6 +11,7 @@ from django.db.models import F, Q, QuerySet, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
@@ -64,8 +65,9 @@ class PlanRequest:
 
 
 def list_plans(*, organization: Organization | str) -> QuerySet[RetrainingPlan]:
-    """Return the organization's plans with what they name."""
-    return RetrainingPlan.objects.for_organization(organization).select_related(*_PLAN_WITH)
+    """Return the plans that the request sees, each in the project of its job, with what they name."""
+    plans = visible(RetrainingPlan.objects.for_organization(organization), project="source_job__project")
+    return plans.select_related(*_PLAN_WITH)
 
 
 def get_plan(*, organization: Organization | str, id: str) -> RetrainingPlan:
@@ -146,7 +148,7 @@ def create_plan(
 ) -> RetrainingPlan:
     """Create a plan. Its first retraining begins at its first due time, or when the dataset has grown enough.
 
-    Raises NotFound, InvalidValue, QuotaExceeded, RateLimited.
+    Raises NotFound, InvalidValue, QuotaExceeded, RateLimited, and PermissionDenied for a viewer of the job's project.
     """
     organization_id = id_of(organization)
     lock(f"retraining:{get_share_holder(organization=organization_id)}")
@@ -159,6 +161,7 @@ def create_plan(
         text = gettext("An organization creates at most %(most)s retraining plans an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     plan = draft_plan(organization=organization, request=request, now=now)
+    require_work_in(project_id=plan.source_job.project_id, actor=by)
     plan.created_by = plan.acts_as = by
     _count_growth_from_source(plan)
     plan.save(force_insert=True)
@@ -172,11 +175,13 @@ def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: dat
 
     Raises as `create_plan`, but never if the plan is only stopped.
     """
+    require_work_in(project_id=plan.source_job.project_id, actor=by)
     lock(f"retraining:{get_share_holder(organization=plan.organization_id)}")
     before = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
     changed = get_plan(organization=plan.organization_id, id=plan.pk)
     if request != replace(request_of(before), is_enabled=False):
         _set(changed, request, before, now)
+        require_work_in(project_id=changed.source_job.project_id, actor=by)
     changed.is_enabled, changed.acts_as = request.is_enabled, by
     changed.save()
     audit.record(organization=plan.organization_id, by=by, action="retraining_plan.changed", target=plan.pk)
@@ -198,6 +203,7 @@ def _set(changed: RetrainingPlan, request: PlanRequest, before: RetrainingPlan, 
 @transaction.atomic
 def delete_plan(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> None:
     """Delete a plan with its history. A job that it began goes on, without a comparison; a comparison ends."""
+    require_work_in(project_id=plan.source_job.project_id, actor=by)
     for retraining in plan.retrainings.filter(status__in=RETRAINING_OPEN):
         stop(retraining, now)
     audit.record(organization=plan.organization_id, by=by, action="retraining_plan.deleted", target=plan.pk)
@@ -206,7 +212,11 @@ def delete_plan(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> Non
 
 @transaction.atomic
 def request_retraining(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> Retraining:
-    """Begin a retraining now, on the newest version. Raises InvalidState while one is open, QuotaExceeded."""
+    """Begin a retraining now, on the newest version.
+
+    Raises InvalidState while one is open, QuotaExceeded, and PermissionDenied for a viewer of the job's project.
+    """
+    require_work_in(project_id=plan.source_job.project_id, actor=by)
     plan = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
     if plan.retrainings.filter(status__in=RETRAINING_OPEN).exists():
         text = gettext("A retraining of this plan has not ended. Wait for it, or cancel its job.")

@@ -65,7 +65,7 @@ class BatchUsageObject(TypedDict):
 
 
 class BatchObject(TypedDict):
-    """OpenAI's batch."""
+    """OpenAI's batch, and the project that it is in."""
 
     id: str
     object: Literal["batch"]
@@ -89,6 +89,7 @@ class BatchObject(TypedDict):
     request_counts: BatchCounts
     usage: BatchUsageObject
     metadata: dict[str, str] | None
+    project_id: str
 
 
 class BatchList(ApiView):
@@ -169,6 +170,7 @@ def batch_object(batch: Batch) -> BatchObject:
             "total_tokens": batch.input_tokens + batch.output_tokens,
         },
         "metadata": batch.metadata,
+        "project_id": batch.project_id,
     }
 
 

@@ -41,6 +41,8 @@ _COMPLETION_SCHEMA = {
 
 
 class EvalObject(TypedDict):
+    """OpenAI's eval, and the project that it is in."""
+
     id: str
     object: Literal["eval"]
     name: str
@@ -48,6 +50,7 @@ class EvalObject(TypedDict):
     data_source_config: dict[str, Any]
     testing_criteria: list[dict[str, Any]]
     metadata: dict[str, str]
+    project_id: str
 
 
 class DeletedEval(TypedDict):
@@ -155,6 +158,7 @@ def eval_object(evaluated: Eval) -> EvalObject:
         "data_source_config": _config_object(evaluated.data_source_config),
         "testing_criteria": evaluated.testing_criteria,
         "metadata": evaluated.metadata,
+        "project_id": evaluated.project_id,
     }
 
 

@@ -27,7 +27,6 @@ from apps.finetuning.queries import list_jobs, names_of_pools
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.interfaces.web.shell.current_project import choose_project, find_current_project
 
-
 _METHODS = ((Method.LORA.value, "LoRA"), (Method.QLORA.value, "QLoRA"), (Method.FULL.value, later("Full fine-tuning")))
 
 

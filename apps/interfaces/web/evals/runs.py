@@ -137,7 +137,7 @@ def cancel(request: OrganizationRequest) -> HttpResponse:
 
 
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
-    found = EvalRun.objects.for_organization(request.organization).filter(pk__in=ids).select_related("batch")
+    found = queries.list_runs_of_all(organization=request.organization).filter(pk__in=ids).select_related("batch")
     return [
         AffectedRow(
             run.pk,
@@ -158,7 +158,8 @@ def _effect_of(run: EvalRun) -> str:
 
 
 def _cancel(request: OrganizationRequest, run_id: str) -> None:
-    run = EvalRun.objects.for_organization(request.organization).select_related("batch").filter(pk=run_id).first()
+    runs = queries.list_runs_of_all(organization=request.organization).select_related("batch", "evaluated")
+    run = runs.filter(pk=run_id).first()
     if run is None:
         raise NotFound(gettext("This run was deleted already."))
     operations.cancel_run(run=run, by=request.membership.user_id, now=db_now())

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from anneal.api import JOBS, job_path
-from anneal.comparison import comparison, comparison_table
 from anneal.commands.estimates import Nodes, machines_text, options_table
 from anneal.commands.requests import Body, JobOptions, Metadata, amount_of, budget_of, read_body
+from anneal.comparison import comparison, comparison_table
 from anneal.failures import ExitCode, Failure
 from anneal.output import (
     AsJson,
@@ -37,7 +37,9 @@ MaxCost = Annotated[str | None, typer.Option(help="The most that the job may cos
 @app.command()
 def create(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="The base model, or a fine-tuned one to continue; else the project's.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The base model, or a fine-tuned one to continue; else the project's.")
+    ] = None,
     file: Annotated[str | None, typer.Option(help="The id of the training file.")] = None,
     validation_file: Annotated[str | None, typer.Option(help="The id of the validation file.")] = None,
     method: Annotated[str | None, typer.Option(help="supervised, dpo, orpo or text.")] = None,

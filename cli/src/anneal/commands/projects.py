@@ -15,7 +15,7 @@ members = typer.Typer(no_args_is_help=True, help="List, add and remove who has a
 app.add_typer(members, name="members")
 _PROJECTS, _BUDGETS, _MEMBERS = "/api/v1/projects", "/api/v1/budgets", "/api/v1/members"
 _MOST_MEMBERS = 10_000
-_LABELS = {"default_model": "Base model", "default_pool": "Pool", "default_method": "Method", "default_suffix": "Suffix"}
+_DEFAULTS = ("model", "pool", "method", "suffix")
 
 ProjectId = Annotated[str, typer.Argument(metavar="PROJECT", help="The id of a project, proj_….")]
 Member = Annotated[
@@ -75,7 +75,7 @@ def show_project(context: typer.Context, project: str) -> None:
         ("Seen by", _readers(found)),
         ("Spent this month", dollars(found["spent_usd"])),
         ("Budget", _budget_text(budget) if budget else None),
-        *((f"New fine-tunes: {label.lower()}", found[name]) for name, label in _LABELS.items()),
+        *((f"New jobs: {name}", found[f"default_{name}"]) for name in _DEFAULTS),
     ]
     emit(context, found | {"budget": budget}, lambda: fields(lines))
 
@@ -116,7 +116,7 @@ def archive(context: typer.Context, project: ProjectId, as_json: AsJson = False)
 def budget(
     context: typer.Context,
     project: ProjectId,
-    limit: Annotated[str | None, typer.Option(help="The most that the project may cost in a month, in dollars.")] = None,
+    limit: Annotated[str | None, typer.Option(help="The most that the project may cost a month, in dollars.")] = None,
     mode: Annotated[str | None, typer.Option(help="alert, block or pause: what happens at the limit.")] = None,
     alert_at: Annotated[list[int] | None, typer.Option(help="A percentage to notify at; may be given again.")] = None,
     is_ended: Annotated[bool, typer.Option("--end", help="End the budget.")] = False,
@@ -137,9 +137,8 @@ def budget(
         if limit is None and now is None:
             raise typer.BadParameter("This option is required.", param_hint="--limit")
         kept = {name: now[name] for name in ("limit_usd", "mode", "thresholds")} if now else {}
-        chosen = present(
-            limit_usd=None if limit is None else str(amount_of(limit, "--limit")), mode=mode, thresholds=alert_at or None
-        )
+        limit_usd = None if limit is None else str(amount_of(limit, "--limit"))
+        chosen = present(limit_usd=limit_usd, mode=mode, thresholds=alert_at or None)
         now = api.post_once(_BUDGETS, {"scope": "project", "target": project} | kept | chosen)
     emit(context, now, _budget_text(now) if now else "This project has no budget.")
 

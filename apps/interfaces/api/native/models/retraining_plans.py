@@ -90,12 +90,16 @@ class NamedObject(TypedDict):
 
 
 class RetrainingPlanObject(TypedDict):
-    """`alias` is null if it was deleted: nothing can be promoted then. `next_due_at` is that of the schedule."""
+    """`alias` is null if it was deleted: nothing can be promoted then. `next_due_at` is that of the schedule.
+
+    `project_id` is the project of the source job.
+    """
 
     object: Literal["fine_tuning.retraining_plan"]
     id: str
     name: str
     source_job: str
+    project_id: str
     dataset: NamedObject
     held_out: NamedObject
     regression: NamedObject | None
@@ -277,6 +281,7 @@ def _plan_object(plan: RetrainingPlan) -> RetrainingPlanObject:
         "id": plan.pk,
         "name": plan.name,
         "source_job": plan.source_job_id,
+        "project_id": plan.source_job.project_id,
         "dataset": {"id": plan.dataset.pk, "name": plan.dataset.name},
         "held_out": {"id": plan.held_out.pk, "name": plan.held_out.name},
         "regression": {"id": plan.regression.pk, "name": plan.regression.name} if plan.regression else None,

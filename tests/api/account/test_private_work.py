@@ -1,0 +1,146 @@
+"""What a private project hides beside jobs and keys: batches, their files, evals and retraining plans."""
+
+import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
+
+from apps.accounts.login.key_operations import IssuedKey, issue_key
+from apps.accounts.members.projects import create_project, set_project_member
+from apps.accounts.models import Membership, Project, default_project_id
+from apps.accounts.roles import SCOPES
+from apps.batches.models import Batch, BatchFile
+from apps.core.database.clock import db_now
+from apps.finetuning.jobs.retraining.plans import list_plans
+from apps.finetuning.models import FineTuningJob
+from apps.serving.evals.models import Eval, EvalRun
+from tests.factories.accounts import make_key
+from tests.factories.retraining import make_plan, make_production
+
+BATCHES, EVALS, PLANS = "/v1/batches", "/v1/evals", "/api/v1/fine_tuning/retraining_plans"
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
+CRITERION = {"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}
+SCOPED = frozenset(SCOPES) - {"organization.manage", "member.manage", "audit.read", "webhook.manage", "adapter.delete"}
+
+
+def post(client, path, **body):
+    return client.post(path, body, format="json")
+
+
+def key_in(project: Project, by) -> IssuedKey:
+    return issue_key(
+        organization=project.organization, name="test", scopes=SCOPED, by=by, expires_at=None, now=db_now(),
+        project_id=project.pk,
+    )  # fmt: skip
+
+
+def give(project: Project, by, person, role: str) -> None:
+    membership = Membership.objects.get(organization=project.organization, user=person).pk
+    set_project_member(
+        organization=project.organization, project_id=project.pk, membership_id=membership, role=role, by=by,
+        now=db_now(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def secret_project(organization, alice, bob) -> Project:
+    project = create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
+    give(project, alice, bob, "member")
+    return project
+
+
+def make_work(client) -> dict[str, str]:
+    """Create a batch, its file, an eval and a run, and return their addresses."""
+    sent = {"purpose": "batch", "file": SimpleUploadedFile("asks.jsonl", LINE)}
+    file = client.post("/v1/files", sent, format="multipart").json()["id"]
+    asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    batch = post(client, BATCHES, **asked).json()
+    config = {"type": "custom", "item_schema": {"type": "object"}}
+    evaluated = post(client, EVALS, name="e", data_source_config=config, testing_criteria=[CRITERION]).json()
+    source = {"type": "jsonl", "source": {"type": "file_content", "content": [{"item": {}, "sample": {}}]}}
+    run = post(client, f"{EVALS}/{evaluated['id']}/runs", name="secret-run", data_source=source).json()
+    return {
+        "file": f"/v1/files/{file}", "batch": f"{BATCHES}/{batch['id']}", "eval": f"{EVALS}/{evaluated['id']}",
+        "run": f"{EVALS}/{evaluated['id']}/runs/{run['id']}",
+    }  # fmt: skip
+
+
+def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with_it(
+    api_client, client_for, organization, alice, ann, bob, rival, charlie, secret_project
+):
+    made = make_work(api_client(key_in(secret_project, bob)))
+    rows = [Batch.objects.get(), BatchFile.objects.get(), Eval.objects.get()]
+    assert {row.project_id for row in rows} == {secret_project.pk}
+
+    readers = {
+        "its member": (api_client(key_in(secret_project, bob)), 200),
+        "an owner's key": (api_client(make_key(organization, alice)), 200),
+        "an admin": (api_client(make_key(organization, ann, scopes=SCOPED)), 404),
+        "an outsider": (api_client(make_key(rival, charlie)), 404),
+        "nobody": (api_client(None), 401),
+    }
+    for who, (client, status) in readers.items():
+        assert {client.get(path).status_code for path in made.values()} == {status}, who
+        if status != 401:
+            listed = "".join(client.get(path).content.decode() for path in (BATCHES, EVALS, "/v1/files"))
+            names = [path.rpartition("/")[2] for name, path in made.items() if name != "run"]
+            assert [name in listed for name in names] == [status == 200] * 3, who
+    admin = readers["an admin"][0]
+    refused = [
+        post(admin, f"{made['batch']}/cancel"), post(admin, made["eval"], name="x"), admin.delete(made["eval"]),
+        post(admin, made["run"]), admin.delete(made["run"]), admin.delete(made["file"]),
+    ]  # fmt: skip
+    assert {each.status_code for each in refused} == {404}
+    pages = ["/batches", "/evals", f"/batches/{rows[0].pk}", f"/evals/{rows[2].pk}"]
+    seen = {who: [client_for(who).get(page).status_code for page in pages] for who in (alice, bob, ann)}
+    assert seen == {alice: [200] * 4, bob: [200] * 4, ann: [200, 200, 404, 404]}
+    assert rows[2].pk not in client_for(ann).get("/evals").content.decode()
+    run = EvalRun.objects.get()
+    assert run.name not in client_for(ann).get(f"/evals/cancel?run={run.pk}").content.decode()
+
+
+def test_a_viewer_of_a_project_changes_none_of_its_batches_and_evals(
+    api_client, client_for, organization, alice, bob, secret_project
+):
+    made = make_work(api_client(key_in(secret_project, alice)))
+    give(secret_project, alice, bob, "viewer")
+    Project.objects.filter(pk=secret_project.pk).update(is_private=False)
+    other = api_client(make_key(organization, bob, scopes=SCOPED))
+    source = {"type": "jsonl", "source": {"type": "file_content", "content": [{"item": {}, "sample": {}}]}}
+
+    assert {other.get(path).status_code for path in made.values()} == {200}
+    tried = [
+        post(other, f"{made['batch']}/cancel"), other.delete(made["file"]), post(other, made["eval"], name="x"),
+        post(other, f"{made['eval']}/runs", data_source=source), post(other, made["run"]),
+        other.delete(made["run"]), other.delete(made["eval"]),
+    ]  # fmt: skip
+    assert {each.status_code for each in tried} == {403}
+    batch = Batch.objects.get()
+    sent = {"batch": batch.pk, "confirm": batch.input_file.filename}
+    assert "does not allow changing" in client_for(bob).post("/batches/cancel", sent, follow=True).content.decode()
+    batch.refresh_from_db()
+    assert batch.status == "validating" and Eval.objects.get().name == "e"
+
+
+def test_a_retraining_plan_is_in_the_project_of_its_job(
+    api_client, client_for, organization, alice, ann, bob, key, floor, claim, secret_project
+):
+    job = make_production(floor, key, claim)
+    plan = make_plan(job, key)
+    owner, admin = api_client(key), api_client(make_key(organization, ann, scopes=SCOPED))
+    one = f"{PLANS}/{plan.pk}"
+    assert owner.get(one).json()["project_id"] == default_project_id(organization)
+    assert admin.get(one).status_code == 200
+
+    FineTuningJob.objects.filter(pk=job.pk).update(project=secret_project)
+    refused = [admin.get(one), post(admin, one, enabled=False), post(admin, f"{one}/retrainings"), admin.delete(one)]
+    assert {each.status_code for each in refused} == {404} and admin.get(PLANS).json()["data"] == []
+    assert owner.get(one).json()["project_id"] == secret_project.pk
+    assert plan.name not in client_for(ann).get("/jobs/retraining").content.decode()
+
+    give(secret_project, alice, bob, "viewer")
+    viewer = client_for(bob)
+    assert plan.name in viewer.get("/jobs/retraining").content.decode()
+    Project.objects.filter(pk=secret_project.pk).update(is_private=False)
+    other = api_client(make_key(organization, bob, scopes=SCOPED))
+    tried = [post(other, one, enabled=False), post(other, f"{one}/retrainings"), other.delete(one)]
+    assert {each.status_code for each in tried} == {403}
+    assert list_plans(organization=organization).get().is_enabled
