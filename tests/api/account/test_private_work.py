@@ -93,6 +93,11 @@ def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with
     seen = {who: [client_for(who).get(page).status_code for page in pages] for who in (alice, bob, ann)}
     assert seen == {alice: [200] * 4, bob: [200] * 4, ann: [200, 200, 404, 404]}
     assert rows[2].pk not in client_for(ann).get("/evals").content.decode()
+    member = client_for(bob)
+    for chosen, is_listed in ((default_project_id(organization), False), (secret_project.pk, True)):
+        member.post("/projects/choose", {"project": chosen})
+        listed = member.get("/evals").content.decode() + member.get("/batches/export").getvalue().decode()
+        assert [row.pk in listed for row in (rows[0], rows[2])] == [is_listed] * 2, chosen
     run = EvalRun.objects.get()
     assert run.name not in client_for(ann).get(f"/evals/cancel?run={run.pk}").content.decode()
 
@@ -138,7 +143,9 @@ def test_a_retraining_plan_is_in_the_project_of_its_job(
 
     give(secret_project, alice, bob, "viewer")
     viewer = client_for(bob)
-    assert plan.name in viewer.get("/jobs/retraining").content.decode()
+    for chosen, is_listed in (("", True), (default_project_id(organization), False), (secret_project.pk, True)):
+        viewer.post("/projects/choose", {"project": chosen})
+        assert (plan.name in viewer.get("/jobs/retraining").content.decode()) == is_listed, chosen
     Project.objects.filter(pk=secret_project.pk).update(is_private=False)
     other = api_client(make_key(organization, bob, scopes=SCOPED))
     tried = [post(other, one, enabled=False), post(other, f"{one}/retrainings"), other.delete(one)]

@@ -25,7 +25,7 @@ from apps.core.messages.translation import later
 from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.interfaces.web.account.forms import KeyForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _SESSION_ISSUED = "issued_key"
@@ -122,8 +122,7 @@ def _page(
 
 def _listed(request: OrganizationRequest) -> QuerySet[ApiKey]:
     keys = queries.list_keys(organization=request.organization).select_related("created_by", "issued_by", "project")
-    if project := find_current_project(request):
-        keys = keys.filter(project=project)
+    keys = of_project(find_current_project(request), keys)
     return keys.annotate(sorted_name=Lower("name"), used_at=Coalesce("last_used_at", "created_at"))
 
 

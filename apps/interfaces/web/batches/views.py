@@ -25,6 +25,7 @@ from apps.core.messages.translation import later
 from apps.core.templatetags.ui import number
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import batch_samples
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _STATES = {
@@ -57,8 +58,10 @@ _EXPORTED = (
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    page = _LIST.page(request, queries.list_batches(organization=request.organization))
+    project = find_current_project(request)
+    page = _LIST.page(request, of_project(project, queries.list_batches(organization=request.organization)))
     context: dict[str, object] = {
+        "project": project,
         "may_write": has_permission(request.membership.role, Permission.INFERENCE),
         "has_live": any(batch.status in ACTIVE for batch in page.rows),
     }
@@ -71,7 +74,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    batches = queries.list_batches(organization=request.organization)
+    batches = of_project(find_current_project(request), queries.list_batches(organization=request.organization))
     return _LIST.export(request, batches, header=_EXPORTED, cells=_exported)
 
 

@@ -16,6 +16,7 @@ from apps.core.messages.translation import later
 from apps.interfaces.web.evals.run_forms import can_run_again
 from apps.interfaces.web.evals.shown import shown_run
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 from apps.serving.evals import operations, queries
 from apps.serving.evals.lifecycle import ACTIVE
@@ -47,7 +48,8 @@ _EXPORTED = ("id", "name", "criteria", "created_at")
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    page = _LIST.page(request, queries.list_evals(organization=request.organization))
+    project = find_current_project(request)
+    page = _LIST.page(request, of_project(project, queries.list_evals(organization=request.organization)))
     latest = queries.latest_runs(organization=request.organization, evals=page.rows)
     rows = [
         {
@@ -58,13 +60,13 @@ def index(request: OrganizationRequest) -> HttpResponse:
         for one in page.rows
     ]
     may_write = has_permission(request.membership.role, Permission.INFERENCE)
-    return render_list(request, "evals/list.html", page, {"evals": rows, "may_write": may_write})
+    return render_list(request, "evals/list.html", page, {"evals": rows, "may_write": may_write, "project": project})
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    evals = queries.list_evals(organization=request.organization)
+    evals = of_project(find_current_project(request), queries.list_evals(organization=request.organization))
     return _LIST.export(request, evals, header=_EXPORTED, cells=_exported)
 
 

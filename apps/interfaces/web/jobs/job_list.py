@@ -22,7 +22,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _STATES = {
@@ -82,8 +82,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 
 
 def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[FineTuningJob]:
-    jobs = queries.list_jobs(organization=request.organization)
-    return jobs.filter(project=project) if project else jobs
+    return of_project(project, queries.list_jobs(organization=request.organization))
 
 
 @require_safe

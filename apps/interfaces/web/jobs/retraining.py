@@ -28,6 +28,7 @@ from apps.finetuning.models import Retraining, RetrainingPlan
 from apps.finetuning.queries import get_job
 from apps.interfaces.web.jobs.retraining_forms import PlanForm, schedule_words
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 
 _SHOWN = 5  # retrainings of a plan
 _STATES = {
@@ -71,7 +72,9 @@ class ShownPlan:
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    found = list(plans.list_plans(organization=request.organization).order_by("name"))
+    project = find_current_project(request)
+    rows = of_project(project, plans.list_plans(organization=request.organization), field="source_job__project")
+    found = list(rows.order_by("name"))
     names = names_of_actors(organization=request.organization, actors={plan.acts_as for plan in found})
     latest = plans.latest_retrainings(organization=request.organization, count=_SHOWN)
     shown = [
@@ -85,7 +88,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         for plan in found
     ]
     may_write = has_permission(request.membership.role, Permission.JOB_WRITE)
-    return render(request, "jobs/retraining.html", {"plans": shown, "may_write": may_write})
+    return render(request, "jobs/retraining.html", {"plans": shown, "may_write": may_write, "project": project})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

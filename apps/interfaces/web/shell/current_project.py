@@ -1,9 +1,14 @@
 """The project that a person works in: chosen on the page of projects, and kept in the session."""
 
+from typing import TypeVar
+
+from django.db.models import Model, QuerySet
+
 from apps.accounts.members.projects import get_project, list_projects
 from apps.accounts.models import Project, default_project_id
 from apps.interfaces.web.shell.access import OrganizationRequest
 
+Row = TypeVar("Row", bound=Model)
 _SESSION_PROJECT = "project_id"
 
 
@@ -11,6 +16,11 @@ def find_current_project(request: OrganizationRequest) -> Project | None:
     """Return the chosen project; None if none is, or if it is archived or no longer for the person to see."""
     chosen = request.session.get(_SESSION_PROJECT, "")
     return list_projects(organization=request.organization).filter(pk=chosen).first() if chosen else None
+
+
+def of_project(project: Project | None, rows: QuerySet[Row], *, field: str = "project") -> QuerySet[Row]:
+    """Return the rows of the chosen project, all if none is. `field` leads to theirs."""
+    return rows.filter(**{field: project}) if project else rows
 
 
 def project_of_new_work(request: OrganizationRequest) -> Project:
