@@ -40,7 +40,7 @@ TAKE_FOLDED_AWAY = """() => {
 
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
-    "/keys", "/members", "/projects", "/service-accounts", "/organization", "/organization/audit",
+    "/keys", "/members", "/projects", "/projects/{project}", "/service-accounts", "/organization", "/organization/audit",
     "/organization/trackers",
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
     "/quotas", "/usage", "/usage?days=7", "/adapters/upload",
@@ -134,6 +134,7 @@ def test_pages_around_the_work_are_accessible_and_reflow(
         "pool": floor.pool.pk, "lookup": make_hub_lookup(floor.base_model).pk, "batch": Batch.objects.get().pk,
         "plan": RetrainingPlan.objects.get().pk, "completion": StoredCompletion.objects.get().pk,
         "eval": Eval.objects.get().pk, "run": EvalRun.objects.get().pk,
+        "project": default_project_id(floor.organization),
     }  # fmt: skip
     page = open_page(paths[0], user=user)
 

@@ -96,7 +96,7 @@ def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with
     member = client_for(bob)
     for chosen, is_listed in ((default_project_id(organization), False), (secret_project.pk, True)):
         member.post("/projects/choose", {"project": chosen})
-        listed = member.get("/evals").content.decode() + member.get("/batches/export").getvalue().decode()
+        listed = member.get("/evals").content.decode() + b"".join(member.get("/batches/export")).decode()
         assert [row.pk in listed for row in (rows[0], rows[2])] == [is_listed] * 2, chosen
     run = EvalRun.objects.get()
     assert run.name not in client_for(ann).get(f"/evals/cancel?run={run.pk}").content.decode()
