@@ -86,7 +86,7 @@ def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with
     admin = readers["an admin"][0]
     refused = [
         post(admin, f"{made['batch']}/cancel"), post(admin, made["eval"], name="x"), admin.delete(made["eval"]),
-        post(admin, made["run"]), admin.delete(made["run"]), admin.delete(made["file"]),
+        post(admin, f"{made['run']}/cancel"), admin.delete(made["run"]), admin.delete(made["file"]),
     ]  # fmt: skip
     assert {each.status_code for each in refused} == {404}
     pages = ["/batches", "/evals", f"/batches/{rows[0].pk}", f"/evals/{rows[2].pk}"]
@@ -114,7 +114,7 @@ def test_a_viewer_of_a_project_changes_none_of_its_batches_and_evals(
     assert {other.get(path).status_code for path in made.values()} == {200}
     tried = [
         post(other, f"{made['batch']}/cancel"), other.delete(made["file"]), post(other, made["eval"], name="x"),
-        post(other, f"{made['eval']}/runs", data_source=source), post(other, made["run"]),
+        post(other, f"{made['eval']}/runs", data_source=source), post(other, f"{made['run']}/cancel"),
         other.delete(made["run"]), other.delete(made["eval"]),
     ]  # fmt: skip
     assert {each.status_code for each in tried} == {403}

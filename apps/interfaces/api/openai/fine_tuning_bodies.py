@@ -93,7 +93,7 @@ class BudgetChoice(CapChoice, forbid_unknown_fields=True):
     ] = None
 
 
-class CreateJob(msgspec.Struct, forbid_unknown_fields=True):
+class CreateJob(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The body of POST /v1/fine_tuning/jobs."""
 
     model: Annotated[str, msgspec.Meta(description="Required, unless the project has a base model.")] | None = None
