@@ -40,8 +40,8 @@ TAKE_FOLDED_AWAY = """() => {
 
 SIGNED_OUT = ("/accounts/login/", "/accounts/signup/", "/accounts/password/reset/", "/accuracy")
 CUSTOMERS = (
-    "/keys", "/members", "/projects", "/projects/{project}", "/service-accounts", "/organization", "/organization/audit",
-    "/organization/trackers",
+    "/keys", "/members", "/projects", "/projects/{project}", "/service-accounts", "/organization",
+    "/organization/audit", "/organization/trackers",
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
     "/quotas", "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
