@@ -104,7 +104,7 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         spend_cap_nano=plan.compute_form.cap_nano,
         shown_max_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
-        project=plan.project.pk,
+        project=plan.project.pk if plan.project else "",
         evaluation=plan.after.plan,
         exports=plan.after.exports,
         integrations=plan.tracking.integrations,
