@@ -16,7 +16,6 @@ from django.db.models.functions import Cast, Coalesce, NullIf, TruncDay, TruncHo
 from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
 from apps.billing.models import KeyLabel, LineKind
 from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
-from apps.billing.usage.storage import STORED
 from apps.billing.usage.traffic import Step
 from apps.core.database.clock import begin_of_day
 
@@ -63,12 +62,13 @@ class SubjectUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UseSums:
-    """The use of all models, and what storage cost; both include usage that is not charged yet."""
+class DayUse:
+    """The use of one model, or of several under "", on one day. `cost_nano` includes usage that is not charged yet."""
 
+    day: datetime.date
+    subject: str
     requests: int
-    models_nano: int
-    storage_nano: int
+    cost_nano: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,16 +123,6 @@ def list_uses(
     ]
 
 
-def sum_uses(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> UseSums:
-    """Return the sums of what `list_uses` returns without a limit."""
-    sums = used_series(key_of(organization), first, last).aggregate(
-        requests=Sum("request_count", filter=_INPUT, default=0),
-        models_nano=Sum(_RATED, filter=~Q(subject=STORED), default=0),
-        storage_nano=Sum(_RATED, filter=Q(subject=STORED), default=0),
-    )
-    return UseSums(**{name: int(value) for name, value in sums.items()})
-
-
 def sum_jobs(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> JobSums:
     """Return the sums of the jobs and conversions that were charged between these UTC days, both included."""
     sums = charged_holds(key_of(organization), first, last).aggregate(
@@ -168,11 +158,15 @@ def sum_training(
 
 def sum_uses_by_day(
     *, organization: Organization | str, first: datetime.date, last: datetime.date, subjects: Sequence[str]
-) -> list[tuple[datetime.date, str, int]]:
-    """Return the nano of each day for each of these subjects, and for all others under ""."""
+) -> list[DayUse]:
+    """Return the use of each day for each of these subjects, and for all others under ""."""
     shown = Case(When(subject__in=subjects, then=F("subject")), default=Value(""))
     rows = used_series(key_of(organization), first, last).values_list("day", shown)
-    return [(day, subject, int(nano)) for day, subject, nano in rows.annotate(nano=Sum(_RATED)).order_by()]
+    sums = rows.annotate(requests=Sum("request_count", filter=_INPUT, default=0), nano=Sum(_RATED)).order_by()
+    return [
+        DayUse(day=day, subject=subject, requests=int(requests), cost_nano=int(nano))
+        for day, subject, requests, nano in sums
+    ]
 
 
 def sum_by_group(

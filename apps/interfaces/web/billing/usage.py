@@ -23,16 +23,15 @@ from apps.billing.queries import get_balance, list_transactions, sources_of_hold
 from apps.billing.usage.spending import Spend, list_spending
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.sums import (
+    DayUse,
     Group,
     JobCharges,
-    SubjectUse,
     forecast_month,
     list_job_charges,
     list_uses,
     sum_by_group,
     sum_jobs,
     sum_training,
-    sum_uses,
     sum_uses_by_day,
 )
 from apps.billing.usage.traffic import list_hourly_costs
@@ -120,9 +119,11 @@ def show(request: OrganizationRequest) -> HttpResponse:
     group = _group(request)
     period = _period(request, now)
     organization, days = request.organization, {"first": period.first, "last": period.last}
-    used = sum_uses(organization=organization, **days)
     uses = list_uses(organization=organization, **days, most=_SHOWN + 2)  # one of them may be storage
     models = [use for use in uses if use.subject != STORED]
+    drawn = [use.subject for use in models[:_SERIES_SHOWN]]
+    used = sum_uses_by_day(organization=organization, **days, subjects=[*drawn, STORED])
+    storage_nano = sum(each.cost_nano for each in used if each.subject == STORED)
     charged = sum_jobs(organization=organization, **days)
     jobs = _by_job(organization, list_job_charges(organization=organization, **days, most=_JOBS_SHOWN))
     grouped = _grouped(organization, group, period)
@@ -143,13 +144,13 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "forecast_share": min(100, forecast.expected_nano * 100 // budget.limit_nano) if budget else 0,
         "balance": get_balance(organization=organization),
         "charged": charged,
-        "inference_nano": used.models_nano,
-        "storage_nano": used.storage_nano,
-        "requests": used.requests,
+        "inference_nano": sum(each.cost_nano for each in used) - storage_nano,
+        "storage_nano": storage_nano,
+        "requests": sum(each.requests for each in used),
         "models": [(model_label(model.subject), model) for model in models[:_SHOWN]],
         "has_more_models": len(models) > _SHOWN,
         "jobs": jobs,
-        "plot": _plot(organization, period, models, has_storage=bool(used.storage_nano)),
+        "plot": _plot(organization, period, used, drawn, has_others=len(models) > _SERIES_SHOWN),
         "groups": [(f"?{period.query(by=name)}#by", title, name == group) for name, title in _GROUPS.items()],
         "group": _GROUPS[group],
         "group_word": _GROUP_WORDS[group],
@@ -228,28 +229,28 @@ def _by_job(organization: Organization, charges: Sequence[JobCharges]) -> list[J
 
 
 def _plot(
-    organization: Organization, period: Period, uses: Sequence[SubjectUse], *, has_storage: bool
+    organization: Organization, period: Period, used: Sequence[DayUse], drawn: Sequence[str], *, has_others: bool
 ) -> day_charts.Days:
     """Return the chart of the spending by day, or by hour that of jobs and requests, which alone are counted so."""
-    shown = {use.subject: model_label(use.subject) for use in uses[:_SERIES_SHOWN]}
+    shown = {subject: model_label(subject) for subject in drawn}
     days = {"first": period.first, "last": period.last}
     amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     form, length = ("%-d %b %H:00", _HOUR) if period.step == "hour" else ("%-d %b", 24 * _HOUR)
     for at, nano in sum_training(organization=organization, **days, step=period.step).items():
         amounts[f"{at:{form}}"][TRAINING] += nano
-    used: Iterable[tuple[datetime.date, str, int]]
+    parts: Iterable[tuple[datetime.date, str, int]]
     if period.step == "hour":
-        used = list_hourly_costs(
+        parts = list_hourly_costs(
             organization=organization, since=period.since, until=period.until, model_names=list(shown)
         )
     else:
-        if has_storage:
+        if any(each.subject == STORED and each.cost_nano for each in used):
             shown[STORED] = STORED
-        used = sum_uses_by_day(organization=organization, **days, subjects=list(shown))
-    for begin, subject, nano in used:
+        parts = [(each.day, each.subject, each.cost_nano) for each in used]
+    for begin, subject, nano in parts:
         amounts[f"{begin:{form}}"][shown.get(subject, _OTHER)] += nano
     begins = [period.since + length * number for number in range((period.until - period.since) // length)]
-    names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if len(uses) > _SERIES_SHOWN else [])]
+    names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if has_others else [])]
     return day_charts.stacked_days(
         [(words, dict(amounts[words])) for words in (f"{begin:{form}}" for begin in begins)], series=names
     )
