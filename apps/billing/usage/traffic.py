@@ -22,6 +22,7 @@ KEPT_DAYS = 90
 # A change needs a migration, because a TrafficHour has a count for each bucket.
 BOUNDS_MS = tuple(round(10 ** (step / 10)) for step in range(10, 59))
 _BUCKETS = range(len(BOUNDS_MS) + 1)
+_HOUR = datetime.timedelta(hours=1)
 Step = Literal["hour", "day"]
 
 
@@ -168,18 +169,27 @@ def list_traffic(
         rows = rows.filter(model_name=model_name)
     begin_of = TruncHour if step == "hour" else TruncDay
     found = {row["at"]: row for row in _summed(rows.values(at=begin_of("hour_at", tzinfo=datetime.UTC)))}
-    length = datetime.timedelta(hours=1) if step == "hour" else datetime.timedelta(days=1)
+    length = _HOUR if step == "hour" else datetime.timedelta(days=1)
     begins = [since + length * number for number in range(-(-(until - since) // length))]
     return [_traffic(found.get(at, {"at": at})) for at in begins]
 
 
-def sum_traffic(*, since: datetime.datetime, until: datetime.datetime, with_first_tokens: bool = False) -> TrafficSum:
-    """Return the traffic of all organizations together, for roles that see them, without latencies.
+def list_hours_of_all(*, since: datetime.datetime, until: datetime.datetime) -> list[TrafficSum]:
+    """Return the traffic of all organizations in each hour, for roles that see them, without latencies.
 
-    Each hour has a row of every key, so the times to the first token are added up only where they are asked for.
+    Hours without requests are included. `since` begins an hour.
     """
+    rows: QuerySet[TrafficHour, Any] = TrafficHour.objects.filter(hour_at__gte=since, hour_at__lt=until)
+    rows = rows.values(at=F("hour_at"))
+    found = {row["at"]: row for row in rows.annotate(**{name: Sum(name) for name in _SUMS}).order_by()}
+    begins = [since + _HOUR * number for number in range((until - since) // _HOUR)]
+    return [_traffic(found.get(at, {"at": at})) for at in begins]
+
+
+def sum_traffic(*, since: datetime.datetime, until: datetime.datetime) -> TrafficSum:
+    """Return the traffic of all organizations together with the times to the first token, for roles that see them."""
     rows = TrafficHour.objects.filter(hour_at__gte=since, hour_at__lt=until)
-    sums = {name: Sum(name) for name in _SUMS} | (_buckets(_HISTOGRAMS[:1]) if with_first_tokens else {})
+    sums = {name: Sum(name) for name in _SUMS} | _buckets(_HISTOGRAMS[:1])
     return _traffic({name: value or 0 for name, value in rows.aggregate(**sums).items()})
 
 

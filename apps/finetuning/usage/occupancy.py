@@ -126,6 +126,15 @@ def held_gpu_seconds(
     return sums
 
 
+def held_hours_by_day(*, first: datetime.date, last: datetime.date) -> dict[str, list[float]]:
+    """Return the GPU-hours that ended attempts held on each UTC day, by pool, without pools that have none."""
+    days = GpuDay.objects.filter(day__gte=first, day__lte=last).order_by().values_list("pool", "day")
+    hours: dict[str, list[float]] = defaultdict(lambda: [0.0] * ((last - first).days + 1))
+    for pool, day, held_us in days.annotate(Sum("held_gpu_us")):
+        hours[pool][(day - first).days] = int(held_us) / 3_600_000_000
+    return dict(hours)
+
+
 def seconds_between(
     since: datetime.datetime,
     until: datetime.datetime | None,

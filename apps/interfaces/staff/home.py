@@ -7,19 +7,22 @@ from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_safe
 
 from apps.billing.books.reconciliation import list_newest_checks
 from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, CreditRequest, CreditRequestStatus
-from apps.billing.usage.traffic import sum_traffic
+from apps.billing.usage.traffic import TrafficSum, list_hours_of_all, sum_traffic, total_of
 from apps.catalog.models import PriceRequest
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import list_failing
+from apps.core.templatetags.ui import number
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.pools.margins import list_margins
 from apps.finetuning.queries import list_pools
+from apps.finetuning.usage.occupancy import held_hours_by_day
 from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.staff.access import operator_view
 from apps.interfaces.staff.machines.pools import list_loads
@@ -31,6 +34,7 @@ from apps.serving.ready_replicas import ready_replicas
 _SHOWN = 8
 _RECENT = datetime.timedelta(hours=24)
 _HOUR = datetime.timedelta(hours=1)
+_USE_DAYS = 14
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ def show(request: HttpRequest) -> HttpResponse:
     """Show the whole installation at a glance."""
     now = db_now()
     pools = list_loads(list(list_pools()))
+    today = now.astimezone(datetime.UTC).date()
+    held = held_hours_by_day(first=today - datetime.timedelta(days=_USE_DAYS - 1), last=today)
     margins = list_margins(month=month_of(now), now=now)
     costs = [each.cost_nano for each in margins]
     failed = FineTuningJob.objects.filter(status=JobStatus.FAILED, finished_at__gte=now - _RECENT)
@@ -58,14 +64,16 @@ def show(request: HttpRequest) -> HttpResponse:
         failed=Count("pk", filter=Q(status=JobStatus.FAILED)),
     )
     hour = now.replace(minute=0, second=0, microsecond=0)
+    hours = list_hours_of_all(since=hour - _RECENT + _HOUR, until=hour + _HOUR)
     context = {
         "alerts": _alerts(),
-        "pools": pools,
+        "pools": [(each, held.get(each.pool.pk, [])) for each in pools],
         "waiting": _waiting(now),
         "failed": list(failed.select_related("organization", "base_model").order_by("-finished_at")[:_SHOWN]),
         "counts": counts,
-        "traffic": sum_traffic(since=hour - _RECENT + _HOUR, until=now),
-        "newest": sum_traffic(since=hour - _HOUR, until=now, with_first_tokens=True),
+        "traffic": total_of(hours),
+        "hours": [_ends_of(each) for each in hours],
+        "newest": sum_traffic(since=hour - _HOUR, until=now),
         "running": sum(each.running for each in pools),
         "queued": sum(each.queued for each in pools),
         "revenue_nano": sum(each.revenue_nano for each in margins),
@@ -100,19 +108,83 @@ def _alerts() -> list[Alert]:
     failing = len(list_failing())
     broken = sum(1 for check in list_newest_checks() if check.difference_count)
     found = [
-        ("wallet", "", asked, "request for credit", books),
-        ("receipt", "", adjustments, "adjustment to approve", books),
-        ("tag", "", prices, "price to approve", reverse("staff:price_list")),
-        ("credit-card", "", refunds, "card refund to approve", reverse("staff:payment_list")),
-        ("server", "warn", strangers, "replica with an address to accept", reverse("staff:replica_list")),
-        ("clock", "warn", overrun, "job paused far above its quote", f"{reverse('staff:job_list')}?status=paused"),
-        ("ban", "bad", isolated, "replica isolated after a fault", reverse("staff:replica_list")),
-        ("circle-alert", "bad", failing, "message that cannot be delivered", reverse("staff:pool_list")),
-        ("circle-alert", "bad", broken, "check of the books with differences", books),
+        ("wallet", "", asked, ngettext("%(count)s request for credit", "%(count)s requests for credit", asked), books),
+        (
+            "receipt",
+            "",
+            adjustments,
+            ngettext("%(count)s adjustment to approve", "%(count)s adjustments to approve", adjustments),
+            books,
+        ),
+        (
+            "tag",
+            "",
+            prices,
+            ngettext("%(count)s price to approve", "%(count)s prices to approve", prices),
+            reverse("staff:price_list"),
+        ),
+        (
+            "credit-card",
+            "",
+            refunds,
+            ngettext("%(count)s card refund to approve", "%(count)s card refunds to approve", refunds),
+            reverse("staff:payment_list"),
+        ),
+        (
+            "server",
+            "warn",
+            strangers,
+            ngettext(
+                "%(count)s replica with an address to accept", "%(count)s replicas with an address to accept", strangers
+            ),
+            reverse("staff:replica_list"),
+        ),
+        (
+            "clock",
+            "warn",
+            overrun,
+            ngettext(
+                "%(count)s job paused far above its quote", "%(count)s jobs paused far above their quote", overrun
+            ),
+            f"{reverse('staff:job_list')}?status=paused",
+        ),
+        (
+            "ban",
+            "bad",
+            isolated,
+            ngettext("%(count)s replica isolated after a fault", "%(count)s replicas isolated after a fault", isolated),
+            reverse("staff:replica_list"),
+        ),
+        (
+            "circle-alert",
+            "bad",
+            failing,
+            ngettext(
+                "%(count)s message that cannot be delivered", "%(count)s messages that cannot be delivered", failing
+            ),
+            reverse("staff:pool_list"),
+        ),
+        (
+            "circle-alert",
+            "bad",
+            broken,
+            ngettext(
+                "%(count)s check of the books with differences",
+                "%(count)s checks of the books with differences",
+                broken,
+            ),
+            books,
+        ),
     ]
-    return [Alert(icon, tone, _counted(count, what), url) for icon, tone, count, what, url in found if count]
+    return [Alert(icon, tone, text % {"count": number(count)}, url) for icon, tone, count, text, url in found if count]
 
 
-def _counted(count: int, what: str) -> str:
-    noun, _, rest = what.partition(" ")
-    return f"{count} {noun}{'' if count == 1 else 's'} {rest}".strip()
+def _ends_of(hour: TrafficSum) -> tuple[str, dict[str, int]]:
+    """Return for the chart how the requests of an hour ended."""
+    ends = {
+        gettext("Answered"): hour.answered,
+        gettext("Left by client"): hour.aborted,
+        gettext("Refused"): hour.refused,
+        gettext("Failed"): hour.failed,
+    }
+    return f"{hour.at:%H:%M}", ends

@@ -4,10 +4,12 @@ import pytest
 
 from apps.billing.books.adjustments import request_adjustment
 from apps.billing.books.credit_requests import request_credit
+from apps.billing.usage.metering import record_usage
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.finetuning.usage.quotas import set_quota
+from tests.factories.usage import make_record
 from tests.support.pages import text
 
 USD = 1_000_000_000
@@ -50,6 +52,26 @@ def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, cl
 
     assert "one of your 0 concurrent GPUs" in page and f"/staff/jobs/{waiting.pk}" in page
     assert "CUDA out of memory at step 3." in page and f"/staff/jobs/{failed.pk}" in page
+
+
+def test_charts_show_the_requests_of_each_hour_the_time_of_each_pool_and_what_an_organization_spent(
+    floor, claim, operator_page
+):
+    quiet = operator_page("/staff/")
+    floor.job()
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="out"))
+    refused = {
+        "finish": "rate_limit", "request_count": 5, "slice_id": "", "input_price_id": None, "output_price_id": None,
+    }  # fmt: skip
+    record_usage(records=[make_record(organization_id=floor.organization.pk, occurred_at=db_now(), **refused)])
+
+    page = operator_page("/staff/")
+
+    assert "Requests by hour" not in quiet and "GPU-hours of" not in quiet
+    assert "Refused: 5" in page
+    assert f"GPU-hours of {floor.pool.name} on each of 14 days" in page
+    spent = operator_page(f"/staff/organizations/{floor.organization.pk}")
+    assert f"What {floor.organization.name} spent on each of the last 30 days" in spent
 
 
 def test_a_job_shows_its_attempts_with_the_end_of_their_logs(floor, claim, operator_page):

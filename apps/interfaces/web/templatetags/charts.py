@@ -1,11 +1,15 @@
-"""Charts in every row of a table, each written by one function: a component each would take most of a page's time."""
+"""Charts that templates draw: those in every row of a table, where a component each would take most of a page's time,
+and those of pages that are not of this package.
+"""
 
+from collections.abc import Sequence
 from html import escape
 
 from django import template
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 
+from apps.interfaces.web.charts import day_charts, histograms
 from apps.interfaces.web.charts.memory_charts import MemoryBar
 
 register = template.Library()
@@ -27,3 +31,15 @@ def memory_bar(bar: MemoryBar, size: str = "", label: str = "", unit: str = "GiB
         f'<svg class="{names}" role="img" aria-label="{said}" preserveAspectRatio="none" viewBox="0 0 100 8">'
         f"{segments}</svg>"
     )
+
+
+@register.simple_tag
+def stacked_days(days: Sequence[tuple[str, dict[str, int]]], *, is_money: bool = True) -> day_charts.Days:
+    """Return the chart of amounts, or of counts, by day or hour; each day has the same series."""
+    return day_charts.stacked_days(days, series=list(days[0][1]), is_money=is_money)
+
+
+@register.simple_tag
+def sparkline(values: Sequence[float]) -> histograms.Sparkline:
+    """Return the line of a series of values, from zero up."""
+    return histograms.sparkline(values, low=0)
