@@ -78,6 +78,12 @@ def get_balances(*, organizations: Collection[str]) -> dict[str, Balance]:
     }
 
 
+def with_credit() -> QuerySet[LedgerAccount, str]:
+    """Return the ids of the organizations whose balance is above zero."""
+    wallets = LedgerAccount.objects.filter(kind=AccountKind.WALLET, balance_nano__gt=0)
+    return wallets.values_list("organization_id", flat=True)
+
+
 def with_past_credit(*, organizations: Collection[str]) -> set[str]:
     """Return those of the organizations that ever paid in or were granted credit by an operator."""
     lots = CreditLot.objects.filter(organization_id__in=organizations)

@@ -134,10 +134,16 @@ def list_all_active_prices(*, prefix: str) -> QuerySet[PriceRule]:
     return _in_force(None).filter(sku__startswith=prefix)
 
 
-def list_prices(*, sku: str | None = None) -> QuerySet[PriceRule]:
-    """Return all price rules, past, present and future, newest first for each SKU and organization."""
-    rules = PriceRule.objects.all() if sku is None else PriceRule.objects.filter(sku=sku)
-    return rules.select_related("organization").order_by("sku", "organization", "-effective_from")
+def list_current_prices(*, now: datetime.datetime) -> QuerySet[PriceRule]:
+    """Return the prices in force and those to come, of everybody and of single organizations."""
+    rules = PriceRule.objects.filter(Q(effective_to=None) | Q(effective_to__gt=now))
+    return rules.select_related("organization")
+
+
+def list_past_prices(*, now: datetime.datetime, sku: str = "") -> QuerySet[PriceRule]:
+    """Return the prices that ended, of one SKU or of all."""
+    rules = PriceRule.objects.filter(effective_to__lte=now, **({"sku": sku} if sku else {}))
+    return rules.select_related("organization")
 
 
 def _in_force(now: datetime.datetime | None) -> QuerySet[PriceRule]:

@@ -1,7 +1,9 @@
 """Base models and prices."""
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.db import transaction
@@ -15,6 +17,7 @@ from apps.catalog import hub_lookups, operations, price_requests, queries
 from apps.catalog.models import BaseModel, HubLookup, PriceRequest, PriceRule
 from apps.catalog.pricing import batch_sku, unit_of, usual_per
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
 from apps.core.errors import DomainError
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
@@ -25,6 +28,9 @@ from apps.finetuning.quotes.fit import FIT_TOKENS, fit_model
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import InstallForm, LocalModelForm, LookupForm, PriceForm
 from apps.interfaces.staff.money.price_preview import preview_price
+
+_PRICES_SHOWN = 50
+_PAST = "past"
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -174,7 +180,7 @@ _RETIRE = ConfirmedAction[HttpRequest](
 @require_http_methods(["GET", "HEAD", "POST"])
 @sensitive_operator_view
 def prices(request: HttpRequest) -> HttpResponse:
-    """List all prices, past, present and future; a POST previews a new price and sets it once confirmed."""
+    """List a page of the prices; a POST previews a new price and sets it once confirmed."""
     form = PriceForm(request.POST or None, initial={"sku": request.GET.get("sku", "")})
     preview, batches = None, {}
     if request.method == "POST" and form.is_valid():
@@ -199,19 +205,44 @@ def prices(request: HttpRequest) -> HttpResponse:
                 organization=data["organization"],
                 now=db_now(),
             )
-    rules, waiting = list(queries.list_prices()), list(price_requests.list_waiting_prices())
-    skus = name_skus([*(rule.sku for rule in rules), *(wanted.sku for wanted in waiting)])
+    now = db_now()
+    shown, book = _price_book(request, now)
+    waiting = list(price_requests.list_waiting_prices())
+    skus = name_skus([*(rule.sku for rule in shown), *(wanted.sku for wanted in waiting)])
     context = {
-        "rules": [(rule, skus[rule.sku]) for rule in rules],
+        "rules": [(rule, skus[rule.sku]) for rule in shown],
+        **book,
         "form": form,
         "preview": preview,
         **batches,
-        "now": db_now(),
+        "now": now,
         "waiting": [(wanted, skus[wanted.sku], operations.batch_price_nano(wanted)) for wanted in waiting],
         "operator_id": operator_id(request),
     }
     status = 422 if request.method == "POST" and preview is None else 200
     return render(request, "staff/money/prices.html", context, status=status)
+
+
+def _price_book(request: HttpRequest, now: datetime.datetime) -> tuple[list[PriceRule], dict[str, object]]:
+    """Return a page of the prices in force and to come, or of those that ended (`show=past`), and its links."""
+    is_past = request.GET.get("show") == _PAST
+    asked: dict[str, str] = {}
+    if is_past:
+        sku = request.GET.get("sku", "").replace("\x00", "")
+        asked = {"show": _PAST} | ({"sku": sku} if sku else {})
+        rules, order = queries.list_past_prices(now=now, sku=sku), ("-effective_to", "-id")
+    else:
+        rules, order = queries.list_current_prices(now=now), ("sku", "id")
+    page = read_page(rules, request.GET, order=order, size=_PRICES_SHOWN)
+    links = {"previous": page.previous, "next": page.next}
+    return page.rows, {
+        "is_past": is_past,
+        "tabs": [
+            {"label": gettext("Current and scheduled"), "url": "?", "current": not is_past},
+            {"label": gettext("Past"), "url": f"?show={_PAST}", "current": is_past},
+        ],
+        **{name: f"?{urlencode(asked | place)}" if place else "" for name, place in links.items()},
+    }
 
 
 def _price_of_batches(made: PriceRule | PriceRequest) -> dict[str, object]:

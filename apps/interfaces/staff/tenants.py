@@ -1,5 +1,6 @@
 """Organizations, their limits and credit, and the jobs of all of them, as lists and one by one."""
 
+import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,8 @@ from apps.accounts.queries import list_keys, list_members
 from apps.accounts.suspension import reinstate_organization, suspend_organization
 from apps.billing.books.credit_requests import list_requests
 from apps.billing.budgets import month_of
-from apps.billing.queries import get_balance, get_balances, get_spending
+from apps.billing.queries import get_balance, get_balances, get_spending, with_credit
+from apps.billing.usage.sums import sum_training, sum_uses_by_day
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import first_rows, read_page
 from apps.core.http.forms import domain_errors_shown
@@ -39,29 +41,43 @@ from apps.interfaces.staff.forms import QuotaForm
 from apps.interfaces.staff.quantities import GPU_TIME, gpu_time
 
 _PAGE = 50
+_ORGANIZATIONS = 25  # on a page: what each stores is added up from every model and checkpoint that it keeps
 _NEWEST_JOBS = 20
 _NEWEST_REQUESTS = 5
 _EVENTS_SHOWN = 200
+_CHART_DAYS = 30
 _MAX_QUERY_CHARACTERS = 80
 _STATES = [("", later("All"))] + [
     (status.value, later(status.capitalize()))
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED)
 ]
 
+_STANDINGS = (("", later("All")), ("suspended", later("Suspended")), ("empty", later("Out of credit")))
+
 
 @require_safe
 @operator_view
 def jobs(request: HttpRequest) -> HttpResponse:
-    """List the jobs of all tenants, newest first."""
+    """List the jobs of all tenants, or of one, newest first."""
     rows = FineTuningJob.objects.select_related("organization", "base_model", "pool")
+    wanted = request.GET.get("organization", "")
+    tenant = Organization.objects.filter(pk=wanted).first() if wanted else None
+    of_tenant = {"organization": tenant.pk} if tenant else {}
     status = request.GET.get("status", "")
-    asked = {"status": status} if status in tuple(JobStatus) else {}
+    asked = of_tenant | ({"status": status} if status in tuple(JobStatus) else {})
     page = read_page(rows.filter(**asked), request.GET, order=("-created_at", "-id"), size=_PAGE)
     links = {"previous": page.previous, "next": page.next}
     context = {
         "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.rows],
-        "status": asked.get("status", ""),
-        "states": _STATES,
+        "tenant": tenant,
+        "tabs": [
+            {
+                "label": label,
+                "url": f"?{urlencode(of_tenant | ({'status': value} if value else {}))}",
+                "current": value == asked.get("status", ""),
+            }
+            for value, label in _STATES
+        ],
         **{name: f"?{urlencode(asked | place)}" if place else "" for name, place in links.items()},
     }
     return render(request, "staff/tenants/jobs.html", context)
@@ -69,10 +85,10 @@ def jobs(request: HttpRequest) -> HttpResponse:
 
 @dataclass(frozen=True)
 class OrganizationPage:
-    """One page of the organizations whose name, slug or id contains what the operator searched for."""
+    """One page of the organizations of a standing whose name, slug or id contains what the operator searched for."""
 
     page: Page
-    query: str
+    asked: dict[str, str]
 
     @property
     def rows(self) -> list[Organization]:
@@ -88,18 +104,37 @@ class OrganizationPage:
         before = self.page.previous_page_number() if self.page.has_previous() else None
         after = self.page.next_page_number() if self.page.has_next() else None
         addresses = {
-            name: f"?{urlencode({'q': self.query, 'page': number})}" if number else ""
+            name: f"?{urlencode(self.asked | {'page': number})}" if number else ""
             for name, number in (("previous", before), ("next", after))
         }
-        return {"page": self.page, "q": self.query, **addresses}
+        standing = self.asked.get("standing", "")
+        return {
+            "page": self.page,
+            "q": self.asked["q"],
+            "standing": standing,
+            "tabs": [
+                {
+                    "label": label,
+                    "url": f"?{urlencode(self.asked | {'standing': value})}",
+                    "current": value == standing,
+                }
+                for value, label in _STANDINGS
+            ],
+            **addresses,
+        }
 
 
 def read_organizations(request: HttpRequest) -> OrganizationPage:
-    """Return the page that the request asks for with `q` and `page`, by name."""
+    """Return the page that the request asks for with `q`, `standing` and `page`, by name."""
     query = request.GET.get("q", "").strip()[:_MAX_QUERY_CHARACTERS]
     matches = Q(name__icontains=query) | Q(slug__icontains=query) | Q(pk__icontains=query)
-    rows = Organization.objects.filter(matches).order_by("name", "pk")
-    return OrganizationPage(Paginator(rows, _PAGE).get_page(request.GET.get("page")), query)
+    rows, standing = Organization.objects.filter(matches).order_by("name", "pk"), request.GET.get("standing", "")
+    if standing == "suspended":
+        rows = rows.exclude(suspended_at=None)
+    elif standing == "empty":
+        rows = rows.exclude(pk__in=with_credit())
+    asked = {"q": query} | ({"standing": standing} if standing and standing in dict(_STANDINGS) else {})
+    return OrganizationPage(Paginator(rows, _ORGANIZATIONS).get_page(request.GET.get("page")), asked)
 
 
 @require_safe
@@ -121,7 +156,7 @@ def suspend(request: HttpRequest, organization_id: str) -> HttpResponse:
     return _moved(
         request,
         partial(suspend_organization, organization=organization, now=db_now()),
-        f"{organization.name} is suspended.",
+        gettext("%(name)s is suspended.") % {"name": organization.name},
     )
 
 
@@ -131,7 +166,9 @@ def reinstate(request: HttpRequest, organization_id: str) -> HttpResponse:
     """Open one organization again, with a reason."""
     organization = get_object_or_404(Organization, pk=organization_id)
     return _moved(
-        request, partial(reinstate_organization, organization=organization), f"{organization.name} is open again."
+        request,
+        partial(reinstate_organization, organization=organization),
+        gettext("%(name)s is open again.") % {"name": organization.name},
     )
 
 
@@ -162,7 +199,10 @@ def quotas(request: HttpRequest) -> HttpResponse:
 
 def _gpu_time_of(quota: Quota, used_seconds: float) -> str:
     limit = quota.gpu_seconds_per_month
-    return f"{gpu_time(used_seconds)} of {'no limit' if limit is None else GPU_TIME.words(limit)}"
+    return gettext("%(used)s of %(limit)s") % {
+        "used": gpu_time(used_seconds),
+        "limit": gettext("no limit") if limit is None else GPU_TIME.words(limit),
+    }
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -207,8 +247,21 @@ def organization(request: HttpRequest, organization_id: str) -> HttpResponse:
         "dataset_count": list_versions(organization=tenant).count(),
         "jobs": first_rows(list_jobs(organization=tenant), _NEWEST_JOBS),
         "requests": list(list_requests(organization=tenant)[:_NEWEST_REQUESTS]),
+        "days": _spent_by_day(tenant, last=now.astimezone(datetime.UTC).date()),
     }
     return render(request, "staff/tenants/organization.html", context)
+
+
+def _spent_by_day(tenant: Organization, *, last: datetime.date) -> list[tuple[str, dict[str, int]]]:
+    """Return for the chart what the organization spent on each of the last days."""
+    begins = [last - datetime.timedelta(days=back) for back in reversed(range(_CHART_DAYS))]
+    period = {"first": begins[0], "last": last}
+    jobs = {at.date(): nano for at, nano in sum_training(organization=tenant, **period, step="day").items()}
+    used = {each.day: each.cost_nano for each in sum_uses_by_day(organization=tenant, **period, subjects=[])}
+    return [
+        (f"{day:%-d %b}", {gettext("Training"): jobs.get(day, 0), gettext("Requests and storage"): used.get(day, 0)})
+        for day in begins
+    ]
 
 
 @require_safe

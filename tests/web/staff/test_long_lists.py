@@ -1,10 +1,14 @@
 """Lists of the console that grow with the installation are shown in parts, and say so."""
 
+import datetime
 import html
+from urllib.parse import quote
 
 import pytest
 
 from apps.billing.books.credit_requests import request_credit
+from apps.catalog.models import PriceRule
+from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.interfaces.staff.money import books, payments
@@ -40,6 +44,31 @@ def test_jobs_are_listed_50_a_page_from_the_last_one_shown(console, floor) -> No
     cancelled = text(console, f"/staff/jobs?status=cancelled&after={listed[60]}")
     assert f"?status=cancelled&after={listed[110]}" in cancelled and f"before={listed[61]}" in cancelled
     assert shown("?after=ftjob-x") == shown("?status=nothing") == listed[:50]
+
+
+def test_prices_in_force_and_to_come_are_listed_50_a_page_and_past_ones_apart(console, floor) -> None:
+    sku, now = "training:other", db_now()
+    coming = now + datetime.timedelta(days=1)
+    for price_nano, begin in ((1_000_000_000, None), (2_000_000_000, None), (3_000_000_000, coming)):
+        set_price(
+            sku=sku, unit="gpu_ms", price_nano=price_nano, per=3_600_000, effective_from=begin, by="system",
+            now=db_now(),
+        )  # fmt: skip
+    past, current, future = PriceRule.objects.filter(sku=sku).order_by("effective_from")
+
+    def shown(query: str) -> list[PriceRule]:
+        return [rule for rule, _ in console.get(f"/staff/prices{query}").context["rules"]]
+
+    assert {current, future} <= set(shown("")) and past not in shown("")
+    assert past in shown("?show=past") and shown(f"?show=past&sku={sku}") == [past]
+    assert f"?show=past&sku={quote(sku)}" in text(console, "/staff/prices")
+    assert "No past prices" in text(console, "/staff/prices?show=past&sku=nothing")
+
+    copy_rows(past, count=60, id=numbered("price_"), sku="'warm:' || number", effective_to="NULL")
+    listed = list(PriceRule.objects.filter(effective_to=None).order_by("sku", "id").values_list("pk", flat=True))
+    first = shown("")
+    assert len(first) == 50 and f"?after={first[-1].pk}" in text(console, "/staff/prices")
+    assert [rule.pk for rule in shown(f"?after={first[-1].pk}")][-1] == listed[-1]
 
 
 def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, organization, monkeypatch) -> None:

@@ -112,11 +112,15 @@ def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, riva
         return [(job.organization.name, job.suffix) for job in shown]
 
     assert rows("") == [("Rival", "theirs"), ("Acme", "ours")]
-    assert rows("?status=cancelled") == [("Rival", "theirs")]
+    assert rows("?status=cancelled") == rows(f"?organization={rival.pk}") == [("Rival", "theirs")]
+    of_rival = console.get(f"/staff/jobs?organization={rival.pk}").content.decode()
+    assert "Jobs of Rival" in of_rival and f"?organization={rival.pk}&amp;status=failed" in of_rival
+    assert f"/staff/jobs?organization={rival.pk}" in console.get(f"/staff/organizations/{rival.pk}").content.decode()
+    assert len(rows("?organization=nobody")) == 2
 
 
 @pytest.mark.parametrize("page", ["organizations", "quotas", "books"])
-def test_organizations_are_searched_and_listed_50_a_page(console, organization, page):
+def test_organizations_are_searched_and_listed_25_a_page(console, organization, page):
     Organization.objects.bulk_create(
         Organization(name=f"Tenant {number:02}", slug=f"tenant-{number:02}") for number in range(60)
     )
@@ -124,9 +128,25 @@ def test_organizations_are_searched_and_listed_50_a_page(console, organization, 
     first, second = (console.get(f"/staff/{page}?q=tenant&page={number}").content.decode() for number in (1, 2))
     found = console.get(f"/staff/{page}?q={organization.pk}").content.decode()
 
-    assert "Tenant 49" in first and "Tenant 50" not in first and "?q=tenant&amp;page=2" in first
-    assert "Tenant 50" in second and "Tenant 49" not in second and organization.name not in second
+    assert re.findall(r"Tenant \d\d</a>", first) == [f"Tenant {number:02}</a>" for number in range(25)]
+    assert "?q=tenant&amp;page=2" in first
+    assert "Tenant 25" in second and "Tenant 24" not in second and organization.name not in second
     assert organization.name in found and "Tenant" not in found
+
+
+def test_organizations_are_filtered_by_their_standing(console, organization, floor):
+    for name in ("Closed", "Empty"):
+        make_organization(name, owner=make_user(name))
+    Organization.objects.filter(name="Closed").update(suspended_at=db_now())
+
+    def shown(query: str) -> list[str]:
+        return [row["organization"].name for row in console.get(f"/staff/organizations{query}").context["rows"]]
+
+    assert shown("?standing=suspended") == ["Closed"]
+    assert shown("?standing=empty") == ["Closed", "Empty"]
+    assert shown("?standing=empty&q=emp") == ["Empty"]
+    assert shown("?standing=nothing") == shown("")
+    assert 'name="standing" value="empty"' in console.get("/staff/organizations?standing=empty").content.decode()
 
 
 @pytest.mark.parametrize("page", ["organizations", "quotas", "books"])
