@@ -48,7 +48,7 @@ WITH_IDS = sorted(
     name for name, url in URLS.items() if url.kind in ("page", "api") and set(url.ids.values()) & set(MAKERS)
 )
 # Each is recorded, so an operator who views has none.
-DOWNLOADS = ("web:dataset_download", "web:adapter_download", "web:batch_download")
+DOWNLOADS = ("web:dataset_download", "web:adapter_download", "web:batch_download", "web:checkpoint_download")
 WITH_REFS = sorted(name for name, url in URLS.items() if url.refs)
 
 

@@ -1,7 +1,10 @@
-"""Checkpoints served as models: the adapter is copied out of a checkpoint and gets its own name in the API.
+"""The adapters in checkpoints: their files, and checkpoints that are served as models.
 
-The copy is made when a request first uses the name. It outlives the checkpoint, which newer checkpoints replace.
+To be served, the adapter is copied out of the checkpoint and gets its own name in the API. The copy is made when a
+request first uses the name. It outlives the checkpoint, which newer checkpoints replace.
 """
+
+from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext
@@ -96,12 +99,24 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
     return publish(new)
 
 
+def adapter_files(*, organization: Organization | str, checkpoint_id: str) -> tuple[Checkpoint, list[tuple[str, str]]]:
+    """Return the checkpoint and its adapter's files as (name, object key). Raises NotFound, InvalidState."""
+    checkpoint = find_checkpoint(organization, checkpoint_id)
+    prefix = checkpoint.upload.object_prefix
+    return checkpoint, [(file["name"], f"{prefix}/{file['name']}") for file in _files_of(checkpoint)]
+
+
+def _files_of(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    files = [file for file in checkpoint.upload.manifest["files"] if file["name"] in _FILES]
+    if len(files) < len(_FILES):
+        raise InvalidState(gettext("This checkpoint holds no adapter."))
+    return files
+
+
 def _copy(checkpoint: Checkpoint) -> tuple[dict[str, object], str]:
     """Copy the adapter's files to a separate location; return their manifest and that location."""
     whole, source = checkpoint.upload.manifest, checkpoint.upload.object_prefix
-    files = [file for file in whole["files"] if file["name"] in _FILES]
-    if len(files) < len(_FILES):
-        raise InvalidState(gettext("This checkpoint holds no adapter."))
+    files = _files_of(checkpoint)
     prefix = object_key(checkpoint.organization_id, "runs", checkpoint.job_id, "served", checkpoint.pk)
     for file in files:
         copied = store().compose(f"{prefix}/{file['name']}", [f"{source}/{file['name']}"])

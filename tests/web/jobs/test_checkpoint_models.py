@@ -1,13 +1,15 @@
 """A checkpoint as a model that answers: from the job's page and the API into the playground, before the job ends."""
 
 import datetime
+import io
+import zipfile
 
 import pytest
 
 from apps.adapters.models import AdapterVersion
 from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
-from apps.core.models import OutboxMessage
+from apps.core.models import AuditEntry, OutboxMessage
 from apps.core.objects.store import read_object
 from apps.finetuning.models import Checkpoint
 from apps.finetuning.recipes.checkpoint_names import name_of
@@ -15,6 +17,7 @@ from apps.finetuning.results.checkpoint_models import request_model
 from apps.finetuning.results.retention import sweep_checkpoints
 from apps.finetuning.tasks import serve_named_checkpoint
 from apps.serving.operations import undeploy
+from tests.factories.accounts import make_organization
 from tests.factories.finetuning import adapter_files, checkpoint_files
 from tests.support.pages import text
 
@@ -45,6 +48,23 @@ def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkp
     assert '<optgroup label="Checkpoints">' in page and "triage, step 4" in page
     client.post(f"/checkpoints/{checkpoint.pk}/try")
     assert AdapterVersion.objects.count() == 1
+
+
+def test_a_viewer_downloads_the_adapter_of_a_checkpoint_and_the_log_has_it(
+    checkpoint, client_for, vera, charlie
+) -> None:
+    client = client_for(vera)
+    address = f"/checkpoints/{checkpoint.pk}/download"
+    assert f'href="{address}"' in client.get(f"/jobs/{checkpoint.job_id}?tab=checkpoints").content.decode()
+
+    answer = client.get(address)
+
+    archive = zipfile.ZipFile(io.BytesIO(b"".join(answer.streaming_content)))
+    files = {"triage-step-4/adapter_config.json", "triage-step-4/adapter_model.safetensors"}
+    assert set(archive.namelist()) == files
+    assert AuditEntry.objects.filter(action="checkpoint.downloaded", target=checkpoint.pk).exists()
+    make_organization("Rival", owner=charlie)
+    assert client_for(charlie).get(address).status_code == 404
 
 
 def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(

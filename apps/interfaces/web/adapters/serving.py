@@ -1,24 +1,27 @@
-"""The actions on a served adapter: move an alias, roll it back, keep a version warm."""
+"""The actions on a served adapter: move an alias, roll it back, keep a version warm; and checkpoints' adapters."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.translation import gettext
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from apps.accounts.roles import Permission
 from apps.adapters.queries import get_version
+from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
-from apps.finetuning.results.checkpoint_models import serve_checkpoint
+from apps.finetuning.queries import get_job
+from apps.finetuning.results.checkpoint_models import adapter_files, serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
 from apps.serving import aliases
 from apps.serving import keep_warm as warmth
 
@@ -132,6 +135,23 @@ def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResp
         messages.error(request, refused.message)
         return redirect("web:job_list")
     return redirect(f"{reverse('web:playground')}?{urlencode({'model': version.model_name})}")
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def download_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResponseBase:
+    """Send the checkpoint's adapter as an archive, to those who see its job."""
+    checkpoint, files = adapter_files(organization=request.organization, checkpoint_id=checkpoint_id)
+    job = get_job(organization=request.organization, id=checkpoint.job_id)
+    audit.record(
+        organization=request.organization,
+        by=request.membership.user_id,
+        action="checkpoint.downloaded",
+        target=checkpoint.pk,
+    )
+    folder = f"{job.adapter_name}-step-{checkpoint.step}"
+    archive = zip_chunks([(f"{folder}/{name}", key) for name, key in files])
+    return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
 
 
 def _act(request: HttpRequest, version_id: str, act: Callable[[], str]) -> HttpResponse:
