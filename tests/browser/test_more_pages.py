@@ -45,7 +45,7 @@ CUSTOMERS = (
     "/organization/webhooks", "/organization/new", "/accounts/second-factor/", "/invoices", "/budgets", "/prices",
     "/quotas", "/usage", "/usage?days=7", "/adapters/upload",
     "/usage/traffic", "/datasets", "/datasets/upload", "/credit", "/account", "/account/sessions", "/notifications",
-    "/help", "/help/training", "/help/quickstart", REFERENCE, "/batches",
+    "/help", "/help/training", "/help/quickstart", REFERENCE, "/status", "/batches",
     "/jobs/retraining", "/jobs/retraining/new", "/jobs/retraining/{plan}", "/jobs/retraining/delete?plan={plan}",
     "/batches/{batch}", "/batches/cancel?batch={batch}", "/stored-completions", "/stored-completions/{completion}",
     "/stored-completions/delete?completion={completion}",

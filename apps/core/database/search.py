@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -16,7 +16,7 @@ from apps.core.database.read_times import counted_read
 MIN_CHARACTERS = 2
 _MAX_CHARACTERS = 80
 _MAX_WORDS = 5
-_SHOWN = 5  # per kind
+SHOWN = 5  # per kind
 _Row = TypeVar("_Row", bound=Model)
 
 
@@ -25,6 +25,16 @@ class Hit:
     label: str
     detail: str
     url: str
+
+
+class Searched(Protocol):
+    """A group of what the palette searches."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def icon(self) -> str: ...
+    def find(self, words: list[str]) -> list[Hit]: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class HitKind:
     def find(self, words: list[str]) -> list[Hit]:
         """Return the first rows that contain every word, each in any of the fields, in the order of `rows`."""
         with counted_read():
-            found = first_rows(with_words(self.rows, words, self.fields), _SHOWN)
+            found = first_rows(with_words(self.rows, words, self.fields), SHOWN)
         return [self.show(row) for row in found]
 
 
@@ -64,7 +74,7 @@ def _containing(model: type[Model], field: str, word: str) -> Q:
     return Q(**{f"{relation}__in": found.values("pk")})
 
 
-def render_hits(request: HttpRequest, kinds: list[HitKind], *, prefix: str) -> HttpResponse:
+def render_hits(request: HttpRequest, kinds: Sequence[Searched], *, prefix: str) -> HttpResponse:
     """Return a response with the groups that match `q`.
 
     It has no groups if `q` is shorter than `MIN_CHARACTERS`. Ids on the page begin with `prefix`.

@@ -40,6 +40,7 @@ from apps.interfaces.web.datasets import views as datasets
 from apps.interfaces.web.evals import creation as eval_creation
 from apps.interfaces.web.evals import runs as eval_runs
 from apps.interfaces.web.evals import views as evals
+from apps.interfaces.web.help import status
 from apps.interfaces.web.help import views as help_views
 from apps.interfaces.web.jobs import accuracy, comparison, job_list, retraining, tabs, tensorboard
 from apps.interfaces.web.jobs import views as jobs
@@ -58,6 +59,7 @@ urlpatterns = [
     path("help/quickstart", help_views.quickstart, name="help_quickstart"),
     path("help/reference", help_views.reference, name="help_reference"),
     path("help/<str:slug>", help_views.page, name="help_page"),
+    path("status", status.show, name="status"),
     path("invoices", invoices.show, name="invoice_list"),
     path("invoices/<str:invoice_id>", invoices.invoice, name="invoice_detail"),
     path("invoices/<str:invoice_id>/csv", invoices.invoice_csv, name="invoice_csv"),
@@ -89,6 +91,7 @@ urlpatterns = [
     path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),
     path("jobs/<str:job_id>/cancel", jobs.cancel, name="job_cancel"),
     path("checkpoints/<str:checkpoint_id>/try", serving.try_checkpoint, name="checkpoint_try"),
+    path("checkpoints/<str:checkpoint_id>/download", serving.download_checkpoint, name="checkpoint_download"),
     path("jobs/<str:job_id>/pause", jobs.pause, name="job_pause"),
     path("jobs/<str:job_id>/resume", jobs.resume, name="job_resume"),
     path("jobs/<str:job_id>/move", jobs.move, name="job_move"),

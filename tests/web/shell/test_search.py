@@ -53,6 +53,13 @@ def test_each_kind_is_found_by_its_id(kind, group, objects, client_for, bob) -> 
     assert [url.endswith(objects[kind].pk) for url in hits(client_for(bob), objects[kind].pk)[group]] == [True]
 
 
+def test_pages_of_the_help_are_found_by_title_and_summary(organization, client_for, vera) -> None:
+    client = client_for(vera)
+
+    assert hits(client, "BUDGETS invoices")["Help"] == hits(client, "billing credit")["Help"] == ["/help/billing"]
+    assert hits(client, "reference call")["Help"] == ["/help/reference"]
+
+
 def test_every_word_must_match_and_one_character_finds_nothing(objects, client_for, bob) -> None:
     client = client_for(bob)
 
@@ -86,6 +93,8 @@ def test_operators_find_organizations_and_pools_with_or_without_one_of_their_own
     assert "GPU pools" in hits(client_for(olga), "local-cpu", path="/staff/search")
     worker = Worker.objects.select_related("pool").first()
     assert hits(client_for(olga), worker.pk, path="/staff/search") == {"Workers": [f"/staff/workers/{worker.pk}"]}
+    job = objects["job"].pk
+    assert hits(client_for(olga), job, path="/staff/search") == {"Jobs": [f"/staff/jobs/{job}"]}
     shell = client_for(olga).get("/staff/pools").content.decode()
     assert 'hx-get="/staff/search"' in shell and 'hx-get="/search"' not in shell
     make_organization("Olga's", owner=olga)

@@ -252,6 +252,12 @@ def read_page(slug: str) -> Rendered:
     return render_page(_BY_SLUG[slug], address=address_of)
 
 
+def read_title(page: HelpPage) -> str:
+    """Return the first heading of a page."""
+    with (_ROOT / page.file).open() as lines:
+        return next(line for line in lines if line.startswith("# ")).removeprefix("# ").strip()
+
+
 def render_page(page: HelpPage, *, address: Callable[[str], str]) -> Rendered:
     """Return a page as HTML whose links to other pages lead to `address` of their slug."""
     folder = PurePosixPath(page.file).parent

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from apps.interfaces.web.help.markdown import Passage
-from apps.interfaces.web.help.pages import PAGES, QUICKSTART, REFERENCE, read_page
+from apps.interfaces.web.help.pages import PAGES, QUICKSTART, REFERENCE, Audience, read_page, read_title
 from apps.interfaces.web.help.reference import api_groups, list_passages
 
 _MAX_SHOWN = 3  # passages of each page
+_QUICKSTART = "Ask a model and train your own, in curl, Python and JavaScript"
+_REFERENCE = "Every call with its parameters, body, answer and errors"
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,10 @@ class Found:
 @cache
 def list_documents() -> tuple[Document, ...]:
     """Return all pages. The quickstart has no text of its own: its samples hold the reader's key and model."""
-    quickstart = "Ask a model and train your own, in curl, Python and JavaScript"
-    reference = "Every call with its parameters, body, answer and errors"
     pages = [(page, read_page(page.slug)) for page in PAGES]
     return (
-        Document(QUICKSTART, "Quickstart", quickstart, ()),
-        Document(REFERENCE, "API reference", reference, tuple(list_passages(api_groups()))),
+        Document(QUICKSTART, "Quickstart", _QUICKSTART, ()),
+        Document(REFERENCE, "API reference", _REFERENCE, tuple(list_passages(api_groups()))),
         *(Document(page.slug, rendered.title, page.summary, rendered.passages) for page, rendered in pages),
     )
 
@@ -47,6 +47,20 @@ def search(words: str) -> list[Found]:
     """Return the pages that contain every word, those with all of them in their titles first."""
     wanted = words.lower().split()
     return sorted(_find(wanted), key=lambda found: not found.is_in_title)
+
+
+@cache
+def list_titles() -> tuple[tuple[str, str, str], ...]:
+    """Return the slug, title and summary of each page for customers and operators, without rendering any."""
+    made = (QUICKSTART, "Quickstart", _QUICKSTART), (REFERENCE, "API reference", _REFERENCE)
+    inside = (Audience.CONTRIBUTORS, Audience.DECISIONS)
+    return *made, *((page.slug, read_title(page), page.summary) for page in PAGES if page.audience not in inside)
+
+
+def find_titles(words: list[str]) -> list[tuple[str, str, str]]:
+    """Return the pages whose title or summary has every word, as `list_titles` does."""
+    wanted = [word.lower() for word in words]
+    return [page for page in list_titles() if _has(f"{page[1]} {page[2]}", wanted)]
 
 
 def _find(wanted: list[str]) -> Iterator[Found]:

@@ -92,7 +92,7 @@ ACCOUNT = (
         views=("web:invoice_", "web:price_", "web:charge_"),
         go="i",
     ),
-    Place(label=later("Help"), icon="book-open", url_name="web:help", views=("web:help",), go="h"),
+    Place(label=later("Help"), icon="book-open", url_name="web:help", views=("web:help", "web:status"), go="h"),
 )
 OPERATOR = (
     Place(label=later("Installation"), icon="layout-dashboard", url_name="staff:home", views=("staff:home",)),
@@ -143,6 +143,7 @@ ACTIONS = (
     ),
     Action(label=later("Webhooks"), icon="activity", url_name="web:webhook_list", permission=Permission.WEBHOOK_MANAGE),
     Action(label=later("Estimates and actuals"), icon="gauge", url_name="web:accuracy", permission=Permission.VIEW),
+    Action(label=later("Status"), icon="activity", url_name="web:status", permission=Permission.VIEW),
     Action(label=later("Your account"), icon="user", url_name="web:account", permission=Permission.VIEW),
 )
 
