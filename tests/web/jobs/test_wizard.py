@@ -168,6 +168,19 @@ def test_a_model_that_is_not_installed_is_quoted_and_not_launched(chosen, client
     assert "The model is not installed." in text(response)
 
 
+def test_the_files_of_the_first_step_are_searched_by_the_names_of_dataset_and_file(
+    organization, chosen, client_for, bob
+) -> None:
+    cards = make_ready_version(organization, dataset_name="cards", filename="november.jsonl")
+    client, asked = client_for(bob), {"step": "dataset", "model": chosen["model"]}
+    found, none = text(page(client, **asked, q="card nov")), text(page(client, **asked, q="nothing"))
+
+    assert f'id="d-{cards.pk}"' in found and f'id="d-{chosen["dataset"]}"' not in found
+    assert f'<option value="{chosen["dataset"]}"' in found, "it may still be the validation file"
+    assert "No file matches" in none
+    assert re.search(rf'<form id="search".*?name="model" value="{chosen["model"]}".*?</form>', found, re.DOTALL)
+
+
 def test_models_that_cannot_be_trained_come_last_on_request_with_the_reason(chosen, client_for, bob) -> None:
     listed = make_listed_model("qwen3-8b")
     client, asked = client_for(bob), {"dataset": chosen["dataset"], "step": "model"}

@@ -13,6 +13,7 @@ from apps.accounts.models import ApiKey, Membership, SavedView, User
 from apps.accounts.operations import MAX_SAVED_VIEWS, save_view
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
+from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.shell import listing
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member
@@ -49,6 +50,18 @@ def test_datasets_are_one_row_each_with_their_versions_under_it(organization, cl
     page = text(client, "/datasets?q=cards")
     assert page.index(f"/datasets/{second.pk}") < page.index(f"/datasets/{first.pk}")
     assert [row[:2] for row in csv(client, "/datasets/export?sort=name")[1:]] == [["bills", "1"], ["cards", "2"]]
+
+
+def test_fine_tunes_name_who_created_them_and_are_filtered_by_it_and_by_method(floor, client_for, alice, bob) -> None:
+    key = make_key(floor.organization, alice).key
+    for name, maker, method in (("mine", bob.pk, "qlora"), ("hers", alice.pk, "lora"), ("keys", key.pk, "lora")):
+        FineTuningJob.objects.filter(pk=floor.job(suffix=name).pk).update(created_by=maker, method=method)
+    client = client_for(bob)
+
+    assert rows(client, "/jobs?by=me") == rows(client, "/jobs?method=qlora") == ["mine"]
+    assert [row[1] for row in csv(client, "/jobs/export?by=me")[1:]] == ["mine"]
+    page = " ".join(text(client, "/jobs?method=lora").split())
+    assert f"by {alice}" in page and f"by key {key.name}" in page and f"by {bob}" not in page
 
 
 def test_datasets_are_filtered_by_the_state_of_their_newest_version(organization, client_for, bob) -> None:

@@ -1,6 +1,7 @@
 """The list of fine-tuning jobs, the same rows as CSV, and cancelling several jobs at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse, HttpResponseBase
@@ -8,12 +9,14 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.models import Project
+from apps.accounts.queries import names_of_keys, names_of_makers
 from apps.accounts.roles import Permission, has_permission
+from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
-from apps.core.templatetags.ui import number, usd
+from apps.core.templatetags.ui import method_name, number, usd
 from apps.finetuning import queries
 from apps.finetuning.jobs.control import lock_several, request_cancellation
 from apps.finetuning.jobs.progress import list_progress
@@ -43,7 +46,12 @@ _LIST = Listing[FineTuningJob](
         "status": Filter(
             later("State"),
             {"": (later("All"), Q())} | {status.value: (label, Q(status=status)) for status, label in _STATES.items()},
-        )
+        ),
+        "method": Filter(
+            later("Method"),
+            {"": (later("Any method"), Q())}
+            | {method.value: (method_name(method), Q(method=method)) for method in Method},
+        ),
     },
     orders={
         **NEWEST_FIRST,
@@ -60,8 +68,9 @@ _EXPORTED = (
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
     project = find_current_project(request)
-    page = _LIST.page(request, _listed(request, project))
+    page = _list_of(request).page(request, _listed(request, project))
     now = db_now()
+    owners = _owners(request, page.rows)
     waiting = reasons_to_wait(jobs=[job for job in page.rows if job.status == JobStatus.QUEUED], now=now)
     progress = list_progress(jobs=page.rows, now=now)
     context = {
@@ -71,6 +80,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 "title": title_of(job),
                 "progress": progress[job.pk],
                 "waiting": waiting.get(job.pk, ""),
+                "owner": owners.get(job.created_by, ""),
             }
             for job in page.rows
         ],
@@ -81,6 +91,21 @@ def index(request: OrganizationRequest) -> HttpResponse:
     return render_list(request, "jobs/list.html", page, context)
 
 
+def _list_of(request: OrganizationRequest) -> Listing[FineTuningJob]:
+    mine = {"": (gettext("Anyone"), Q()), "me": (gettext("You"), Q(created_by=request.membership.user_id))}
+    return replace(_LIST, filters={**_LIST.filters, "by": Filter(gettext("Created by"), mine)})
+
+
+def _owners(request: OrganizationRequest, jobs: Sequence[FineTuningJob]) -> Mapping[str, str]:
+    """Return the name of the person, service account or key that created each job, without those that are gone."""
+    keys = names_of_keys(
+        organization=request.organization,
+        ids={job.created_by for job in jobs if job.created_by.startswith("key_")},
+    )
+    named = {id: gettext("key %(name)s") % {"name": name} for id, name in keys.items()}
+    return names_of_makers(organization=request.organization) | named
+
+
 def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[FineTuningJob]:
     return of_project(project, queries.list_jobs(organization=request.organization))
 
@@ -88,7 +113,8 @@ def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[F
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    return _LIST.export(request, _listed(request, find_current_project(request)), header=_EXPORTED, cells=_exported)
+    rows = _listed(request, find_current_project(request))
+    return _list_of(request).export(request, rows, header=_EXPORTED, cells=_exported)
 
 
 def _exported(job: FineTuningJob) -> tuple[object, ...]:

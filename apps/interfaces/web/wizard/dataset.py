@@ -2,19 +2,28 @@
 
 from django.utils.translation import gettext
 
+from apps.core.database.search import with_words
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 
+_SHOWN = 200
+_MAX_WORDS = 6
+
 
 def dataset_context(request: OrganizationRequest, plan: Plan) -> StepContext:
-    versions = list(list_versions(organization=plan.organization, purpose="fine-tune").defer("errors")[:200])
-    ready = [version for version in versions if version.status == DatasetVersionStatus.READY]
+    files = list_versions(organization=plan.organization, purpose="fine-tune").defer("errors")
+    newest = list(files[:_SHOWN])
+    words = request.GET.get("q", "").split()[:_MAX_WORDS]
+    found = list(with_words(files, words, ("dataset__name", "filename"))[:_SHOWN]) if words else newest
+    ready = [version for version in newest if version.status == DatasetVersionStatus.READY]
     chosen = plan.draft.get("dataset") or (ready[0].pk if ready else "")
     return StepContext(
         {
-            "versions": versions,
+            "versions": found,
+            "has_files": bool(newest),
+            "q": request.GET.get("q", ""),
             "chosen": chosen,
             "validation_options": [
                 (version.pk, f"{version.dataset.name}, version {version.number}: {version.filename}")
