@@ -105,7 +105,7 @@ def test_a_deadline_moves_the_recommendation_to_what_meets_it_at_p90(compute) ->
     assert "May be late:" in rows(at_median)["h100"]
 
 
-def test_what_needs_a_worker_first_is_sorted_and_late_like_the_rest_and_has_no_badge(compute) -> None:
+def test_what_cannot_start_now_is_a_group_of_its_own_and_sorted_and_late_like_the_rest(compute) -> None:
     Worker.objects.filter(hostname__in=("b200", "l4")).update(last_seen_at=db_now() - datetime.timedelta(hours=1))
     page = compute()
     spans = {key: _spans(page, key)[0] for key in ("b200", "h100", "a100")}
@@ -114,9 +114,10 @@ def test_what_needs_a_worker_first_is_sorted_and_late_like_the_rest_and_has_no_b
     by_cost = list(rows(compute(sort="cost")))
     late = compute(needed_by=due((spans["b200"] - 60) / 3600))
 
-    assert list(rows(page)).index("b200") > list(rows(page)).index("a100")  # by recommendation: what can start now
+    assert page.index("Available now") < page.index('value="h100"') < page.index("Not available now")
+    assert page.index("Not available now") < page.index('value="b200"')
     assert spans["b200"] < spans["h100"] < spans["a100"]
-    assert by_finish.index("b200") < by_finish.index("h100") < by_finish.index("a100")
+    assert by_finish.index("h100") < by_finish.index("a100") < by_finish.index("b200")
     assert by_cost != by_finish
     assert "Late:" in rows(late)["b200"] and "when a worker comes online" in rows(late)["b200"]
     badges = [key for badge in ("Recommended", "Cheapest", "Fastest") for key in badged(page, badge)]

@@ -51,6 +51,7 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     of_quote = row or next((row for row in rows if row.quoted is quote), None)
     values: dict[str, object] = {
         "rows": rows,
+        "has_groups": len({each.group for each in rows}) > 1,
         "row": of_quote,
         "auto": chosen.key if chosen and not asked else "",
         "is_of_project": bool(chosen and not asked and chosen.pool.name == preferred),

@@ -22,6 +22,7 @@ ORDERS = (("", later("Recommended")), ("cost", later("Cost")), ("finish", later(
 _FAR_COST = 4  # times the cheapest cost: above it, an option that another one beats is not drawn
 _DATED_SECONDS = 20 * 3600  # a finish later than this is shown with its date
 _LABELLED_POINTS = 8  # of the scatter; with more points, only the important ones are labelled
+ROW_GROUPS = (later("Available now"), later("Not available now"), later("Does not fit"))
 # The memory groups that people distinguish, in the order of the bar. The estimate has finer parts.
 _GROUPS = (
     (later("Weights"), ("weights",)),
@@ -32,7 +33,7 @@ _GROUPS = (
     (later("Framework, reserve"), ("framework", "allocator")),
 )
 _BOTTLENECKS = {
-    "compute": "arithmetic",
+    "compute": later("arithmetic"),
     "memory_bandwidth": later("memory bandwidth"),
     "interconnect": later("the link between GPUs"),
     "host_link": later("the link to the host's memory"),
@@ -120,6 +121,15 @@ class ComputeRow:
         share = self.quoted.estimate.utilisation
         return None if share is None else round(share * 100)
 
+    @property
+    def group(self) -> int:
+        """The row's place in ROW_GROUPS."""
+        return 2 if not self.quoted.estimate.fits else 0 if self.quoted.is_launchable else 1
+
+    @property
+    def group_label(self) -> str:
+        return ROW_GROUPS[self.group]
+
     # --- The cells as text: computed from a few values per row, because a table can have a hundred options ---
 
     @property
@@ -206,10 +216,7 @@ class ComputeRow:
 
 
 def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
-    """Return the table's rows in the order asked for.
-
-    By default the launchable ones come first, led by the recommended one.
-    """
+    """Return the table's rows in the order asked for; what can start now comes first, and what does not fit last."""
     has_choice = sum(quoted.is_launchable for quoted in quotes) > 1
     rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
     return sorted(rows, key=lambda row: _rank(row, view.order))
@@ -261,20 +268,17 @@ def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
     )
 
 
-def _rank(row: ComputeRow, order: str) -> tuple[bool, bool, float]:
-    """Return the sort key of a row.
+def _rank(row: ComputeRow, order: str) -> tuple[int, bool, float]:
+    """Return the sort key of a row: within its group by cost or finish, or the recommended one first.
 
-    Sorting by cost or finish ranks every option that fits, launchable or not; the recommended order puts launchable
-    ones first. Python's sort is stable, so ties keep the quotes' own order, by cost.
+    Python's sort is stable, so ties keep the quotes' own order, by cost.
     """
     far = float("inf")
     by = {
         "cost": far if row.cost_nano is None else row.cost_nano,
         "finish": far if row.finish_seconds is None else row.finish_seconds,
     }
-    if order in by:
-        return not row.quoted.estimate.fits, False, by[order]
-    return not row.quoted.is_launchable, not row.is_recommended, 0.0
+    return row.group, not row.is_recommended and order not in by, by.get(order, 0.0)
 
 
 def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
