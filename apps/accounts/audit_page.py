@@ -1,8 +1,10 @@
 """The context of an audit log page, shared by the dashboard and the operator console."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 
@@ -11,16 +13,20 @@ from apps.accounts.queries import names_of_actors
 from apps.core.audit_log import PAGE, AuditFilter, list_entries, read_filter
 from apps.core.database.read_times import counted_read
 from apps.core.errors import InvalidValue
+from apps.core.models import AuditEntry
 from apps.core.money import dollars
 
 _EMPTY: tuple[object, ...] = (None, "", [], {})
 _FIELDS = ("actor", "action", "target", "since", "until", "organization")
 
 
-def page_context(query: Mapping[str, str], *, organization: Organization | None) -> dict[str, Any]:
+def page_context(
+    query: Mapping[str, str], *, organization: Organization | None, pages: Mapping[str, str]
+) -> dict[str, Any]:
     """Return a page of an organization's log; for None, a page of the platform's own log.
 
-    A filter that cannot be read sets `error` and returns the newest entries.
+    `pages` names the view of each kind of id, by its prefix. A filter that cannot be read sets `error` and returns the
+    newest entries.
     """
     error = ""
     try:
@@ -33,13 +39,28 @@ def page_context(query: Mapping[str, str], *, organization: Organization | None)
     names = names_of_actors(organization=organization, actors={entry.actor for entry in entries})
     asked = {name: query[name] for name in _FIELDS if query.get(name)}
     return {
-        "rows": [{"entry": entry, "who": names[entry.actor], "details": in_words(entry.details)} for entry in entries],
+        "rows": [
+            {
+                "entry": entry,
+                "who": names[entry.actor],
+                "details": in_words(entry.details),
+                "url": _url_of(entry, pages),
+            }
+            for entry in entries
+        ],
         "asked": asked,
         "error": error,
         "query": urlencode(asked),
         "older": f"?{urlencode(asked | {'before': str(entries[-1].pk)})}" if has_more else "",
         "newest": f"?{urlencode(asked)}" if chosen.before is not None else "",
     }
+
+
+def _url_of(entry: AuditEntry, pages: Mapping[str, str]) -> str:
+    """Return the page of what the entry is about; "" if it has none, or if the entry says that it was deleted."""
+    found = re.fullmatch("([a-z]+)[-_][0-9a-z]+", entry.target)
+    view = pages.get(found[1]) if found and not entry.action.endswith("deleted") else None
+    return reverse(view, args=[entry.target]) if view else ""
 
 
 def in_words(details: Mapping[str, object]) -> list[tuple[str, str]]:

@@ -46,6 +46,18 @@ def test_it_shows_the_organizations_own_entries_alone(organization, rival, alice
     assert olga.name not in page.content.decode() and "Operator" in page.content.decode()
 
 
+def test_ids_lead_to_their_pages_unless_they_were_deleted(organization, alice, client_for):
+    for action, target in (("job.created", "ftjob-01"), ("dataset.deleted", "file-01"), ("key.create", "key_01")):
+        note(organization, alice.pk, action, target)
+
+    page = client_for(alice).get("/organization/audit")
+
+    assert {row["entry"].target: row["url"] for row in page.context["rows"]} == {
+        "ftjob-01": "/jobs/ftjob-01", "file-01": "", "key_01": "", organization.pk: "",
+    }  # fmt: skip
+    assert 'href="/jobs/ftjob-01"' in page.content.decode()
+
+
 def test_details_are_words_and_amounts(organization, alice, client_for):
     details = {"limit_nano": 2_500_000_000, "spend_cap": None, "of": "", "scopes": ["view", "job.write"], "paid": True}
     note(organization, alice.pk, **details, changes={"role": "admin", "until": None})

@@ -11,11 +11,21 @@ from apps.core.audit_log import export, list_entries, read_filter
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
 
+_PAGES = {
+    "adpv": "web:adapter_detail",
+    "batch": "web:batch_detail",
+    "eval": "web:eval_detail",
+    "file": "web:dataset_detail",
+    "ftjob": "web:job_detail",
+    "proj": "web:project_detail",
+    "we": "web:webhook_detail",
+}
+
 
 @require_safe
 @organization_view(Permission.AUDIT_READ)
 def index(request: OrganizationRequest) -> HttpResponse:
-    context = page_context(request.GET, organization=request.organization)
+    context = page_context(request.GET, organization=request.organization, pages=_PAGES)
     return render(request, "organization/audit.html", context, status=422 if context["error"] else 200)
 
 
