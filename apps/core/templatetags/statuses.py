@@ -33,7 +33,7 @@ STATUSES: dict[str, StatusLabel] = {
     "completed": StatusLabel(later("Completed"), "ok", "check"),
     "lost": StatusLabel(later("Lost contact"), "warn", "unplug"),
     "ready": StatusLabel(later("Ready"), "ok", "check"),
-    "checking": StatusLabel(later("Being certified"), "info", live=True),
+    "checking": StatusLabel(later("Verifying"), "info", live=True),
     "uncertified": StatusLabel(later("Not certified"), "", "circle-alert"),
     "refused": StatusLabel(later("Refused"), "bad", "circle-alert"),
     "no_certificate": StatusLabel(later("None"), "line", "circle-alert"),

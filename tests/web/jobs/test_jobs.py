@@ -187,8 +187,8 @@ def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, cl
 
     phases = {phase.name: phase for phase in client_for(alice).get(f"/jobs/{job.pk}").context["phases"]}
 
-    assert phases["Boot"].state == "now"
-    assert phases["Boot"].note.endswith("s") and "m" not in phases["Boot"].note, "not since the first attempt"
+    assert phases["Starting"].state == "now"
+    assert phases["Starting"].note.endswith("s") and "m" not in phases["Starting"].note, "not since the first attempt"
 
 
 def test_a_phase_that_is_told_twice_is_one_event(floor, claim):

@@ -225,7 +225,7 @@ def test_a_trackers_key_is_stored_shown_by_its_end_and_removed(client_for, bob, 
     page = browser.get("/organization/trackers").content.decode()
     refused = browser.post("/organization/trackers", {"kind": "mlflow", "key": "0123456789", "url": "http://x.example"})
 
-    assert "…6789" in page and "wandb-key" not in page
+    assert "…6789" in page and "wandb-key" not in page and "Remove the key of" in page
     assert refused.status_code == 422 and "https address" in refused.content.decode()
     assert client_for(vera).post("/organization/trackers/wandb/remove").status_code == 403
     assert browser.post("/organization/trackers/wandb/remove").status_code == 302

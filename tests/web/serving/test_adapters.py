@@ -144,7 +144,7 @@ def test_base_and_tuned_stand_side_by_side_on_both_pages(evaluated, client_for, 
 
         assert "Exact match" in raw and "0.800" in raw and "better" in raw
         assert "1 row got worse" in raw and "Where is &lt;b&gt;it&lt;/b&gt;?" in raw
-        assert "Being certified" in raw
+        assert "Verifying" in raw
 
 
 def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organization, floor, client_for, bob):

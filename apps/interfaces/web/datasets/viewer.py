@@ -41,7 +41,7 @@ FILTERS = {
     FindingCode.EMPTY_TARGET: later("Nothing to train"),
     OVER: later("Over the limit"),
     LOST: later("Nothing trained within the limit"),
-    FindingCode.EMAIL: later("E-mail addresses"),
+    FindingCode.EMAIL: later("Email addresses"),
     FindingCode.PHONE: later("Phone numbers"),
     FindingCode.CARD: later("Card numbers"),
     FindingCode.IBAN: "IBANs",

@@ -46,7 +46,7 @@ from apps.serving.queries import serving_states
 
 @dataclass(frozen=True)
 class ShownPhase:
-    """One phase of a job as people see it: Validate, Queue, Boot, Train, Ready."""
+    """One phase of a job as people see it: Validate, Queue, Starting, Train, Ready."""
 
     name: str
     state: str = ""  # "done", "now", "failed", "stopped"
@@ -292,7 +292,7 @@ def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
     spans = {
         gettext_noop("Validate"): (job.created_at, job.queued_at),
         gettext_noop("Queue"): (queued or job.queued_at, taken),
-        gettext_noop("Boot"): (taken, trained),
+        gettext_noop("Starting"): (taken, trained),
         gettext_noop("Train"): (trained, job.finished_at),
     }
     phases = []

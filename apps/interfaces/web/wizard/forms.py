@@ -83,7 +83,7 @@ class RecipeForm(forms.Form):
     use_rslora = forms.TypedChoiceField(
         coerce=_READ["use_rslora"],
         choices=[("False", "alpha / rank"), ("True", "alpha / √rank: rsLoRA")],
-        label=later("Scaled by"),
+        label=later("Scaling"),
         help_text=later("How the adapter's strength depends on its rank."),
     )
     lora_alpha = forms.IntegerField(

@@ -150,7 +150,7 @@ def _adapter_lines(recipe: Hyperparameters, changed: set[str]) -> list[tuple[str
             f"{recipe.lora_rank}, {recipe.lora_alpha}",
             bool({"lora_rank", "lora_alpha"} & changed),
         ),
-        (gettext("Scaled by"), scaled, "use_rslora" in changed),
+        (gettext("Scaling"), scaled, "use_rslora" in changed),
         (gettext("Adapter dropout"), f"{recipe.lora_dropout:g}", False),
         (gettext("Adapted layers"), modules, False),
     ]
