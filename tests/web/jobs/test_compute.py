@@ -114,8 +114,8 @@ def test_what_cannot_start_now_is_a_group_of_its_own_and_sorted_and_late_like_th
     by_cost = list(rows(compute(sort="cost")))
     late = compute(needed_by=due((spans["b200"] - 60) / 3600))
 
-    assert page.index("Available now") < page.index('value="h100"') < page.index("Not available now")
-    assert page.index("Not available now") < page.index('value="b200"')
+    assert page.index("Available now") < page.index('id="g-h100"') < page.index("Not available now")
+    assert page.index("Not available now") < page.index('id="g-b200"')
     assert spans["b200"] < spans["h100"] < spans["a100"]
     assert by_finish.index("h100") < by_finish.index("a100") < by_finish.index("b200")
     assert by_cost != by_finish

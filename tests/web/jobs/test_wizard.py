@@ -178,7 +178,8 @@ def test_the_files_of_the_first_step_are_searched_by_the_names_of_dataset_and_fi
     assert f'id="d-{cards.pk}"' in found and f'id="d-{chosen["dataset"]}"' not in found
     assert f'<option value="{chosen["dataset"]}"' in found, "it may still be the validation file"
     assert "No file matches" in none
-    assert re.search(rf'<form id="search".*?name="model" value="{chosen["model"]}".*?</form>', found, re.DOTALL)
+    search = re.search(r'<form id="search".*?</form>', found, re.DOTALL)[0]
+    assert re.search(rf'name="model"\s+value="{chosen["model"]}"', search) and 'name="step" value="dataset"' in search
 
 
 def test_models_that_cannot_be_trained_come_last_on_request_with_the_reason(chosen, client_for, bob) -> None:
@@ -311,6 +312,15 @@ def test_what_follows_from_a_choice_is_told_with_it_and_stands_in_the_review(cho
 
     assert "after 2 evaluations without a lower loss" in part and "Early stopping on: 6 evaluations" in part
     assert "<dt>Early stopping</dt><dd>after 2 evaluations without a lower loss</dd>" in review
+
+
+def test_the_name_and_the_validation_file_stand_where_they_were_chosen(organization, chosen, client_for, bob) -> None:
+    client, held = client_for(bob), make_ready_version(organization)
+
+    review = text(page(client, **chosen, suffix="nightly"))
+    assert re.search(r"<dt>Name</dt>\s*<dd[^>]*>nightly</dd>", review)
+    files = text(page(client, step="dataset", dataset=chosen["dataset"], validation=held.pk))
+    assert re.search(rf'<option value="{held.pk}"\s+selected', files)
 
 
 def test_the_call_to_copy_holds_what_was_chosen(chosen, client_for, bob) -> None:

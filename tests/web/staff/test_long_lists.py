@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
+from apps.accounts.models import Organization
 from apps.billing.books.credit_requests import request_credit
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
@@ -69,6 +70,21 @@ def test_prices_in_force_and_to_come_are_listed_50_a_page_and_past_ones_apart(co
     first = shown("")
     assert len(first) == 50 and f"?after={first[-1].pk}" in text(console, "/staff/prices")
     assert [rule.pk for rule in shown(f"?after={first[-1].pk}")][-1] == listed[-1]
+
+
+def test_organizations_are_filtered_by_their_standing(console, organization, floor):
+    for name in ("Closed", "Empty"):
+        make_organization(name, owner=make_user(name))
+    Organization.objects.filter(name="Closed").update(suspended_at=db_now())
+
+    def shown(query: str) -> list[str]:
+        return [row["organization"].name for row in console.get(f"/staff/organizations{query}").context["rows"]]
+
+    assert shown("?standing=suspended") == ["Closed"]
+    assert shown("?standing=empty") == ["Closed", "Empty"]
+    assert shown("?standing=empty&q=emp") == ["Empty"]
+    assert shown("?standing=nothing") == shown("")
+    assert 'name="standing" value="empty"' in console.get("/staff/organizations?standing=empty").content.decode()
 
 
 def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, organization, monkeypatch) -> None:

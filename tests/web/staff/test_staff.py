@@ -134,21 +134,6 @@ def test_organizations_are_searched_and_listed_25_a_page(console, organization, 
     assert organization.name in found and "Tenant" not in found
 
 
-def test_organizations_are_filtered_by_their_standing(console, organization, floor):
-    for name in ("Closed", "Empty"):
-        make_organization(name, owner=make_user(name))
-    Organization.objects.filter(name="Closed").update(suspended_at=db_now())
-
-    def shown(query: str) -> list[str]:
-        return [row["organization"].name for row in console.get(f"/staff/organizations{query}").context["rows"]]
-
-    assert shown("?standing=suspended") == ["Closed"]
-    assert shown("?standing=empty") == ["Closed", "Empty"]
-    assert shown("?standing=empty&q=emp") == ["Empty"]
-    assert shown("?standing=nothing") == shown("")
-    assert 'name="standing" value="empty"' in console.get("/staff/organizations?standing=empty").content.decode()
-
-
 @pytest.mark.parametrize("page", ["organizations", "quotas", "books"])
 def test_more_organizations_need_no_more_statements(console, organization, page, django_assert_max_num_queries):
     console.get(f"/staff/{page}")
