@@ -5,7 +5,7 @@ Latencies are counts in fixed buckets: counts add up over any period, percentile
 """
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
@@ -181,7 +181,8 @@ def list_hours_of_all(*, since: datetime.datetime, until: datetime.datetime) -> 
     """
     rows: QuerySet[TrafficHour, Any] = TrafficHour.objects.filter(hour_at__gte=since, hour_at__lt=until)
     rows = rows.values(at=F("hour_at"))
-    found = {row["at"]: row for row in rows.annotate(**{name: Sum(name) for name in _SUMS}).order_by()}
+    sums = rows.annotate(**{name: Sum(name) for name in _SUMS}).order_by()
+    found: dict[datetime.datetime, Mapping[str, Any]] = {row["at"]: row for row in sums}
     begins = [since + _HOUR * number for number in range((until - since) // _HOUR)]
     return [_traffic(found.get(at, {"at": at})) for at in begins]
 
@@ -275,7 +276,7 @@ def _buckets(histograms: Iterable[str]) -> dict[str, Sum]:
     return {f"{name}_{number}": Sum(F(f"{name}__{number}")) for name in histograms for number in _BUCKETS}
 
 
-def _traffic(row: dict[str, Any]) -> TrafficSum:
+def _traffic(row: Mapping[str, Any]) -> TrafficSum:
     values: dict[str, Any] = {name: int(row[name]) for name in _SUMS if name in row}
     for name in _HISTOGRAMS:
         values[name] = tuple(row.get(f"{name}_{number}", 0) for number in _BUCKETS)

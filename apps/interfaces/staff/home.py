@@ -7,7 +7,7 @@ from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext, ngettext_lazy
 from django.views.decorators.http import require_safe
 
 from apps.billing.books.reconciliation import list_newest_checks
@@ -17,7 +17,6 @@ from apps.billing.usage.traffic import TrafficSum, list_hours_of_all, sum_traffi
 from apps.catalog.models import PriceRequest
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import list_failing
-from apps.core.templatetags.ui import number
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.pools.margins import list_margins
@@ -35,6 +34,63 @@ _SHOWN = 8
 _RECENT = datetime.timedelta(hours=24)
 _HOUR = datetime.timedelta(hours=1)
 _USE_DAYS = 14
+
+# What is counted in `_alerts`, in its order: icon, tone, words, and the page with its query.
+_ALERTS = (
+    (
+        "wallet", "",
+        ngettext_lazy("%(count)s request for credit", "%(count)s requests for credit", "count"),
+        "staff:books", "",
+    ),
+    (
+        "receipt", "",
+        ngettext_lazy("%(count)s adjustment to approve", "%(count)s adjustments to approve", "count"),
+        "staff:books", "",
+    ),
+    (
+        "tag", "",
+        ngettext_lazy("%(count)s price to approve", "%(count)s prices to approve", "count"),
+        "staff:price_list", "",
+    ),
+    (
+        "credit-card", "",
+        ngettext_lazy("%(count)s card refund to approve", "%(count)s card refunds to approve", "count"),
+        "staff:payment_list", "",
+    ),
+    (
+        "server", "warn",
+        ngettext_lazy(
+            "%(count)s replica with an address to accept", "%(count)s replicas with an address to accept", "count"
+        ),
+        "staff:replica_list", "",
+    ),
+    (
+        "clock", "warn",
+        ngettext_lazy(
+            "%(count)s job paused far above its quote", "%(count)s jobs paused far above their quote", "count"
+        ),
+        "staff:job_list", "?status=paused",
+    ),
+    (
+        "ban", "bad",
+        ngettext_lazy("%(count)s replica isolated after a fault", "%(count)s replicas isolated after a fault", "count"),
+        "staff:replica_list", "",
+    ),
+    (
+        "circle-alert", "bad",
+        ngettext_lazy(
+            "%(count)s message that cannot be delivered", "%(count)s messages that cannot be delivered", "count"
+        ),
+        "staff:pool_list", "",
+    ),
+    (
+        "circle-alert", "bad",
+        ngettext_lazy(
+            "%(count)s check of the books with differences", "%(count)s checks of the books with differences", "count"
+        ),
+        "staff:books", "",
+    ),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,7 +153,6 @@ def _waiting(now: datetime.datetime) -> list[tuple[FineTuningJob, str]]:
 
 def _alerts() -> list[Alert]:
     """Return what needs an operator, decisions first."""
-    books = reverse("staff:books")
     asked = CreditRequest.objects.filter(status=CreditRequestStatus.OPEN).count()
     adjustments = Adjustment.objects.filter(status=AdjustmentStatus.REQUESTED).count()
     prices = PriceRequest.objects.filter(decided_at=None).count()
@@ -107,76 +162,12 @@ def _alerts() -> list[Alert]:
     isolated = Replica.objects.filter(isolated_at__isnull=False).count()
     failing = len(list_failing())
     broken = sum(1 for check in list_newest_checks() if check.difference_count)
-    found = [
-        ("wallet", "", asked, ngettext("%(count)s request for credit", "%(count)s requests for credit", asked), books),
-        (
-            "receipt",
-            "",
-            adjustments,
-            ngettext("%(count)s adjustment to approve", "%(count)s adjustments to approve", adjustments),
-            books,
-        ),
-        (
-            "tag",
-            "",
-            prices,
-            ngettext("%(count)s price to approve", "%(count)s prices to approve", prices),
-            reverse("staff:price_list"),
-        ),
-        (
-            "credit-card",
-            "",
-            refunds,
-            ngettext("%(count)s card refund to approve", "%(count)s card refunds to approve", refunds),
-            reverse("staff:payment_list"),
-        ),
-        (
-            "server",
-            "warn",
-            strangers,
-            ngettext(
-                "%(count)s replica with an address to accept", "%(count)s replicas with an address to accept", strangers
-            ),
-            reverse("staff:replica_list"),
-        ),
-        (
-            "clock",
-            "warn",
-            overrun,
-            ngettext(
-                "%(count)s job paused far above its quote", "%(count)s jobs paused far above their quote", overrun
-            ),
-            f"{reverse('staff:job_list')}?status=paused",
-        ),
-        (
-            "ban",
-            "bad",
-            isolated,
-            ngettext("%(count)s replica isolated after a fault", "%(count)s replicas isolated after a fault", isolated),
-            reverse("staff:replica_list"),
-        ),
-        (
-            "circle-alert",
-            "bad",
-            failing,
-            ngettext(
-                "%(count)s message that cannot be delivered", "%(count)s messages that cannot be delivered", failing
-            ),
-            reverse("staff:pool_list"),
-        ),
-        (
-            "circle-alert",
-            "bad",
-            broken,
-            ngettext(
-                "%(count)s check of the books with differences",
-                "%(count)s checks of the books with differences",
-                broken,
-            ),
-            books,
-        ),
+    counts = (asked, adjustments, prices, refunds, strangers, overrun, isolated, failing, broken)
+    return [
+        Alert(icon, tone, str(text % {"count": count}), reverse(view) + query)
+        for count, (icon, tone, text, view, query) in zip(counts, _ALERTS, strict=True)
+        if count
     ]
-    return [Alert(icon, tone, text % {"count": number(count)}, url) for icon, tone, count, text, url in found if count]
 
 
 def _ends_of(hour: TrafficSum) -> tuple[str, dict[str, int]]:
