@@ -193,6 +193,7 @@ class RunSpec(Struct, frozen=True, kw_only=True):
     start_from: CheckpointRef | None = None  # weights to start with; nothing else is taken from it
     gpu_count: int = 1  # of all machines
     parallelism: str = "single"  # "single" | "ddp" | "fsdp"
+    model_copies: int = 1  # of fsdp: each is spread over as many GPUs, and several exchange only gradients (HSDP)
     group: NodeGroup | None = None  # None: one machine
     seconds_between_failures: float | None = None  # of the pool, measured; None: too few failures to measure
     evaluation: EvaluationPlan | None = None  # None: the default plan, if there are held-out rows

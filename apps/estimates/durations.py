@@ -282,7 +282,7 @@ def _checkpoint_seconds(task: Task) -> float:
 
 
 def _a100_seconds(task: Task, plan: TrainingPlan, length: float, micro_steps: float) -> float:
-    alone = msgspec.structs.replace(plan, gpu_count=1, parallelism="single", cpu_offload=False)
+    alone = msgspec.structs.replace(plan, gpu_count=1, parallelism="single", copies=1, cpu_offload=False)
     step = step_time(
         shape=task.shape,
         plan=alone,

@@ -83,7 +83,7 @@ def _single_changes(task: Task, pool: PoolFacts, gpu_count: int, others: tuple[G
     if request.cpu_offload:
         text = "Keep everything in the GPU's memory"
         yield from _change(task, pool, gpu_count, "offload", text, {"cpu_offload": False})
-    elif can_offload and not (request.is_replicated or pool.gpu.is_cpu):
+    elif can_offload and not (request.node_count > 1 or pool.gpu.is_cpu):
         text = "Keep the base model in the host's memory (slower)"
         if request.method == Method.FULL:
             text = "Keep weights, gradients and optimizer state in the host's memory (slower)"
@@ -102,7 +102,10 @@ def _change(
 
 def _placed(task: Task, pool: PoolFacts, gpu_count: int) -> ChosenPlan:
     margin, host = memory_interval(pool).margin, pool.host_memory_bytes
-    return choose_plan(task, pool.gpu, gpu_count=gpu_count, margin=margin, host_memory_bytes=host)
+    link = pool.node_bytes_per_second
+    return choose_plan(
+        task, pool.gpu, gpu_count=gpu_count, margin=margin, node_bytes_per_second=link, host_memory_bytes=host
+    )
 
 
 def _shorter(task: Task, pool: PoolFacts, gpu_count: int) -> Iterator[Fix]:

@@ -99,8 +99,8 @@ def _choose_plan(
     sizes, asked = _micro_batch_sizes(task.request, gpu_count), task.request.gradient_checkpointing
     found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
-    for parallelism in _parallelisms(task.request, gpu, gpu_count):
-        base = _base_plan(task.request, gpu, gpu_count, parallelism)
+    for parallelism, copies in _sharings(task.request, gpu, gpu_count):
+        base = _base_plan(task.request, gpu, gpu_count, parallelism, copies)
         for checkpointing in (False, True) if asked is None else (asked,):
             plan, model, needed = _largest(task, base, sizes, gpu, margin, checkpointing)
             if needed <= gpu.memory_bytes:
@@ -150,8 +150,8 @@ def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step
 
 
 def _smallest(task: Task, gpu: Gpu, gpu_count: int) -> tuple[TrainingPlan, MemoryModel]:
-    parallelism = _parallelisms(task.request, gpu, gpu_count)[-1]
-    plan = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism), task.request, 1, True)
+    parallelism, copies = _sharings(task.request, gpu, gpu_count)[-1]
+    plan = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism, copies), task.request, 1, True)
     return plan, _model(task, plan, gpu)
 
 
@@ -170,21 +170,23 @@ def padded_length(request: QuoteRequest) -> int:
     return request.max_length if request.packing else min(request.max_length, request.longest_row_tokens)
 
 
-def _parallelisms(request: QuoteRequest, gpu: Gpu, gpu_count: int) -> tuple[Parallelism, ...]:
+def _sharings(request: QuoteRequest, gpu: Gpu, gpu_count: int) -> tuple[tuple[Parallelism, int], ...]:
+    """Return the ways to share the model with the copies of a sharded one; the last one needs the least memory."""
     if request.batch_size % gpu_count:
         raise EstimateError("batch_size", f"{gpu_count} GPUs cannot share a batch of {request.batch_size} rows evenly")
+    whole, sharded = (Parallelism.DDP, 1), (Parallelism.ZERO3, 1)
     if request.cpu_offload and not gpu.is_cpu:
-        return (Parallelism.ZERO3,)
+        return (sharded,)
     if gpu_count == 1:
-        return (Parallelism.SINGLE,)
-    if request.is_replicated:
-        return (Parallelism.DDP,)
+        return ((Parallelism.SINGLE, 1),)
+    if 1 < request.node_count < gpu_count:  # a copy in each machine: only gradients cross the network
+        return (whole, (Parallelism.ZERO3, request.node_count), sharded)
     if request.method == Method.FULL and request.stack != ANNEAL.key:  # our trainer shards everything or nothing
-        return (Parallelism.DDP, Parallelism.ZERO2, Parallelism.ZERO3)
-    return (Parallelism.DDP, Parallelism.ZERO3)
+        return (whole, (Parallelism.ZERO2, 1), sharded)
+    return (whole, sharded)
 
 
-def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str) -> TrainingPlan:
+def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str, copies: int) -> TrainingPlan:
     return TrainingPlan(
         method=request.method,
         max_length=padded_length(request),
@@ -199,6 +201,7 @@ def _base_plan(request: QuoteRequest, gpu: Gpu, gpu_count: int, parallelism: str
         attention="eager" if request.stack == ANNEAL.key and request.architecture.has_own_attention else "flash",
         gpu_count=gpu_count,
         parallelism=parallelism,
+        copies=copies,
         cpu_offload=request.cpu_offload and not gpu.is_cpu,  # a CPU's memory is the host's
         is_preference=request.is_preference,
         has_reference=request.has_reference,
@@ -246,7 +249,7 @@ def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_se
         row_tokens=float(plan.max_length) if plan.is_packed else mean,
         rows=plan.sequences,
         node_bytes_per_second=node_bytes_per_second,
-        gpus_per_node=plan.gpu_count,
+        gpus_per_node=max(plan.gpu_count // task.request.node_count, 1),
         trained_share=task.request.trained_share,
     )
     return (step.micro_step + step.optimizer / plan.gradient_accumulation_steps) / plan.micro_batch_size

@@ -278,8 +278,7 @@ def _obstacle(task: Task, pool: PoolFacts, placement: ChosenPlan, needed_bytes: 
     if rows == 1:
         at_once = f"Needs up to {needed:,.1f} GiB with one row at a time"
     holder = "each of them" if gpu_count > 1 else pool.gpu.name
-    reason = f"{at_once}; {holder} holds {held:,.1f} GiB."
-    return f"{reason} On several machines, each GPU needs the whole model." if task.request.is_replicated else reason
+    return f"{at_once}; {holder} holds {held:,.1f} GiB."
 
 
 def _ways_out(

@@ -63,7 +63,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     cpu_offload: bool = False
     is_preference: bool = False  # a row is two answers; its length is the longer one's, its tokens both
     has_reference: bool = True  # of preferences: DPO compares with the original model, ORPO does not
-    is_replicated: bool = False  # each GPU must hold the whole model, as on several machines here
+    node_count: int = 1  # machines that share the GPUs evenly
     splits_rows: bool = False  # running text: a row longer than `max_length` is trained in pieces, nothing is cut
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise EstimateError("micro_batch_size", "micro_batch_size must divide batch_size")
         if self.use_dora and self.method == Method.FULL:
             raise EstimateError("use_dora", "DoRA is an adapter method")
-        if self.cpu_offload and self.is_replicated:
+        if self.cpu_offload and self.node_count > 1:
             raise EstimateError("cpu_offload", "cpu_offload divides the model, so it does not work on several machines")
         if self.cpu_offload and self.method == Method.QLORA and not STACKS[self.stack].offloads_quantized:
             raise EstimateError("cpu_offload", "4-bit weights stay on the GPU: offload LoRA or full fine-tuning")

@@ -11,7 +11,7 @@ from transformers import set_seed
 
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, LogLine, Phase, PhaseChanged, RunSpec, Stopped
+from apps.contracts.runs import Hyperparameters, LogLine, Manifest, Phase, PhaseChanged, RunSpec, Stopped
 from gpu_workers.common.artifacts import BrokenArtifact, folder_bytes, read_manifest
 from gpu_workers.common.events import (
     ADAPTER_FOLDER,
@@ -35,7 +35,6 @@ from gpu_workers.train.loop.callbacks import StopFlag
 from gpu_workers.train.loop.checkpoint import (
     IncompleteCheckpoint,
     Progress,
-    adopt_plan,
     explain_inexact_resume,
     open_checkpoint,
 )
@@ -117,6 +116,7 @@ class Attempt:
                 start=self._work_dir / START_FOLDER if self._spec.start_from is not None else None,
                 engine=engine,
                 is_sharded=self._spec.parallelism == "fsdp",
+                copies=self._spec.model_copies,
             ),
             folder=folder,
             training=training,
@@ -207,7 +207,7 @@ class Attempt:
         except (BrokenArtifact, IncompleteCheckpoint) as error:
             raise TrainingFailed(FailureCode.CHECKPOINT_INVALID, f"The checkpoint cannot be used: {error}") from error
         if folder.name == RESUME_FOLDER and not self._is_shrunk:  # else its plan was too big
-            adopted = adopt_plan(manifest, self._spec.hyperparameters)
+            adopted = _adopted(manifest, self._spec)
             self._spec = msgspec.structs.replace(self._spec, hyperparameters=adopted)
         changed = explain_inexact_resume(manifest, self._spec)
         if changed is not None:
@@ -254,14 +254,41 @@ def _smaller(recipe: Hyperparameters, *, gpu_count: int) -> Hyperparameters | No
     per_gpu = micro_batch_size(recipe) // gpu_count
     accumulation = recipe.gradient_accumulation_steps
     if per_gpu > 1:
-        accumulation = next(
-            steps
-            for steps in range(2 * accumulation, recipe.batch_size + 1)
-            if recipe.batch_size % (steps * gpu_count) == 0 or steps * gpu_count >= recipe.batch_size
-        )
+        accumulation = _accumulation(recipe, at_least=2 * accumulation, gpu_count=gpu_count)
     elif recipe.gradient_checkpointing:
         return None
     return msgspec.structs.replace(recipe, gradient_accumulation_steps=accumulation, gradient_checkpointing=True)
+
+
+def _adopted(manifest: Manifest, spec: RunSpec) -> Hyperparameters:
+    """Return the recipe with at most the checkpoint's rows at a time, if nothing else differs.
+
+    An attempt that ran out of memory took fewer; the next attempt then does not run out of it again. The checkpoint may
+    be of another number of GPUs.
+    """
+    recipe, stored = spec.hyperparameters, manifest.metadata.get("hyperparameters")
+    then = msgspec.json.decode(stored, type=Hyperparameters) if stored else recipe
+    accumulation, was_count = then.gradient_accumulation_steps, int(manifest.metadata.get("processes", spec.gpu_count))
+    if was_count != spec.gpu_count:
+        least = -(-accumulation * was_count // spec.gpu_count)
+        accumulation = _accumulation(recipe, at_least=least, gpu_count=spec.gpu_count)
+    adopted = msgspec.structs.replace(
+        recipe,
+        gradient_accumulation_steps=max(recipe.gradient_accumulation_steps, accumulation),
+        gradient_checkpointing=recipe.gradient_checkpointing or then.gradient_checkpointing,
+    )
+    return adopted if _without_plan(adopted) == _without_plan(then) else recipe
+
+
+def _without_plan(recipe: Hyperparameters) -> Hyperparameters:
+    return msgspec.structs.replace(recipe, gradient_accumulation_steps=1, gradient_checkpointing=False)
+
+
+def _accumulation(recipe: Hyperparameters, *, at_least: int, gpu_count: int) -> int:
+    """Return the fewest micro-batches, but so many, into which the GPUs divide the batch evenly."""
+    rows = recipe.batch_size
+    numbers = range(at_least, rows + 1)
+    return next((each for each in numbers if rows % (each * gpu_count) == 0 or each * gpu_count >= rows), at_least)
 
 
 def _step_of(folder: Path) -> int:

@@ -81,6 +81,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     is_packed: bool = False
     gpu_count: int = 1
     parallelism: str = "single"
+    copies: int = 1  # of a sharded model: several are equal, each is spread over as many GPUs (HSDP)
     quantization: str = "nf4"  # QLoRA's base: nf4, gptq_int4, gptq_int8 or int8
     attention: str = "flash"  # "flash" and SDPA grow with length, "eager" with its square
     trains_embeddings: bool = False  # LoRA with embedding and head in modules_to_save
@@ -96,6 +97,11 @@ class TrainingPlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def batch_size(self) -> int:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.gpu_count
+
+    @property
+    def shards(self) -> int:
+        """Return the number of GPUs that hold one sharded model together."""
+        return self.gpu_count // self.copies
 
     @property
     def sequences(self) -> int:

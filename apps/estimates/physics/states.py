@@ -45,7 +45,7 @@ class Shards:
     """The number of GPUs that share weights, gradients and optimizer state."""
 
     def __init__(self, plan: TrainingPlan) -> None:
-        n, kind = plan.gpu_count, plan.parallelism
+        n, kind = plan.shards, plan.parallelism
         self.optimizer = n if kind in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3) else 1
         self.gradients = n if kind in (Parallelism.ZERO2, Parallelism.ZERO3) else 1
         self.weights = n if kind == Parallelism.ZERO3 else 1

@@ -272,24 +272,28 @@ def _communication(
             host += shape.total * DTYPE_BYTES["float32"] / max(n, 1)  # gradients, as they are reduced
     else:
         host = 0.0
-    exchanged = 0.0
+    exchanged = between_copies = 0.0
     trained = shape.total if plan.method == Method.FULL else shape.adapter
     if n > 1:
-        ring, accumulation = (n - 1) / n, plan.gradient_accumulation_steps
+        ring, accumulation = (plan.shards - 1) / plan.shards, plan.gradient_accumulation_steps
         gradients = 2 * ring * trained * width
         if plan.parallelism == Parallelism.ZERO3:
             # FSDP gathers a layer for the forward and for the backward pass; ZeRO-3 gathers it again to recompute it.
             gathers = 3 if plan.is_deepspeed and plan.gradient_checkpointing else 2
             gathered = gathers * ring * stored_weight_bytes(shape, plan, stack)
             exchanged = gathered + ring * trained * width
+            between_copies = 2 * (1 - 1 / plan.copies) * trained * width
         else:
             exchanged = gradients / accumulation
     if exchanged == host == 0:
         return 0.0
-    link = link_bytes_per_second(
-        gpu, gpu_count=n, gpus_per_node=gpus_per_node, node_bytes_per_second=node_bytes_per_second
+    link, network = (
+        link_bytes_per_second(
+            gpu, gpu_count=count, gpus_per_node=gpus_per_node, node_bytes_per_second=node_bytes_per_second
+        )
+        for count in (plan.shards, n)
     )
-    seconds = exchanged / (link * k.link) + host / (gpu.pcie_bytes_per_second * k.link)
+    seconds = (exchanged / link + between_copies / network + host / gpu.pcie_bytes_per_second) / k.link
     # A part never overlaps (first layer, last gradients); the rest is hidden only as far as there is computation.
     return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - busy)
 
@@ -299,7 +303,7 @@ def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, gpu: Gpu) 
     trained = shape.total if plan.method == Method.FULL else shape.adapter
     is_sharded = plan.parallelism in (Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3)
     per_parameter = (_FOREACH_OPTIMIZER_BYTES if stack.has_step_copy else _OPTIMIZER_BYTES)[stack.full_state]
-    moved = trained * per_parameter / (plan.gpu_count if is_sharded else 1)
+    moved = trained * per_parameter / (plan.shards if is_sharded else 1)
     if plan.cpu_offload:
         return moved / gpu.pcie_bytes_per_second
     return moved / float(gpu.memory_bandwidth_bytes_per_second or 1)

@@ -1,7 +1,7 @@
-"""Moving a queued job to another pool, where it may start sooner."""
+"""Moving a queued job to another pool, or to another number of machines, where it may start sooner."""
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,7 @@ from apps.finetuning.jobs.admission import CannotLaunch, choose_pool, place, pla
 from apps.finetuning.jobs.waits import Wait, WaitCause
 from apps.finetuning.lifecycle import RUN_TRANSITIONS, JobStatus, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, QueueShare
-from apps.finetuning.quotes.options import PoolQuote, split_key
+from apps.finetuning.quotes.options import PoolQuote, by_use, split_key
 from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.runs.attempts import latest_checkpoint
@@ -89,15 +89,15 @@ class _Begun:
     def obstacle(self, job: FineTuningJob, quoted: PoolQuote) -> str:
         """Return why the job cannot go on with the option, "" if it can.
 
-        Its earlier attempts are billed by its GPUs, so that their number stays. The other pool reads the same
-        checkpoints, from the same object store, if its GPUs share the model in the same way.
+        Its earlier attempts are billed by its GPUs, so that their number stays, on however many machines. The other
+        pool reads the same checkpoints, from the same object store, if its GPUs share the model in the same way.
         """
         if not self.has_run:
             return ""
         if self.spent_nano >= job.spend_cap_nano:
             text = gettext("The job has cost its maximum of %(maximum)s already. It goes on where it is.")
             return text % {"maximum": dollars(job.spend_cap_nano)}
-        if (quoted.gpu_count, quoted.node_count) != (job.gpu_count, job.node_count):
+        if quoted.gpu_count != job.gpu_count:
             text = ngettext(
                 "The job began on one GPU, and can go on only on one. Choose such an option, or cancel the job and "
                 "continue from its checkpoint in a new one.",
@@ -118,6 +118,7 @@ class _Begun:
 def list_moves(*, job: FineTuningJob, wait: Wait | None, now: datetime.datetime) -> list[Move]:
     """Return up to MAX_SHOWN pools in which the job would start sooner, first those where it starts first.
 
+    Its own pool is one of them if it would start sooner there on another number of machines.
     Empty for jobs that wait for something else than machines. Stored counts and comparisons are used: nothing is
     computed that is missing.
     """
@@ -127,15 +128,12 @@ def list_moves(*, job: FineTuningJob, wait: Wait | None, now: datetime.datetime)
     if own is not None and own < 1:
         return []
     begun = _Begun.of(job)
-    try:
-        quotes = _quotes(job, now)
-    except DomainError:  # a file is still counted or compared, or the job cannot be quoted any more
-        return []
     found: dict[str, Move] = {}
-    for quoted in quotes:  # the cheapest launchable one first
+    for quoted in sorted(_quotes(job, now), key=by_use):  # the cheapest launchable one first
         after = quoted.estimate.queue_seconds
         is_sooner = after is not None and (own is None or after < own)
-        if after is None or not is_sooner or not quoted.is_launchable or quoted.pool.pk == job.pool_id:
+        is_here = (quoted.pool.pk, quoted.node_count) == (job.pool_id, job.node_count)
+        if after is None or not is_sooner or not quoted.is_launchable or is_here:
             continue
         if not begun.obstacle(job, quoted):
             found.setdefault(quoted.pool.pk, _move(job, quoted, begun, after, own))
@@ -156,13 +154,22 @@ def _move(job: FineTuningJob, quoted: PoolQuote, begun: _Begun, after: float, ow
 
 
 @transaction.atomic
-def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime, shown_max_nano: int) -> FineTuningJob:
+def move_job(
+    *,
+    job: FineTuningJob,
+    option: str,
+    by: str,
+    now: datetime.datetime,
+    shown_max_nano: int,
+    node_count: int | None = None,
+) -> FineTuningJob:
     """Queue the job for another option, such as h200:4: its hold returns, and the option's maximum is held.
 
-    A job that was queued again after an attempt is charged for what ran, and resumes from its last checkpoint.
-    `shown_max_nano` is the maximum that its customer was shown for the option. Raises InvalidState unless the job is
-    queued, PermissionDenied for a viewer of its project, CannotLaunch if the option cannot go on with it,
-    MaximumRaised, and the errors of its admission. The job then stays where it is.
+    It trains on as many machines as before unless a `node_count` is given. A job that was queued again after an attempt
+    is charged for what ran, and resumes from its last checkpoint. `shown_max_nano` is the maximum that its customer was
+    shown for the option. Raises InvalidState unless the job is queued, PermissionDenied for a viewer of its project,
+    CannotLaunch if the option cannot go on with it, MaximumRaised, and the errors of its admission. The job then stays
+    where it is.
     """
     require_work_in(project_id=job.project_id, actor=by)
     job = FineTuningJob.objects.select_for_update(of=("self",)).get(pk=job.pk)
@@ -170,8 +177,9 @@ def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime
         raise _too_late(job)
     if job.runs.filter(status=RunStatus.CANCELLED).count() >= MAX_MOVES:
         raise InvalidState(gettext("A job moves at most %(moves)s times.") % {"moves": MAX_MOVES}, param=_PARAM)
-    quoted, origin = _chosen(job, option, now, shown_max_nano), job.pool
-    if quoted.pool == origin and quoted.gpu_count == job.gpu_count:
+    place_before = (job.pool, job.gpu_count, job.node_count)
+    quoted, origin = _chosen(job, option, node_count, now, shown_max_nano), job.pool
+    if (quoted.pool, quoted.gpu_count, quoted.node_count) == place_before:
         raise InvalidState(gettext("The job waits for %(pool)s already.") % {"pool": quoted.key}, param="compute.pool")
     begun = _Begun.of(job)
     if obstacle := begun.obstacle(job, quoted):
@@ -192,13 +200,22 @@ def move_job(*, job: FineTuningJob, option: str, by: str, now: datetime.datetime
     return job
 
 
-def _chosen(job: FineTuningJob, option: str, now: datetime.datetime, shown_max_nano: int) -> PoolQuote:
+def _chosen(
+    job: FineTuningJob, option: str, node_count: int | None, now: datetime.datetime, shown_max_nano: int
+) -> PoolQuote:
     """Return the quote of the option, and let the job ask for it. Raises the errors of its admission."""
     name, gpu_count = split_key(option)
     if not name:  # or the best pool would be chosen
         text = gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.")
         raise InvalidValue(text % {"name": option[:60]}, param="compute.pool")
-    asked = msgspec.structs.replace(stored_request(job), pool=name, gpu_count=gpu_count, shown_max_nano=shown_max_nano)
+    stored = stored_request(job)
+    asked = msgspec.structs.replace(
+        stored,
+        pool=name,
+        gpu_count=gpu_count,
+        node_count=stored.node_count if node_count is None else node_count,
+        shown_max_nano=shown_max_nano,
+    )
     job.requested, job.hyperparameters = msgspec.to_builtins(asked), msgspec.to_builtins(_without_plan(job))
     return choose_pool(job, now)
 
@@ -237,18 +254,39 @@ def _without_plan(job: FineTuningJob) -> Hyperparameters:
     return msgspec.structs.replace(recipe_of(job), **{name: asked.get(name, getattr(plain, name)) for name in _PLANNED})
 
 
-def _quotes(job: FineTuningJob, now: datetime.datetime) -> Sequence[PoolQuote]:
+def _quotes(job: FineTuningJob, now: datetime.datetime) -> Iterator[PoolQuote]:
+    """Yield the options for each number of machines; none while a file is counted, or if it cannot be quoted so."""
     counting = counting_model(job.base_model)
-    counted = find_counted(version=job.training_file, validation=job.validation_file, counting=counting)
-    return quote_counted(
-        base_model=job.base_model,
-        counted=counted,
-        recipes=[_without_plan(job)],
-        now=now,
-        with_ways=False,
-        max_age_seconds=_FACTS_SECONDS,
-        node_count=stored_request(job).node_count,
-    )[0]
+    try:
+        counted = find_counted(version=job.training_file, validation=job.validation_file, counting=counting)
+    except DomainError:
+        return
+    for node_count in _node_counts(job):
+        try:
+            (quotes,) = quote_counted(
+                base_model=job.base_model,
+                counted=counted,
+                recipes=[_without_plan(job)],
+                now=now,
+                with_ways=False,
+                max_age_seconds=_FACTS_SECONDS,
+                node_count=node_count,
+            )
+        except DomainError:
+            continue
+        yield from quotes
+
+
+def _node_counts(job: FineTuningJob) -> Iterator[int]:
+    """Yield the job's number of machines, half of it and so on, and twice as many if their GPUs are even."""
+    if job.gpus_per_node % 2 == 0:
+        yield 2 * job.node_count
+    count = job.node_count
+    while True:
+        yield count
+        if count % 2:
+            return
+        count //= 2
 
 
 def _lock_shares(job: FineTuningJob, quoted: PoolQuote) -> None:

@@ -44,7 +44,7 @@ def quote_pools(
     CannotEstimate and InvalidValue, which name the invalid field.
     """
     require_machines(hyperparameters, node_count)
-    task = task_of_job(base_model, data, hyperparameters, is_replicated=node_count > 1)
+    task = task_of_job(base_model, data, hyperparameters, node_count=node_count)
     states = pools.states(family=task.request.architecture.model_type, method=task.request.method)
     quotes = [
         quoted for state in states for quoted in _quote_pool(state, task, base_model, with_ways, node_count=node_count)

@@ -62,7 +62,7 @@ def architecture_of(base_model: BaseModel) -> architectures.Architecture:
         ) from error
 
 
-def task_of_job(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters, *, is_replicated: bool) -> Task:
+def task_of_job(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters, *, node_count: int) -> Task:
     """Return what the job asks of any pool. Raises CannotEstimate and InvalidValue, which name the invalid field."""
     if not data.tokens or not data.trained_tokens or not data.rows:
         raise InvalidValue(
@@ -93,7 +93,7 @@ def task_of_job(base_model: BaseModel, data: TrainingData, recipe: Hyperparamete
             cpu_offload=recipe.cpu_offload,
             pads_rows=recipe.packing is False,
             is_preference=recipe.objective.is_preference,
-            is_replicated=is_replicated,
+            node_count=node_count,
             splits_rows=data.is_split,
             has_reference=recipe.objective is Objective.DPO,
             row_lengths=data.row_lengths,

@@ -99,7 +99,7 @@ def _rehearsal(
         hyperparameters=shaping,
         rows=plan.micro_batch_size,
         row_tokens=plan.max_length,
-        gpu_count=plan.gpu_count,
+        gpu_count=plan.shards,
         parallelism=parallelism,
         is_on_cpu=is_on_cpu,
     )

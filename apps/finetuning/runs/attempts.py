@@ -96,8 +96,6 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
 
 def _attempts_not_begun(job: FineTuningJob) -> set[str]:
     """Return the attempts of which a machine never took up its place."""
-    if job.node_count == 1:
-        return set()
     return set(RunMember.objects.filter(run__job=job, started_at=None).values_list("run_id", flat=True))
 
 

@@ -58,6 +58,7 @@ def build_spec(
         resume_from=_checkpoint_ref(checkpoint) if checkpoint else None,
         gpu_count=job.gpu_count,
         parallelism=parallelism_of(job.estimate.get("parallelism")),
+        model_copies=job.estimate.get("plan", {}).get("copies", 1),
         group=place_of(run=run, job=job, member=member),
         start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
         seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),

@@ -130,7 +130,7 @@ def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:
             cpu_offload=given.offload,
             is_preference=given.preference,
             has_reference=not given.no_reference,
-            is_replicated=(given.nodes or 1) > 1,
+            node_count=given.nodes or 1,
             stack=given.stack,
         )
     except EstimateError as error:

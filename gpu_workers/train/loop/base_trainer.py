@@ -17,8 +17,9 @@ from gpu_workers.common.events import CHECKPOINTS_FOLDER, UNNUMBERED, Checkpoint
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.data.encoding import ShuffledSampler, TokenRow
 from gpu_workers.train.data.rows import PairRow
-from gpu_workers.train.loop.callbacks import is_distributed
-from gpu_workers.train.loop.checkpoint import TrainingState, save_checkpoint
+from gpu_workers.train.loop.checkpoint import RANDOM_FILE, TrainingState, save_checkpoint
+from gpu_workers.train.loop.process_group import is_distributed
+from gpu_workers.train.loop.random_state import gather_states, load_state, restore_state
 from gpu_workers.train.loop.run_callback import RunCallback
 from gpu_workers.train.model.sharding import (
     average_gradients,
@@ -96,7 +97,7 @@ class RunTrainer:
         sharded = is_sharded(self.model)
         weights = gather_trained(self.model) if sharded else None
         optimizer_state = gather_optimizer(self.model, self.optimizer) if sharded else None
-        written = None
+        random_states, written = gather_states(), None
         if self.args.process_index == 0:
             state = TrainingState(
                 model=self.unwrapped_model,
@@ -105,6 +106,7 @@ class RunTrainer:
                 trainer_state=self.state,
                 progress=self.progress.snapshot(self.state.global_step),
                 best_weights=self.progress.best.file,
+                random_states=random_states,
                 state_dict=weights,
                 optimizer_state=optimizer_state,
             )
@@ -115,6 +117,10 @@ class RunTrainer:
 
     def _sync_replicated_trainable_parameters(self, model: torch.nn.Module) -> None:
         average_gradients(model, self.accelerator)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            restore_state(load_state(Path(checkpoint) / RANDOM_FILE, process=self.args.process_index))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if is_sharded(self.model):

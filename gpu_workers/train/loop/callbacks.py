@@ -15,6 +15,7 @@ from apps.contracts.runs import StepCompleted
 from gpu_workers.common.events import UNNUMBERED, EventWriter
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop.checkpoint import Progress
+from gpu_workers.train.loop.process_group import is_distributed
 from gpu_workers.train.model.memory import memory_bytes, read_gpu
 from gpu_workers.train.model.sharding import whole
 
@@ -98,10 +99,6 @@ class Window:
         tensor = torch.tensor(values, dtype=torch.float64, device=device)
         torch.distributed.all_reduce(tensor)
         return tensor.tolist()
-
-
-def is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 class ProgressCallback(TrainerCallback):

@@ -2,29 +2,30 @@
 
 import importlib.metadata
 import os
-import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 from transformers.trainer_callback import TrainerState
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from apps.contracts.runs import Hyperparameters, Manifest, RunSpec
+from apps.contracts.runs import Manifest, RunSpec
 from gpu_workers.common.artifacts import MANIFEST_FILE, seal_folder, verify_folder
+from gpu_workers.train.loop.random_state import State, save_states
 from gpu_workers.train.model.weights import MODEL_FILE, write_weights
 
 PROGRESS_FILE = "progress.json"
 BEST_FILE = "best.safetensors"
+RANDOM_FILE = "rng_state.pth"
 KEPT = 2
 
 # Files that transformers does not require for a resume: it continues silently with a wrong state.
 _REQUIRED = {
     "optimizer.pt",
     "scheduler.pt",
-    "rng_state.pth",
+    RANDOM_FILE,
     "trainer_state.json",
     PROGRESS_FILE,
 }
@@ -56,6 +57,7 @@ class TrainingState(msgspec.Struct, kw_only=True):
     scheduler: torch.optim.lr_scheduler.LRScheduler
     trainer_state: TrainerState
     progress: Progress
+    random_states: Sequence[State]  # of all processes
     best_weights: Path | None = None
     state_dict: dict[str, torch.Tensor] | None = None  # gathered, if the live tensors are shards
     optimizer_state: dict[str, object] | None = None  # likewise
@@ -71,7 +73,7 @@ def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Pa
     write_weights(temporary, state.model, spec, dtype=torch.float32, state_dict=state.state_dict)
     torch.save(state.optimizer_state or state.optimizer.state_dict(), temporary / "optimizer.pt")
     torch.save(state.scheduler.state_dict(), temporary / "scheduler.pt")
-    torch.save(_rng_state(), temporary / "rng_state.pth")
+    save_states(state.random_states, temporary / RANDOM_FILE)
     state.trainer_state.save_to_json(str(temporary / "trainer_state.json"))
     (temporary / PROGRESS_FILE).write_bytes(msgspec.json.encode(state.progress))
     if state.best_weights is not None:
@@ -114,6 +116,7 @@ def geometry(spec: RunSpec) -> dict[str, str]:
         "hyperparameters": msgspec.json.encode(spec.hyperparameters).decode(),
         "dataset_sha256": spec.training.sha256,
         "base_model": f"{spec.base_model.id}@{spec.base_model.revision or ''}",
+        "processes": str(spec.gpu_count),
         "threads": str(torch.get_num_threads()),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
@@ -122,34 +125,6 @@ def geometry(spec: RunSpec) -> dict[str, str]:
 def explain_inexact_resume(manifest: Manifest, spec: RunSpec) -> str | None:
     """Return which conditions changed since the checkpoint, or None if the resume is exact."""
     now = geometry(spec)
-    changed = sorted(name for name, value in now.items() if manifest.metadata.get(name) != value)
+    then = {"processes": now["processes"]} | manifest.metadata  # which earlier releases did not name
+    changed = sorted(name for name, value in now.items() if then.get(name) != value)
     return ", ".join(changed) or None
-
-
-def adopt_plan(manifest: Manifest, recipe: Hyperparameters) -> Hyperparameters:
-    """Return the recipe with the checkpoint's micro-batch and gradient checkpointing, if nothing else differs.
-
-    An attempt that ran out of memory made them smaller; the next attempt then does not run out of it again.
-    """
-    stored = manifest.metadata.get("hyperparameters")
-    if stored is None:
-        return recipe
-    then = msgspec.json.decode(stored, type=Hyperparameters)
-    adopted = msgspec.structs.replace(
-        recipe,
-        gradient_accumulation_steps=then.gradient_accumulation_steps,
-        gradient_checkpointing=then.gradient_checkpointing,
-    )
-    return adopted if adopted == then else recipe
-
-
-def _rng_state() -> dict[str, object]:
-    """Return the random state in the form that transformers restores."""
-    state: dict[str, object] = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "cpu": torch.random.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.random.get_rng_state()
-    return state

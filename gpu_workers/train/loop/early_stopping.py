@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from apps.contracts.runs import Method, RunSpec
 from gpu_workers.train.loop.checkpoint import BEST_FILE, Progress
 from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+from gpu_workers.train.model.sharding import broadcast_model, is_sharded
 
 
 class BestWeights:
@@ -42,11 +43,13 @@ class BestWeights:
 
     def put_back(self, trainer: ResumableTrainer) -> int | None:
         """Load the best weights into the model, unless the last ones are the best; return their step."""
-        if self.file is None or self.step == trainer.state.global_step:
+        if self.loss is None or self.step == trainer.state.global_step:
             return None
-        tensors, model = load_file(self.file), trainer.unwrapped_model
-        if self._spec.hyperparameters.method is Method.FULL:
-            model.load_state_dict(tensors, strict=False)
-        else:
-            peft.set_peft_model_state_dict(model, tensors)
+        tensors = load_file(self.file) if self.file else {}  # the first machine of a group has the file, and delivers
+        if is_sharded(trainer.model):
+            broadcast_model(trainer.model, tensors)
+        elif tensors and self._spec.hyperparameters.method is Method.FULL:
+            trainer.unwrapped_model.load_state_dict(tensors, strict=False)
+        elif tensors:
+            peft.set_peft_model_state_dict(trainer.unwrapped_model, tensors)
         return self.step

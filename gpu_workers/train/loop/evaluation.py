@@ -4,10 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+import torch.distributed
 
 from apps.contracts.runs import Struct
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.data.rows import Rows, SomeRows
+from gpu_workers.train.loop.process_group import is_distributed
 
 LossParts = Callable[[torch.nn.Module, dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
@@ -33,14 +35,18 @@ def evaluate(
     try:
         with torch.no_grad():
             order = np.argsort(rows.lengths, kind="stable")
+            device = next(model.parameters()).device
             for indices in np.array_split(order, max(1, -(-len(order) // batch_size))):
                 if should_stop():
                     return None
-                device = next(model.parameters()).device
                 batch = {name: tensor.to(device) for name, tensor in collate(rows.items(indices)).items()}
                 beat()
                 totals += [float(part) for part in loss_parts(model, batch)]
     finally:
         model.train(was_training)
+    if is_distributed():  # the first one's numbers count: all must find the same evaluation the best
+        agreed = torch.from_numpy(totals).to(device)
+        torch.distributed.broadcast(agreed, src=0)
+        totals = agreed.cpu().numpy()
     loss, n_correct, n_trained = totals.tolist()
     return Evaluation(valid_loss=loss / n_trained, valid_mean_token_accuracy=n_correct / n_trained)

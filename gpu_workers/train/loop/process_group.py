@@ -9,10 +9,14 @@ import torch.distributed
 from gpu_workers.train.loop.launch import Rank
 
 
+def is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 @contextlib.contextmanager
 def first_rank_first(rank: Rank) -> Iterator[None]:
     """Run the body in the first process of each machine before the others, which then find its files."""
-    if rank.is_launched and not torch.distributed.is_initialized():
+    if rank.is_launched and not is_distributed():
         # Shards in the host's memory are gathered there, which NCCL does not support.
         torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
         if torch.cuda.is_available():

@@ -4,10 +4,8 @@ If one of them does not fit or fails, it shows here and not after hours.
 """
 
 import math
-import random
 import shutil
 import time
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +14,7 @@ from apps.contracts.runs import RunSpec, Struct
 from gpu_workers.train.data.rows import Rows, SomeRows
 from gpu_workers.train.loop.callbacks import Window
 from gpu_workers.train.loop.evaluation import evaluate
+from gpu_workers.train.loop.random_state import read_state, restore_state
 from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 
 _FOLDER = "rehearsal"
@@ -31,7 +30,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
 def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> Rehearsal:
     """Run one of each and leave no trace: weights, gradients and random numbers are as before."""
     started = time.monotonic()
-    numbers = _random_state()
+    numbers = read_state()
     try:
         # Run forward and backward with the optimizer's state in memory, as in every step but the first.
         state = [(torch.zeros_like(p), torch.zeros_like(p)) for p in trainer.model.parameters() if p.requires_grad]
@@ -54,7 +53,7 @@ def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> R
     finally:
         trainer.model.zero_grad(set_to_none=True)
         trainer.progress.window = Window()
-        _restore(numbers)
+        restore_state(numbers)
     return Rehearsal(seconds=time.monotonic() - started, save_seconds=save_seconds)
 
 
@@ -81,24 +80,3 @@ def _save(trainer: ResumableTrainer) -> float:
     finally:
         if trainer.args.process_index == 0:
             shutil.rmtree(root, ignore_errors=True)
-
-
-class _RandomState(NamedTuple):
-    """The state of every random generator that training uses; `cuda` is empty without a GPU."""
-
-    python: tuple[object, ...]
-    numpy: tuple[object, ...]
-    cpu: torch.Tensor
-    cuda: list[torch.Tensor]
-
-
-def _random_state() -> _RandomState:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return _RandomState(random.getstate(), np.random.get_state(), torch.random.get_rng_state(), cuda)
-
-
-def _restore(state: _RandomState) -> None:
-    random.setstate(state.python)
-    np.random.set_state(state.numpy)
-    torch.random.set_rng_state(state.cpu)
-    torch.cuda.set_rng_state_all(state.cuda)

@@ -38,11 +38,12 @@ def load_model(
     start: Path | None = None,
     engine: Engine | None = None,
     is_sharded: bool = False,
+    copies: int = 1,
 ) -> torch.nn.Module:
     """Return the model to train, its trained weights in float32; the caller sets the seed.
 
     `start` contains an adapter or a whole model of an earlier job to begin with. A sharded model is spread over all
-    processes.
+    processes, or each of its `copies` over as many of them.
     """
     _require_layers(folder, hyperparameters)
     engine = engine or choose_engine(detect(), hyperparameters, attention=attention_of(folder))
@@ -58,6 +59,7 @@ def load_model(
     return shard_model(
         model,
         base,
+        copies=copies,
         is_offloaded=hyperparameters.cpu_offload,
         gathers_bf16=not is_adapter and engine.autocast == "bf16",
     )

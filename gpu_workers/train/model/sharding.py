@@ -27,19 +27,26 @@ _SCATTERED = StateDictOptions(full_state_dict=True, strict=False)
 
 
 def shard_model(
-    model: torch.nn.Module, base: PreTrainedModel, *, is_offloaded: bool = False, gathers_bf16: bool = False
+    model: torch.nn.Module,
+    base: PreTrainedModel,
+    *,
+    copies: int = 1,
+    is_offloaded: bool = False,
+    gathers_bf16: bool = False,
 ) -> torch.nn.Module:
     """Shard `base` inside `model` layer by layer, so that no process ever holds two whole layers; return `model`.
 
-    An adapter's weights stay whole, on this process's device. `gathers_bf16`: float32 weights are sent and used in
+    Each of several `copies` is spread over consecutive processes, which are those of one machine (HSDP). An adapter's
+    weights stay whole, on this process's device. `gathers_bf16`: float32 weights are sent and used in
     bfloat16, and their gradients are summed in float32.
     """
     adapter = set() if model is base else {parameter for parameter in model.parameters() if parameter.requires_grad}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for parameter in adapter:  # FSDP does not move the parameters that it ignores
         parameter.data = parameter.data.to(device)
+    count = torch.distributed.get_world_size()
     options: dict[str, object] = {
-        "mesh": init_device_mesh(device, (torch.distributed.get_world_size(),)),
+        "mesh": init_device_mesh(device, (count,) if copies == 1 else (copies, count // copies)),
         "ignored_params": adapter,
         "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if is_offloaded else OffloadPolicy(),
     }
@@ -87,6 +94,12 @@ def gather_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 def scatter_model(model: torch.nn.Module, file: Path) -> None:
     """Give every process its shard of whole weights."""
     set_model_state_dict(model, load_file(file), options=_SCATTERED)
+
+
+def broadcast_model(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Give every process its shard of whole weights that only the first one has; every process must call this."""
+    options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=True)
+    set_model_state_dict(model, tensors if torch.distributed.get_rank() == 0 else {}, options=options)
 
 
 def scatter_optimizer(model: torch.nn.Module, optimizer: torch.optim.Optimizer, file: Path) -> None:

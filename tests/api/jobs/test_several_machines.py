@@ -12,8 +12,10 @@ from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.runs import members
 from apps.finetuning.runs.attempts import fail_job
+from apps.finetuning.runs.leases import Lease, reclaim_expired_leases
 from apps.finetuning.usage import quotas
 from tests.factories.market import MACHINE_OFFER, Market, join_machines
+from tests.support.attempts import Attempt
 
 URL, JOBS = "/api/v1/estimates", "/v1/fine_tuning/jobs"
 
@@ -91,14 +93,27 @@ def test_a_failed_job_is_started_again_on_as_many_machines(post, body) -> None:
     assert (again.gpu_count, again.node_count) == (8, 2)
 
 
-def test_a_model_that_one_gpu_does_not_hold_is_not_divided_over_machines(post, body) -> None:
-    GpuPool.objects.filter(name="h200").update(memory_bytes=20 * 2**30)
+def test_a_model_that_one_gpu_does_not_hold_is_divided_within_each_machine(post, body) -> None:
+    """Only one GPU of each machine: the whole model crosses the network. With several, only the gradients do."""
+    GpuPool.objects.filter(name="h200").update(memory_bytes=26 * 2**30)
+
+    options = {option["id"]: option for option in post(URL, body | {"node_count": 2})["pools"]}
+    post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}})
+
+    across, within = (options[key]["estimate"] for key in ("h200:2", "h200:8"))
+    assert {across["parallelism"], within["parallelism"]} == {"zero3"}
+    assert within["train_seconds_p50"] < across["train_seconds_p50"] / 8  # four times as many GPUs
+    request = ClaimRequest(address="10.0.0.1", port=29_500)
+    led = [members.claim(worker=worker, request=request) for worker in Worker.objects.filter(pool__name="h200")][-1]
+    assert (led.spec.parallelism, led.spec.model_copies) == ("fsdp", 2)
+
+
+def test_a_model_that_no_machine_holds_has_no_way_into_the_hosts_memory(post, body) -> None:
+    GpuPool.objects.filter(name="h200").update(memory_bytes=3 * 2**30)
 
     [option] = post(URL, body | {"node_count": 2})["pools"]
 
-    assert "On several machines, each GPU needs the whole model." in option["block_reason"]
     assert (option["is_launchable"], option["cost_usd"]["p50"]) == (False, None)
-    assert option["estimate"]["parallelism"] == "ddp"
     assert {way["key"] for way in option["ways_to_fit"]}.isdisjoint({"offload", "gpu_count"})
 
 
@@ -108,3 +123,34 @@ def test_an_estimate_for_several_machines_refuses_the_hosts_memory_by_its_own_fi
     error = post(URL, asked, status=400)["error"]
 
     assert (error["param"], "cpu_offload" in error["message"]) == ("node_count", True)
+
+
+def test_a_job_that_lost_a_machine_goes_on_on_one_with_as_many_gpus(post, body, key, api_client) -> None:
+    client, compute = api_client(key), {"pool": "h200", "gpu_count": 8, "node_count": 2}
+    first, second = Worker.objects.filter(pool__name="h200").order_by("pk")
+    large = Worker.objects.create(
+        pool=first.pool, hostname="three", credential_sha256="3", last_seen_at=db_now(), gpus=first.gpus * 2
+    )
+    job = FineTuningJob.objects.get(pk=post(JOBS, body | {"compute": compute})["id"])
+    request = ClaimRequest(address="10.0.0.1", port=29_500)
+    attempt = Attempt(members.claim(worker=first, request=request)).start(total_steps=10)
+    joined = members.claim(worker=second, request=request)
+    members.heartbeat(lease=Lease(id=joined.lease_id, token=joined.lease_token))
+    attempt.checkpoint(step=5, seconds=120)
+    attempt.fall_silent()
+    assert reclaim_expired_leases() == 1
+    Worker.objects.filter(pk=first.pk).update(revoked_at=db_now())
+
+    place = f"/api{JOBS}/{job.pk}/moves"
+    (move,) = client.get(place).json()["data"]
+    assert (move["option"], move["node_count"], move["sooner_seconds"]) == ("h200:8", 1, None)
+    asked = {"option": "h200:8", "quoted_max_usd": move["maximum_usd"]}
+    wrong = client.post(place, asked | {"node_count": 65}, format="json").json()["error"]
+    moved = client.post(place, asked | {"node_count": 1}, format="json").json()
+
+    assert (wrong["code"], wrong["param"]) == ("invalid_value", "node_count")
+    assert (moved["status"], moved["gpu_count"], moved["node_count"]) == ("queued", 8, 1)
+    spec = members.claim(worker=large, request=ClaimRequest()).spec
+    assert (spec.group, spec.gpus_here, spec.resume_from.step) == (None, 8, 5)
+    job.refresh_from_db()
+    assert job.moved_gpu_ms == job.billed_gpu_ms == 8 * 120_000

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apps.contracts.runs import Method, Objective
+from apps.contracts.runs import Hyperparameters, Method, Objective
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks
@@ -77,16 +77,17 @@ def fully_trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="session")
 def alone(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Tried]:
     """What one process makes of the same recipe, by objective and method."""
-    made: dict[tuple[Objective, Method], Tried] = {}
+    made: dict[bytes, Tried] = {}
 
-    def train(method: Method, objective: Objective = Objective.SUPERVISED) -> Tried:
-        if (objective, method) not in made:
-            recipe = msgspec.structs.replace(PLAIN, method=method, objective=objective)
+    def train(method: Method, objective: Objective = Objective.SUPERVISED, *, recipe: Hyperparameters = PLAIN) -> Tried:
+        recipe = msgspec.structs.replace(recipe, method=method, objective=objective)
+        key = msgspec.json.encode(recipe)
+        if key not in made:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(callbacks, "REPORT_INTERVAL_SECONDS", 0.0)
                 folder = tmp_path_factory.mktemp(f"{objective}-{method}")
-                made[objective, method] = attempt(folder, tiny_model, rows_for(recipe), recipe=recipe)
-        return made[objective, method]
+                made[key] = attempt(folder, tiny_model, rows_for(recipe), recipe=recipe)
+        return made[key]
 
     return train
 

@@ -21,6 +21,7 @@ from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.artifacts import BrokenArtifact, seal_folder
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE, EventTail, EventWriter
+from gpu_workers.train.attempt import _adopted
 from gpu_workers.train.data.encoding import PaddingCollator, encode_file, split_keys_of, split_off
 from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.failures import TrainingFailed
@@ -277,6 +278,21 @@ def test_what_changed_since_a_checkpoint_is_told():
 
     assert explain_inexact_resume(manifest, made_by) is None
     assert explain_inexact_resume(manifest, make_spec(hyperparameters=changed)) == "hyperparameters"
+
+
+@pytest.mark.parametrize(("gpus", "own", "taken"), [(2, 1, 2), (2, 4, 4), (1, 1, 4), (4, 1, 1), (4, 2, 2)])
+def test_a_checkpoints_rows_at_a_time_are_the_most_of_each_gpu(gpus, own, taken):
+    """The checkpoint's two GPUs took two rows at a time of a batch of eight."""
+    smaller = msgspec.structs.replace(RECIPE, gradient_accumulation_steps=2, gradient_checkpointing=True)
+    metadata = geometry(make_spec(hyperparameters=smaller, gpu_count=2))
+    manifest = Manifest(kind="checkpoint", run_id="run_1", attempt=1, step=3, files=(), metadata=metadata)
+    recipe = msgspec.structs.replace(RECIPE, gradient_accumulation_steps=own)
+
+    adopted = _adopted(manifest, make_spec(hyperparameters=recipe, gpu_count=gpus))
+
+    assert (adopted.gradient_accumulation_steps, adopted.gradient_checkpointing) == (taken, True)
+    other = msgspec.structs.replace(recipe, learning_rate=1.0)
+    assert _adopted(manifest, make_spec(hyperparameters=other, gpu_count=gpus)) == other
 
 
 @pytest.mark.parametrize("damage", ["truncate", "change", "remove", "no manifest"])

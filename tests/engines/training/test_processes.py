@@ -166,19 +166,20 @@ def test_what_starts_the_processes_does_not_wait_for_torch():
     assert said.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("is_offloaded", [True, False])
-def test_shards_rest_where_the_recipe_says(tiny_model, monkeypatch, is_offloaded):
+@pytest.mark.parametrize(("is_offloaded", "copies", "mesh"), [(True, 1, (4,)), (False, 1, (4,)), (False, 2, (2, 2))])
+def test_shards_rest_where_the_recipe_says(tiny_model, monkeypatch, is_offloaded, copies, mesh):
     asked: list[dict] = []
     monkeypatch.setattr(sharding, "fully_shard", lambda module, **options: asked.append(options))
     monkeypatch.setattr(sharding, "init_device_mesh", lambda device, shape: (device, shape))
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     recipe = msgspec.structs.replace(PLAIN, cpu_offload=is_offloaded)
 
-    model = load_model(tiny_model, recipe, is_sharded=True)
+    model = load_model(tiny_model, recipe, is_sharded=True, copies=copies)
 
     assert len(asked) == model.config.num_hidden_layers + 1
     assert {type(options["offload_policy"]) for options in asked} == {
         CPUOffloadPolicy if is_offloaded else OffloadPolicy
     }
+    assert {options["mesh"] for options in asked} == {("cpu", mesh)}
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     assert all(options["ignored_params"] == trained for options in asked)

@@ -93,15 +93,6 @@ def install_dir(tmp_path: Path) -> Path:
     return tmp_path / "anneal"
 
 
-@pytest.fixture
-def internal_url(settings, request: pytest.FixtureRequest) -> str:
-    """Return the address of the worker API, which has no cookies and so no CSRF tokens."""
-    settings.ROOT_URLCONF = "apps.config.urls_internal"
-    settings.MIDDLEWARE = ["django.middleware.common.CommonMiddleware"]
-    settings.INTERNAL_URL = request.getfixturevalue("live_server").url
-    return settings.INTERNAL_URL
-
-
 def until(holds: Callable[[], bool], seconds: float = 60) -> float:
     """Return the seconds until it holds."""
     begin = time.monotonic()

@@ -131,13 +131,15 @@ def test_machines_share_the_gpus_and_their_network_takes_its_part(capsys) -> Non
     one, two = (
         json.loads(estimate(capsys, *asked(gpus="8", nodes=nodes), "--json"))["options"][0] for nodes in ("1", "2")
     )
-    said, whole = estimate(capsys, *asked(nodes="2")), estimate(capsys, *asked(nodes="2", method="full"))
+    said = estimate(capsys, *asked(nodes="2"))
+    (whole,) = json.loads(estimate(capsys, *asked(gpus="16", nodes="2", method="full"), "--json"))["options"]
 
     assert (one["node_count"], two["node_count"], two["estimate"]["parallelism"]) == (1, 2, "ddp")
     assert two["estimate"]["train_seconds_p50"] > one["estimate"]["train_seconds_p50"]
     assert two["estimate"]["cost_nano_p50"] > one["estimate"]["cost_nano_p50"]
     assert re.search(r"h100-sxm-80:2 is on 2 machines, whose network takes [1-9]\d?% of the time and cost\.", said)
-    assert "On several machines, each GPU needs the whole model." in whole
+    plan = whole["estimate"]["plan"]
+    assert (plan["parallelism"], plan["copies"]) == ("zero3", 2)  # no GPU holds it, and each machine holds a copy
 
 
 def test_a_reference_belongs_to_preferences(capsys) -> None:

@@ -47,13 +47,14 @@ def wait_for(started: list[Forked]) -> None:
         process.wait(300)
 
 
-def assert_trained_alike(tried: Tried, single: Tried) -> None:
+def assert_trained_alike(tried: Tried, single: Tried, *, start_step: int = 0) -> None:
+    """Compare a run of several processes, from this step on, with the whole run of one."""
     losses = [step.train_loss for step in single.of(StepCompleted)]
     steps = tried.of(StepCompleted)
     assert steps[-1].step == len(losses) == 16
     assert tried.outcome.trained_tokens == single.outcome.trained_tokens
     for before, step in itertools.pairwise([None, *steps]):  # a report is the mean of the steps since the one before
-        since = before.step if before else 0
+        since = before.step if before else start_step
         assert step.train_loss == pytest.approx(sum(losses[since : step.step]) / (step.step - since), rel=5e-3)
     mine, other = tried.tensors(), single.tensors()
     assert mine.keys() == other.keys()

@@ -77,7 +77,8 @@ _MetadataFilter = Annotated[
 
 # Members of a job's body, as those of a move's.
 _PARAMS_OF_MOVE = {
-    "compute.pool": "option", "compute.gpu_count": "option", "budget.quoted_max_usd": "quoted_max_usd",
+    "compute.pool": "option", "compute.gpu_count": "option", "compute.node_count": "node_count",
+    "budget.quoted_max_usd": "quoted_max_usd",
 }  # fmt: skip
 
 
@@ -211,7 +212,10 @@ class JobMoves(ApiView):
     examples = {"POST": {"option": "h200:4", "quoted_max_usd": "5.20"}}
 
     def get(self, request: Request, job_id: str) -> ListObject[MoveObject]:
-        """List up to three pools where a queued job would start sooner, with what it would cost there."""
+        """List up to three pools where a queued job would start sooner, with what it would cost there.
+
+        Its own pool is one of them if it would start sooner there on another number of machines.
+        """
         job, now = queries.get_job(organization=self.organization, id=job_id), db_now()
         moves = list_moves(job=job, wait=explain_wait(job=job, now=now), now=now)
         return list_object([move_object(each) for each in moves])
@@ -224,7 +228,10 @@ class JobMoves(ApiView):
         """
         job = queries.get_job(organization=self.organization, id=job_id)
         try:
-            move_job(job=job, option=body.option, by=self.actor, now=db_now(), shown_max_nano=shown_max_nano(body))
+            move_job(
+                job=job, option=body.option, by=self.actor, now=db_now(), shown_max_nano=shown_max_nano(body),
+                node_count=body.node_count,
+            )  # fmt: skip
         except DomainError as refused:
             refused.param = _PARAMS_OF_MOVE.get(refused.param or "", refused.param)
             raise

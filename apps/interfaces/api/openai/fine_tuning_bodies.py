@@ -131,11 +131,13 @@ class RetryJob(msgspec.Struct, forbid_unknown_fields=True):
 class MoveJob(msgspec.Struct, forbid_unknown_fields=True):
     """The body of POST …/jobs/{id}/moves. `option` is a pool, or a pool and its GPUs, such as h200:4.
 
-    `quoted_max_usd` confirms the option's `maximum_usd`.
+    `node_count` machines share the GPUs, by default as many as before. `quoted_max_usd` confirms the option's
+    `maximum_usd`.
     """
 
     option: str
     quoted_max_usd: str | float
+    node_count: int | None = None
 
 
 def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> JobRequest:

@@ -14,7 +14,7 @@ from apps.interfaces.api.native.estimates import DeliveryObject, OptionsObject, 
 
 
 class MoveObject(TypedDict):
-    """A pool where a queued job would start sooner; `option` is the value that moves it there.
+    """A pool where a queued job would start sooner; `option` and `node_count` are the values that move it there.
 
     `sooner_seconds` is null if no machine can take the job where it waits. `cost_usd` is the expected cost of the whole
     job with what it has cost so far, `extra_usd` the difference to the job as it is, and `maximum_usd` the most that it
@@ -27,6 +27,7 @@ class MoveObject(TypedDict):
     pool: str
     gpu_type: str
     gpu_count: int
+    node_count: int
     starts_after_seconds: int
     sooner_seconds: int | None
     cost_usd: str | None
@@ -109,6 +110,7 @@ def move_object(move: Move) -> MoveObject:
         "pool": quoted.pool.name,
         "gpu_type": quoted.pool.gpu_type.name,
         "gpu_count": quoted.gpu_count,
+        "node_count": quoted.node_count,
         "starts_after_seconds": round(move.starts_after_seconds),
         "sooner_seconds": None if move.sooner_seconds is None else round(move.sooner_seconds),
         "cost_usd": usd(move.cost_nano),

@@ -164,7 +164,9 @@ def move(request: OrganizationRequest, job_id: str) -> HttpResponse:
     if not form.is_valid() or form.cap_nano is None:
         messages.error(request, gettext("The cap is an amount in dollars, such as 2.50."))
         return redirect("web:job_detail", job_id=job_id)
-    act = partial(move_job, option=request.POST.get("option", ""), shown_max_nano=form.cap_nano)
+    option, nodes = request.POST.get("option", ""), request.POST.get("node_count", "")
+    node_count = int(nodes) if nodes.isdecimal() and len(nodes) < 4 else None
+    act = partial(move_job, option=option, node_count=node_count, shown_max_nano=form.cap_nano)
     return _act(request, job_id, act, gettext("The job moved. It keeps its name and address."))
 
 

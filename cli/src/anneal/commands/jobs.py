@@ -212,21 +212,25 @@ def move(
     api, place = session_of(context).api, f"/api{job_path(job)}/moves"
     moves = api.get(place)["data"]
     if to is None:
-        emit_list(context, moves, ("OPTION", "GPU", "STARTS IN", "SOONER BY", "COST", "AT MOST"), _move_cells)
+        emit_list(
+            context, moves, ("OPTION", "GPU", "MACHINES", "STARTS IN", "SOONER BY", "COST", "AT MOST"), _move_cells
+        )
         return
-    shown_usd = next((each["maximum_usd"] for each in moves if each["option"] == to), None)
-    if shown_usd is None:
+    chosen = next((each for each in moves if each["option"] == to), None)
+    if chosen is None:
         text = f"{job} would not start sooner on {to}. Run `anneal jobs move {job}` to list where it would."
         raise Failure(text, ExitCode.REFUSED)
-    confirm_price(shown_usd, f"Move to {to}?", is_accepted=yes)
-    moved = api.post_once(place, {"option": to, "quoted_max_usd": shown_usd})
+    confirm_price(chosen["maximum_usd"], f"Move to {to}?", is_accepted=yes)
+    asked = {"option": to, "node_count": chosen["node_count"], "quoted_max_usd": chosen["maximum_usd"]}
+    moved = api.post_once(place, asked)
     emit(context, moved, lambda: job_text(moved))
 
 
 def _move_cells(move: dict[str, Any]) -> tuple[object, ...]:
     sooner = move["sooner_seconds"]
     return (
-        move["option"], f"{move['gpu_count']} × {move['gpu_type']}", f"{move['starts_after_seconds']} s",
+        move["option"], f"{move['gpu_count']} × {move['gpu_type']}", str(move["node_count"]),
+        f"{move['starts_after_seconds']} s",
         None if sooner is None else f"{sooner} s", dollars(move["cost_usd"]),
         dollars(move["maximum_usd"], is_limit=True),
     )  # fmt: skip

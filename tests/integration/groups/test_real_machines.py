@@ -1,0 +1,145 @@
+"""Two machines, each the real worker process, train one job before the real control plane; one of them dies."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from django.db import transaction
+
+from apps.adapters.models import AdapterVersion
+from apps.billing.queries import get_ledger_sum_nano
+from apps.contracts.worker_api import EnrollResponse
+from apps.core.database.clock import db_now
+from apps.finetuning.lifecycle import LEASE_SECONDS, REAPER_SECONDS
+from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember, Worker
+from apps.finetuning.pools.operations import issue_worker_token
+from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.usage import quotas
+from apps.finetuning.usage.charges import cost_of
+from apps.finetuning.usage.occupancy import held_of
+from tests.factories.catalog import DEMO_FOLDER
+from tests.factories.finetuning import TrainingSetup
+from tests.support.attempts import charged
+from tests.support.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = ROOT / ".venv-engines" / "bin" / "python"
+_SECONDS = 300.0  # on a busy machine
+
+
+class Machine:
+    """A worker process that has a folder and a credential of its own, and nothing else of the control plane."""
+
+    def __init__(self, folder: Path, url: str, token: str) -> None:
+        folder.mkdir()
+        (folder / "token").write_text(token)
+        self.folder = folder
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "ANNEAL_INTERNAL_URL": url,
+            "ANNEAL_WORK_DIR": str(folder / "work"),
+            "ANNEAL_ENROLL_TOKEN_FILE": str(folder / "token"),
+            "ANNEAL_BASE_MODEL_ROOTS": str(DEMO_FOLDER.parent),
+            "ANNEAL_NODE_ADDRESS": "127.0.0.1",
+            "ANNEAL_TRAINER_THREADS": "1",
+        }
+        self.start()
+
+    def start(self) -> None:
+        """Start the process; again after its death, with what it left in its folder."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [PYTHON, "-m", "gpu_workers.trainer.polling"],
+                cwd=ROOT,
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """Send kill -9, as a machine that lost its power would end."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(30)
+
+    @property
+    def worker_id(self) -> str:
+        stored = (self.folder / "work" / "credential.json").read_bytes()
+        return msgspec.json.decode(stored, type=EnrollResponse).worker_id
+
+
+@pytest.fixture
+def machines(floor: TrainingSetup, internal_url: str, tmp_path: Path) -> Iterator[list[Machine]]:
+    """Two machines of the pool that reach each other; none else takes runs."""
+    Worker.objects.filter(pk=floor.worker.pk).update(cordoned_at=db_now())
+    with transaction.atomic():
+        quotas.set_quota(organization=floor.organization, by="system", now=db_now(), concurrent_gpus=2)
+    tokens = [issue_worker_token(pool=floor.pool, kind="trainer", base_model=None, by="system") for _ in range(2)]
+    started = [Machine(tmp_path / str(number), internal_url, token) for number, token in enumerate(tokens)]
+    try:
+        yield started
+    finally:
+        for machine in started:
+            machine.kill()
+
+
+def status_of(job: FineTuningJob) -> str:
+    return FineTuningJob.objects.values_list("status", flat=True).get(pk=job.pk)
+
+
+def until(holds: Callable[[], bool], machines: list[Machine]) -> None:
+    """Wait until it holds; leases that expired meanwhile end, as by the process `celery`."""
+
+    def look() -> bool:
+        reclaim_expired_leases()
+        return holds()
+
+    logs = [machine.folder / "log" for machine in machines]
+    wait_until(look, lambda: "\n".join(log.read_text()[-3000:] for log in logs), seconds=_SECONDS)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("is_first_killed", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_machine_dies_and_the_job_resumes_on_both_from_its_last_checkpoint(
+    machines, floor, organization, is_first_killed
+):
+    until(lambda: Worker.objects.filter(offer__isnull=False).count() == 2, machines)
+    recipe = {"batch_size": 4, "epochs": 20, "lora_rank": 8, "lora_alpha": 16}
+    job = floor.job(node_count=2, hyperparameters=recipe)
+    until(lambda: Checkpoint.objects.filter(job=job).exists(), machines)
+
+    first, place = Run.objects.get(job=job), RunMember.objects.get()
+    lost_id = first.worker_id if is_first_killed else place.worker_id
+    assert {first.worker_id, place.worker_id} == {machine.worker_id for machine in machines}
+    lost = next(machine for machine in machines if machine.worker_id == lost_id)
+    lost.kill()
+    killed_at = db_now()
+    until(lambda: status_of(job) == "queued", machines)
+
+    first.refresh_from_db()
+    assert (first.finished_at - killed_at).total_seconds() < LEASE_SECONDS + REAPER_SECONDS
+    assert held_of() == {}  # the other machine is free as well
+    kept = Checkpoint.objects.filter(job=job).latest("step")
+    assert (first.durable_step, first.billed_gpu_ms) == (kept.step, kept.billed_gpu_ms)
+    trained_ms = (killed_at - first.training_started_at).total_seconds() * 1000
+    assert 0 < first.billed_gpu_ms <= 2 * trained_ms
+    assert charged(organization) == 0  # until the job ends
+
+    lost.start()
+    until(lambda: status_of(job) not in ("queued", "running"), machines)
+
+    job = FineTuningJob.objects.get(pk=job.pk)
+    assert job.status == "succeeded", job.error_message
+    first, second = Run.objects.filter(job=job).order_by("attempt")
+    assert (second.status, second.resume_from_id) == ("succeeded", kept.pk)
+    assert {second.worker_id, second.members.get().worker_id} == {machine.worker_id for machine in machines}
+    assert first.billed_gpu_ms == kept.billed_gpu_ms
+    assert AdapterVersion.objects.get().source == second.pk
+    assert charged(organization) == job.cost_nano == cost_of(job=job, gpu_ms=job.billed_gpu_ms)
+    assert job.billed_gpu_ms >= first.billed_gpu_ms + second.billed_gpu_ms
+    assert get_ledger_sum_nano() == 0
+    assert held_of() == {}
