@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -98,6 +98,9 @@ def scatter_model(model: torch.nn.Module, file: Path) -> None:
 
 def broadcast_model(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
     """Give every process its shard of whole weights that only the first one has; every process must call this."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # the root stays gathered after an evaluation
     options = StateDictOptions(full_state_dict=True, strict=False, broadcast_from_rank0=True)
     set_model_state_dict(model, tensors if torch.distributed.get_rank() == 0 else {}, options=options)
 
