@@ -1,3 +1,3 @@
 """Fixtures of pools whose machines an engine starts."""
 
-from tests.support.internal_api import internal_url  # noqa: F401 - fixture
+from tests.services.internal_api import internal_url  # noqa: F401 - fixture
