@@ -77,7 +77,7 @@ def _books() -> Iterator[str]:
 def _inference(now: datetime.datetime) -> Iterator[str]:
     """Yield the traffic since the hour began. To Prometheus, the new hour is a counter that starts again."""
     hour = now.replace(minute=0, second=0, microsecond=0)
-    found = sum_traffic(since=hour, until=hour + _HOUR, with_first_tokens=True)
+    found = sum_traffic(since=hour, until=hour + _HOUR)
     words = "Inference requests of this hour, by how they ended."
     yield format_series("anneal_inference_requests_total", "counter", words, [
         ({"end": end}, float(getattr(found, end))) for end in _ENDS
