@@ -80,7 +80,7 @@ def test_a_body_in_chunks_is_read_on_every_route(origin, organization, alice, cl
     status, text = in_chunks(origin, "/api/v1/estimates", b'{"model":"no-such"}', content_type=as_json, **key)
     assert (status, json.loads(text)["error"]["param"]) == (400, "training_file"), text
     status, text = in_chunks(origin, "/v1/fine_tuning/jobs", b"", content_type=as_json, **key)
-    assert (status, json.loads(text)["error"]["param"]) == (400, "model"), text
+    assert (status, json.loads(text)["error"]["param"]) == (400, "training_file"), text
 
     browser = client_for(alice)
     browser.get("/organization")
