@@ -1,7 +1,8 @@
 """Compile JSON schemas for the gateway within limits: `python -m apps.interfaces.gateway.requests.grammar_child`.
 
-Reads frames (four bytes of length, then a schema as JSON) from standard input and answers each on standard output with
-a `Verdict`. A schema that uses too much processor time or memory ends this process, and the parent starts another.
+Writes an empty frame to standard output when it is ready. Then it reads frames (four bytes of length, then a schema as
+JSON) from standard input and answers each with a `Verdict`. A schema that uses too much processor time or memory ends
+this process, and the parent starts another.
 """
 
 import os
@@ -122,6 +123,8 @@ def _in_plain_words(fault: str) -> str:
 def serve() -> None:
     """Answer requests until the parent closes the pipe."""
     requests, replies = sys.stdin.buffer, sys.stdout.buffer
+    replies.write(bytes(LENGTH_BYTES))
+    replies.flush()
     while head := requests.read(LENGTH_BYTES):
         raw = requests.read(int.from_bytes(head, "big"))
         began = time.process_time()

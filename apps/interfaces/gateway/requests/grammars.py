@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 # An organization's schemas get a tenth of a processor: it pauses for so many times what it used.
 PAUSE_FACTOR = 9
 KILLED_SECONDS = 0.5  # what a schema counts as that ended the child: its limit, and the start of another child
-WALL_SECONDS = 10.0  # only a stalled machine needs this long for a fifth of a second of work
+START_SECONDS = 60.0  # for the child, which yields to all other processes
+WALL_SECONDS = 30.0  # only a stalled machine needs this long for a fifth of a second of work
 VERDICTS_KEPT = 4096
 _ROOT = Path(__file__).parents[4]
 _LENGTH_BYTES = 4
@@ -113,9 +114,9 @@ class Grammars:
 
     async def _exchange(self, raw: bytes) -> tuple[str, str, float]:
         """Return the reason, the place and the processor seconds of the child's verdict."""
+        child = await self._require_child()
+        assert child.stdin is not None and child.stdout is not None
         async with asyncio.timeout(WALL_SECONDS):
-            child = await self._require_child()
-            assert child.stdin is not None and child.stdout is not None
             child.stdin.write(len(raw).to_bytes(_LENGTH_BYTES, "big") + raw)
             length = int.from_bytes(await child.stdout.readexactly(_LENGTH_BYTES), "big")
             return msgspec.json.decode(await child.stdout.readexactly(length), type=tuple[str, str, float])
@@ -135,12 +136,16 @@ class Grammars:
         return ended
 
     async def _require_child(self) -> asyncio.subprocess.Process:
+        """Return the child, which waits for a schema. Raises TimeoutError, IncompleteReadError if it cannot start."""
         if self._child is None or self._child.returncode is not None:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, "-B", "-m", "apps.interfaces.gateway.requests.grammar_child",
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
                 cwd=_ROOT, env={},
             )  # fmt: skip
+            assert self._child.stdout is not None
+            async with asyncio.timeout(START_SECONDS):
+                await self._child.stdout.readexactly(_LENGTH_BYTES)  # an empty frame: it is ready
         return self._child
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from apps.interfaces.web.edge.passing import PassThrough
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS, _LOOK_SECONDS = 60.0, 0.2
+_LOOK_SECONDS = 0.2
 _REST_SECONDS = 2.0  # between two starts
 _STOP_SECONDS = 5.0  # for the requests that it answers
 
@@ -70,15 +70,14 @@ class BusyProcess:
             await asyncio.sleep(_REST_SECONDS)
 
     async def _look(self) -> None:
-        """Note when the process accepts connections."""
-        async with asyncio.timeout(START_SECONDS):
-            while not self.is_ready:
-                with contextlib.suppress(OSError):
-                    _, writer = await asyncio.open_unix_connection(self._socket)
-                    writer.close()
-                    self.is_ready = True
-                    return
-                await asyncio.sleep(_LOOK_SECONDS)
+        """Note when the process accepts connections, however long it takes to start."""
+        while not self.is_ready:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_unix_connection(self._socket)
+                writer.close()
+                self.is_ready = True
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
