@@ -48,11 +48,13 @@ def replies(monkeypatch: pytest.MonkeyPatch) -> dict[str, GatewayReply | Excepti
     return replies
 
 
-def make_batch(organization: Organization, lines: int = 1, content: bytes | None = None) -> Batch:
+def make_batch(
+    organization: Organization, lines: int = 1, content: bytes | None = None, *, by: str = "user_x"
+) -> Batch:
     body = {"model": "m", "messages": []}
     rows = [{"custom_id": f"r{number}", "method": "POST", "url": CHAT, "body": body} for number in range(lines)]
     chunks = [content if content is not None else b"".join(json.dumps(row).encode() + b"\n" for row in rows)]
-    made = {"organization": organization, "by": "user_x", "now": db_now()}
+    made = {"organization": organization, "by": by, "now": db_now()}
     file = files.create_file(filename="asks.jsonl", chunks=chunks, **made)
     return create_batch(input_file_id=file.pk, endpoint=CHAT, **made)
 
@@ -162,11 +164,9 @@ def test_requests_are_sent_in_the_project_of_the_batchs_key(organization, alice)
         organization=organization, name="k", scopes=frozenset({"inference"}), by=alice, expires_at=None, now=db_now(),
         project_id=project.pk,
     )  # fmt: skip
-    batch = make_batch(organization)
     found = []
     for maker in (made.key.pk, alice.pk):
-        batch.created_by = maker
-        worker._secrets.clear()
+        batch = make_batch(organization, by=maker)
         identity = find_key(secret=str(_SECRET_OF(worker._Worker(0), batch)))
         assert identity is not None
         found.append(identity.project_id)

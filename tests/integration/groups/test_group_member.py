@@ -23,6 +23,7 @@ def begin(plane, models, tmp_path):
 
 
 def test_it_offers_itself_trains_and_leaves_without_a_report(plane, begin, tmp_path):
+    plane.heartbeat_seconds = 60
     begin("succeed").join()
 
     offered = plane.claimed[0]

@@ -348,7 +348,7 @@ def _spans(page: str, key: str) -> list[float]:
 
 # --- what it asks the database --------------------------------------------------------------------------------------
 
-LIVE_QUERIES = 26  # of a request: who asks and for whom, the choices, the pools as they stand
+LIVE_QUERIES = 27  # of a request: who asks and for whom, the project, the choices, the pools as they stand
 
 
 @pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])
