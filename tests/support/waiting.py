@@ -37,3 +37,12 @@ async def settle() -> None:
     """Let every task run until it waits. Steps of the loop are counted: on a busy machine, time passes without any."""
     for _ in range(100):
         await asyncio.sleep(0)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock a test may put forward, to reach a time limit without waiting for it."""
+
+    skipped = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped

@@ -1,18 +1,24 @@
 """Schemas are compiled beside the gateway: what is wrong is told with its place, and what costs too much ends there."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from apps.core.errors import InvalidValue
 from apps.interfaces.gateway.requests.grammars import PAUSE_FACTOR, CheckedSchema, Grammars, SchemaTooCostly
 from apps.interfaces.gateway.requests.schema_bounds import require_bounded
+from tests.support.waiting import SkippingLoop
 
 PARAM = "response_format.json_schema.schema"
 # Within the static bounds; its classes of characters take the compiler about 0.5 s.
 COSTLY = {"anyOf": [{"pattern": f"[\\p{{L}}{number}]"} for number in range(570)]}
 
 
-def compiled(check: Callable[[Grammars], Awaitable[None]]) -> None:
+def compiled(
+    check: Callable[[Grammars], Awaitable[None]],
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> None:
     async def run() -> None:
         grammars = Grammars()
         try:
@@ -20,7 +26,8 @@ def compiled(check: Callable[[Grammars], Awaitable[None]]) -> None:
         finally:
             await grammars.close()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(run())
 
 
 async def refusal_of(grammars: Grammars, schema: dict, tenant: str = "org_1") -> InvalidValue | None:
@@ -83,6 +90,25 @@ def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_compiles(monke
         assert await refusal_of(grammars, {"title": "cheap"}) is None
 
     compiled(check)
+
+
+def test_the_start_of_the_compiler_may_take_long(tmp_path: Path, monkeypatch):
+    """An hour, here, of which it waits for a file. A schema costs its organization only the time of the check."""
+    late, awaited = tmp_path / "python", tmp_path / "awaited"
+    late.write_text(f'#!/bin/sh\nuntil [ -e {awaited} ]; do sleep 0.01; done\nexec {sys.executable} "$@"\n')
+    late.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(late))
+    loop = SkippingLoop()
+
+    async def check(grammars: Grammars) -> None:
+        asked = asyncio.create_task(refusal_of(grammars, {}))
+        await asyncio.sleep(0.1)
+        loop.skipped = 3600.0
+        await asyncio.sleep(0.01)
+        awaited.touch()
+        assert await asked is None
+
+    compiled(check, lambda: loop)
 
 
 def test_a_tenants_costly_schemas_pause_for_longer_than_they_took(monkeypatch):

@@ -1,5 +1,6 @@
 """Views of callers that use much run in a second process, which answers as the first one does."""
 
+import asyncio
 import http.client
 import os
 import signal
@@ -24,7 +25,7 @@ from apps.interfaces.web.edge.request_limits import LimitRequests
 from tests.factories.datasets import jsonl
 from tests.support.asgi import NO_LIMITS, serving
 from tests.support.database import database_url
-from tests.support.waiting import SECONDS, wait_until
+from tests.support.waiting import SECONDS, SkippingLoop, wait_until
 
 
 def processes() -> list[int]:
@@ -148,3 +149,32 @@ def test_it_does_not_outlive_the_process_in_front(transactional_db, tmp_path: Pa
         process.stdin.close()
 
         assert process.wait(timeout=SECONDS) == 0
+
+
+def test_it_is_ready_however_long_its_start_takes(tmp_path: Path):
+    """An hour, here, of which it waits for a file."""
+    script, awaited = tmp_path / "late.py", tmp_path / "awaited"
+    script.write_text(
+        "import pathlib, socket, sys, time\n"
+        "while not pathlib.Path(sys.argv[1]).exists():\n"
+        "    time.sleep(0.01)\n"
+        "late = socket.socket(socket.AF_UNIX)\n"
+        "late.bind(sys.argv[2])\n"
+        "late.listen()\n"
+        "sys.stdin.read()\n"
+    )
+    loop = SkippingLoop()
+
+    async def run() -> None:
+        process = BusyProcess([sys.executable, str(script), str(awaited)])
+        await process.start()
+        await asyncio.sleep(0.01)
+        loop.skipped = 3600.0
+        await asyncio.sleep(0.01)
+        assert not process.is_ready
+        awaited.touch()
+        await asyncio.to_thread(wait_until, lambda: process.is_ready, "it is not ready")
+        await process.end()
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(run())

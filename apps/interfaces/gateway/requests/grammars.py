@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 # An organization's schemas get a tenth of a processor: it pauses for so many times what it used.
 PAUSE_FACTOR = 9
 KILLED_SECONDS = 0.5  # what a schema counts as that ended the child: its limit, and the start of another child
-START_SECONDS = 60.0  # for the child, which yields to all other processes
-WALL_SECONDS = 30.0  # only a stalled machine needs this long for a fifth of a second of work
+WALL_SECONDS = 30.0  # for a fifth of a second of work in a child that has started: only a stalled machine needs it
 VERDICTS_KEPT = 4096
 _ROOT = Path(__file__).parents[4]
 _LENGTH_BYTES = 4
@@ -136,7 +135,7 @@ class Grammars:
         return ended
 
     async def _require_child(self) -> asyncio.subprocess.Process:
-        """Return the child, which waits for a schema. Raises TimeoutError, IncompleteReadError if it cannot start."""
+        """Return the child once it waits for a schema, however long it takes. Raises IncompleteReadError if it ends."""
         if self._child is None or self._child.returncode is not None:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, "-B", "-m", "apps.interfaces.gateway.requests.grammar_child",
@@ -144,8 +143,7 @@ class Grammars:
                 cwd=_ROOT, env={},
             )  # fmt: skip
             assert self._child.stdout is not None
-            async with asyncio.timeout(START_SECONDS):
-                await self._child.stdout.readexactly(_LENGTH_BYTES)  # an empty frame: it is ready
+            await self._child.stdout.readexactly(_LENGTH_BYTES)  # an empty frame: it is ready
         return self._child
 
     async def close(self) -> None:
