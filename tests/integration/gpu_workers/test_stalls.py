@@ -38,6 +38,7 @@ def drain_at_once(plane, models, tmp_path, behaviours: Sequence[str]) -> dict[st
 def test_children_that_do_nothing_are_ended_with_evidence_in_the_log(plane, models, tmp_path):
     """In each phase; after a checkpoint, which counts what was stored and no second more; and one that is stopped."""
     in_phase = {phase: f"hang-in-{phase}" for phase in Phase}
+    plane.stall_seconds = 2 * STALL_SECONDS  # all children start at once, and each must have begun
 
     outcomes = drain_at_once(plane, models, tmp_path, [*in_phase.values(), "hang", "stand-still"])
 

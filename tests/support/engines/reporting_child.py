@@ -13,6 +13,13 @@ from pathlib import Path
 
 import torch
 
+
+def outlive() -> None:
+    """An interpreter waits for its threads before it cleans up."""
+    threading.main_thread().join()
+    sys.stdout.write("Its thread ended.\n")
+
+
 secret = sys.stdin.readline()
 interfaces = [name for _, name in socket.if_nameindex()]
 report = {
@@ -26,7 +33,7 @@ report = {
 }
 (Path(sys.argv[1]) / "report.json").write_text(json.dumps(report))
 atexit.register(print, "It cleaned up.")
-threading.Timer(0.1, print, ["Its thread ended."]).start()
+threading.Thread(target=outlive).start()
 sys.stdout.write("It reported.\n")
 sys.stdout.flush()
 match sys.argv[2]:

@@ -101,7 +101,7 @@ USER = {"role": "user", "content": "Hi"}
         (json.dumps({"messages": [USER]}), "`messages[0].role`: The last message is from user"),
         (json.dumps({"messages": [USER, {"role": "assistant", "content": ""}]}), "`messages[1].content` is empty"),
         (json.dumps(chat_row()) + json.dumps(chat_row()), "not valid JSON"),
-        ("[" * 5_000, "nested too deep"),
+        ('{"messages": ' + "[" * 5_000 + "]" * 5_000 + "}", "nested"),
         (json.dumps(chat_row() | {"x": 1}).replace("1}", "NaN}"), "NaN"),
         (json.dumps(chat_row("x" * 300_000)), "longer than 256 KiB"),
         (json.dumps(chat_row("Where is card 0?"), indent=1), "the same as before"),

@@ -321,15 +321,17 @@ WRONG_GRADERS = (
     ({"grader": "regex", "pattern": "("}, "Pattern is not a regular expression"),
     ({"grader": "regex"}, "Pattern must have 1 to 512 characters."),
     ({"grader": "json_schema", "schema": "{"}, "This is not JSON"),
-    ({"grader": "json_schema", "schema": "[" * 2_990}, "The schema is nested too deeply"),
     ({"grader": "json_schema", "schema": '{"a": NaN}'}, "NaN is not a number of JSON"),
     ({"grader": "json_schema", "schema": '{"a": "\\u0000"}'}, "The schema holds a NUL character"),
     ({"grader": "json_schema", "schema": '{"a": "\\ud800"}'}, "half of a surrogate pair"),
     ({"grader": "json_schema", "schema": "[]"}, "A schema is a JSON object"),
     ({"grader": "json_schema", "schema": json.dumps({"pattern": "x"})}, "Schema must be without pattern."),
-    (
-        {"grader": "json_schema", "schema": '{"a":' + "[" * 480 + "]" * 480 + "}"},
-        "Schema must have at most 64 levels.",
+    *(
+        (
+            {"grader": "json_schema", "schema": '{"a":' + "[" * levels + "]" * levels + "}"},
+            "Schema must have at most 64 levels.",
+        )
+        for levels in (480, 1_480)  # the latter are more than Python before 3.13 reads
     ),
     ({"grader": "json_schema", "schema": "x" * 3_001}, "at most 3000 characters"),
     ({"grader": "nonsense"}, "Select a valid choice"),

@@ -31,6 +31,7 @@ _IF_NONE_MATCH = {
     "description": "The ETag of the answer that you have: if it is still the same, the status is 304.",
     "schema": {"type": "string"},
 }
+_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}  # RFC 9110; Python before 3.13 has older ones
 _ABOUT = """Calls under `/v1` are OpenAI's, with Anneal's own members beside theirs. Calls under `/api/v1` are Anneal's.
 Each call needs an API key and names the scope that the key must have."""
 
@@ -173,7 +174,7 @@ def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[
         found["304"] = {"description": "The answer is the one that `If-None-Match` names."}
     refused = {"description": "", "content": {_JSON: {"schema": schema_of[ErrorBody]}}}
     for status in _error_statuses(one):
-        found[str(status)] = refused | {"description": HTTPStatus(status).phrase}
+        found[str(status)] = refused | {"description": _PHRASES.get(status) or HTTPStatus(status).phrase}
     return found
 
 

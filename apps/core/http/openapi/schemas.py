@@ -4,6 +4,7 @@ They accept the same values. Names are words, a single value is a constant, valu
 what they hold, and a shape inside a union has the name of its field.
 """
 
+import inspect
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,8 @@ def published(components: Mapping[str, Schema]) -> dict[str, Schema]:
 def tidied(schema: Schema) -> Schema:
     """Return a schema for the document, with all that is in it."""
     found = {key: value for key, value in schema.items() if (key, value) != ("default", None)}  # absent means null
+    if "description" in found:  # a docstring, whose indent Python before 3.13 keeps
+        found["description"] = inspect.cleandoc(found["description"])
     if "$ref" in found:
         found["$ref"] = _referred(found["$ref"])
     if "enum" in found:

@@ -8,7 +8,14 @@ from django import forms
 from django.utils.text import format_lazy
 from django.utils.translation import gettext
 
-from apps.contracts.evaluation import MAX_PATTERN_CHARACTERS, EvaluationPlan, Grader, GraderKind, problem_of
+from apps.contracts.evaluation import (
+    MAX_PATTERN_CHARACTERS,
+    MAX_SCHEMA_DEPTH,
+    EvaluationPlan,
+    Grader,
+    GraderKind,
+    problem_of,
+)
 from apps.core.messages.translation import later, translated
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.stored_requests import StoredRequest
@@ -182,7 +189,7 @@ def _schema_of(text: str) -> dict[str, object]:
         schema = json.loads(text, parse_constant=_refuse_constant)
         kept = json.dumps(schema, ensure_ascii=False).encode()
     except RecursionError as error:
-        raise ValueError(gettext("The schema is nested too deeply. Flatten it.")) from error
+        raise ValueError(translated(f"Schema must have at most {MAX_SCHEMA_DEPTH} levels.")) from error
     except UnicodeEncodeError as error:
         raise ValueError(gettext("The schema holds half of a surrogate pair. Remove it.")) from error
     except ValueError as error:
