@@ -13,4 +13,5 @@ urlpatterns = [
 handler400 = "apps.core.http.asgi.bad_request"
 handler403 = "apps.core.http.asgi.permission_denied"
 handler404 = "apps.core.http.asgi.not_found"
+handler429 = "apps.core.http.asgi.too_many_requests"  # a name of allauth, not of Django
 handler500 = "apps.core.http.statement_limits.server_error"

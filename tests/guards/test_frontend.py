@@ -84,6 +84,21 @@ def test_the_icon_sprite_is_the_one_recorded() -> None:
     assert set(recorded["names"]) == ICONS
 
 
+def test_no_line_of_a_template_is_wider_than_the_formatter_makes_them() -> None:
+    width = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["djangofmt"]["line-length"]
+    texts = [path for path in (ROOT / "templates").rglob("*") if path.suffix in (".html", ".txt")]
+
+    wide = [
+        f"{path.relative_to(ROOT)}:{number}: {len(line)} columns"
+        for path in texts
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > width
+    ]
+
+    assert width == 120 and len(texts) > 200
+    assert wide == []
+
+
 def test_every_icon_named_anywhere_is_in_the_sprite() -> None:
     assert set(_icons_named()) <= ICONS
 

@@ -127,7 +127,8 @@ APPEND_SLASH = False  # a redirect would lose the body of a client's POST
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "DIRS": [ROOT / "templates"],
+        # allauth looks up its pages by names of its own, such as account/login.html.
+        "DIRS": [ROOT / "templates", ROOT / "templates" / "allauth"],
         "OPTIONS": {
             # Both Cotton and partials wrap the loaders; both work only in this order.
             "loaders": [

@@ -264,6 +264,10 @@ def permission_denied(request: HttpRequest, exception: Exception | None = None) 
     return error_page(request, 403, message=str(exception) if exception and exception.args else "")
 
 
+def too_many_requests(request: HttpRequest) -> HttpResponse:
+    return error_page(request, 429)
+
+
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     if is_machine_path(request.path):
         return error_response(DomainError("The request could not be understood."))
@@ -276,12 +280,12 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
 
 
 def error_page(request: HttpRequest, status: int, *, message: str = "") -> HttpResponse:
-    """Render templates/errors/<status>.html, or the general page if the status has no template."""
+    """Render templates/shell/errors/<status>.html, or the general page if the status has no template."""
     context = {
         "status": status,
         "title": HTTPStatus(status).phrase.capitalize(),
         "message": message,
         "request_id": getattr(request, "id", ""),
     }
-    page = render_to_string([f"errors/{status}.html", "errors/base.html"], context, request=request)
+    page = render_to_string([f"shell/errors/{status}.html", "shell/errors/base.html"], context, request=request)
     return HttpResponse(page, status=status)

@@ -61,7 +61,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return _stopped(request, refusal)
     if is_machine_path(request.path):
         return error_response(ServerFault(gettext("The server had an error while processing your request.")))
-    page = render_to_string("errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
+    page = render_to_string("shell/errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
     return HttpResponse(page, status=500)
 
 
@@ -71,7 +71,7 @@ def _stopped(request: HttpRequest, refusal: DomainError) -> HttpResponse:
     took_long = isinstance(refusal, QueryTimeout | RowsInUse)
     heading = gettext("That took too long") if took_long else gettext("We can't answer right now")
     shown = {"status": int(refusal.status), "heading": heading, "message": refusal.message}
-    page = render_to_string("errors/stopped.html", shown)
+    page = render_to_string("shell/errors/stopped.html", shown)
     return HttpResponse(page, status=refusal.status, headers=error_headers(refusal))
 
 

@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[3]
 MAX_ENTRIES = 15
 
 
-@pytest.mark.parametrize("top", ["apps", "gpu_workers", "demo", "scripts", "tests", "requirements", "deploy"])
+@pytest.mark.parametrize(
+    "top", ["apps", "gpu_workers", "demo", "scripts", "templates", "tests", "requirements", "deploy"]
+)
 def test_a_folder_has_few_entries(top: str) -> None:
     listed = subprocess.run(["git", "ls-files", top], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     entries = defaultdict(set)

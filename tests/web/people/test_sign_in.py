@@ -230,9 +230,10 @@ def test_sign_ins_are_audited_for_the_organizations_of_the_person(
 def test_sign_ups_of_one_address_are_limited(db: None, settings: Any) -> None:
     settings.ACCOUNT_RATE_LIMITS = {"signup": "2/h/ip"}
 
-    answers = [sign_up(Client(), email=f"{number}@example.com").status_code for number in range(3)]
+    answers = [sign_up(Client(), email=f"{number}@example.com") for number in range(3)]
 
-    assert answers == [302, 302, 429]
+    assert [answer.status_code for answer in answers] == [302, 302, 429]
+    assert "Wait a few minutes and try again." in answers[-1].content.decode()
     assert User.objects.count() == 2
 
 

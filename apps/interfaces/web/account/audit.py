@@ -26,7 +26,7 @@ _PAGES = {
 @organization_view(Permission.AUDIT_READ)
 def index(request: OrganizationRequest) -> HttpResponse:
     context = page_context(request.GET, organization=request.organization, pages=_PAGES)
-    return render(request, "organization/audit.html", context, status=422 if context["error"] else 200)
+    return render(request, "account/organization/audit.html", context, status=422 if context["error"] else 200)
 
 
 @require_safe

@@ -117,7 +117,7 @@ def _page(
         "issued": {"key_id": issued[0], "secret": issued[1]} if issued else None,
         "may_create": has_permission(request.membership.role, Permission.KEY_MANAGE),
     }
-    return render_list(request, "organization/keys.html", page, context, status=status)
+    return render_list(request, "account/organization/keys.html", page, context, status=status)
 
 
 def _listed(request: OrganizationRequest) -> QuerySet[ApiKey]:

@@ -67,7 +67,7 @@ def _page(request: OrganizationRequest, form: InviteForm, status: int = 200) -> 
         "role_options": [(role, gettext(role).capitalize()) for role in grantable],
         "role_words": ROLE_WORDS.items(),
     }
-    return render_list(request, "organization/members.html", page, context, status=status)
+    return render_list(request, "account/organization/members.html", page, context, status=status)
 
 
 def _listed(request: OrganizationRequest) -> QuerySet[Membership]:
@@ -191,7 +191,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
         try:
             invitation = invitations.find_invitation(token=token)
         except NotFound:
-            return render(request, "organization/invitation_closed.html", {"reason": ""}, status=404)
+            return render(request, "account/organization/invitation_closed.html", {"reason": ""}, status=404)
         if request.method == "POST" and isinstance(request.user, User):
             return _join(request, token, request.user)
         is_open = invitation.is_open(now=db_now())
@@ -199,7 +199,7 @@ def accept_invitation(request: HttpRequest, token: str) -> HttpResponse:
             request.session[SESSION_INVITATION] = token
             # The link was mailed to this address only, so a visitor who opens it can read mail there.
             get_adapter().stash_verified_email(request, invitation.email)
-    template = "organization/invitation.html" if is_open else "organization/invitation_closed.html"
+    template = "account/organization/invitation.html" if is_open else "account/organization/invitation_closed.html"
     return render(request, template, {"invitation": invitation, "next": request.path})
 
 
@@ -207,7 +207,9 @@ def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
     try:
         membership = invitations.accept_invitation(token=token, user=user, now=db_now())
     except DomainError as error:
-        return render(request, "organization/invitation_closed.html", {"reason": error.message}, status=error.status)
+        return render(
+            request, "account/organization/invitation_closed.html", {"reason": error.message}, status=error.status
+        )
     request.session.pop(SESSION_INVITATION, None)
     request.session[SESSION_ORGANIZATION] = membership.organization_id
     messages.success(request, gettext("Welcome to %(name)s.") % {"name": membership.organization.name})

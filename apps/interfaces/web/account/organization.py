@@ -46,7 +46,7 @@ def settings(request: OrganizationRequest) -> HttpResponse:
         "may_manage_webhooks": has_permission(request.membership.role, Permission.WEBHOOK_MANAGE),
         "may_read_audit": has_permission(request.membership.role, Permission.AUDIT_READ),
     }
-    return render(request, "organization/settings.html", context, status=422 if form.errors else 200)
+    return render(request, "account/organization/settings.html", context, status=422 if form.errors else 200)
 
 
 @require_POST
@@ -102,4 +102,4 @@ def create(request: HttpRequest) -> HttpResponse:
             grant_welcome_credit(user=request.user)
             request.session[SESSION_ORGANIZATION] = organization.pk
             return redirect("/")
-    return render(request, "organization/create.html", {"form": form}, status=422 if form.errors else 200)
+    return render(request, "account/organization/create.html", {"form": form}, status=422 if form.errors else 200)

@@ -103,7 +103,9 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "form": form,
         "may_manage": has_permission(request.membership.role, Permission.MEMBER_MANAGE),
     }
-    return render(request, "organization/projects.html", context, status=422 if request.method == "POST" else 200)
+    return render(
+        request, "account/organization/projects.html", context, status=422 if request.method == "POST" else 200
+    )
 
 
 @require_POST
@@ -162,7 +164,7 @@ def _page(request: OrganizationRequest, project: Project, form: ProjectSettingsF
         "may_archive": has_permission(request.membership.role, Permission.MEMBER_MANAGE) and not project.archived_at,
         "may_limit": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }
-    return render(request, "organization/project.html", context, status=status)
+    return render(request, "account/organization/project.html", context, status=status)
 
 
 @require_POST

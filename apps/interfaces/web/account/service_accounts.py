@@ -60,7 +60,7 @@ def _page(request: OrganizationRequest, form: ServiceAccountForm, status: int = 
         "grantable": grantable_roles(request.membership) if may_manage else [],
         "role_options": _role_options(request.membership),
     }
-    return render(request, "organization/service_accounts.html", context, status=status)
+    return render(request, "account/organization/service_accounts.html", context, status=status)
 
 
 def _role_options(by: Membership) -> list[tuple[str, str]]:

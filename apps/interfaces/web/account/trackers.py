@@ -41,7 +41,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         ],
         "may_change": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
-    return render(request, "organization/trackers.html", context, status=422 if form.errors else 200)
+    return render(request, "account/organization/trackers.html", context, status=422 if form.errors else 200)
 
 
 @require_POST

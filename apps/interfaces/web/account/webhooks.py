@@ -79,7 +79,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
             keep_secret(request, _SESSION_SECRET, owner=endpoint.pk, secret=secret)
             return redirect("web:webhook_detail", webhook_id=endpoint.pk)
     context = {"form": form, "endpoints": endpoints.list_endpoints(organization=request.organization)}
-    return render(request, "organization/webhooks.html", context, status=422 if form.errors else 200)
+    return render(request, "account/organization/webhooks.html", context, status=422 if form.errors else 200)
 
 
 @never_cache
@@ -109,7 +109,7 @@ def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
         "page_size": _PAGE,
         "kept_days": LOG_KEPT.days,
     }
-    return render(request, "organization/webhook.html", context, status=422 if form.errors else 200)
+    return render(request, "account/organization/webhook.html", context, status=422 if form.errors else 200)
 
 
 @require_POST

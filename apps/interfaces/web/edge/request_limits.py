@@ -246,7 +246,7 @@ async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
 @lru_cache(maxsize=256)
 def _page(status: int, message: str) -> str:
     """Render the page. Cached, because a flood gets the same page over and over."""
-    return render_to_string("errors/refused.html", {"status": status, "message": message})
+    return render_to_string("shell/errors/refused.html", {"status": status, "message": message})
 
 
 def _is_static(scope: Scope) -> bool:
