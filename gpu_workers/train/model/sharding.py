@@ -45,8 +45,9 @@ def shard_model(
     for parameter in adapter:  # FSDP does not move the parameters that it ignores
         parameter.data = parameter.data.to(device)
     count = torch.distributed.get_world_size()
+    shape, names = ((count,), ("shard",)) if copies == 1 else ((copies, count // copies), ("replicate", "shard"))
     options: dict[str, object] = {
-        "mesh": init_device_mesh(device, (count,) if copies == 1 else (copies, count // copies)),
+        "mesh": init_device_mesh(device, shape, mesh_dim_names=names),
         "ignored_params": adapter,
         "offload_policy": CPUOffloadPolicy(pin_memory=device == "cuda") if is_offloaded else OffloadPolicy(),
     }

@@ -112,7 +112,7 @@ WITH_COPIES = {"parallelism": "fsdp", "gpus_here": 2, "model_copies": 2}
         (Method.FULL, {"parallelism": "fsdp"}),
         pytest.param(Method.QLORA, {"parallelism": "fsdp"}, marks=pytest.mark.nightly),
         # A copy of the model in each machine, and one over all of them.
-        pytest.param(Method.FULL, WITH_COPIES, marks=pytest.mark.nightly),
+        (Method.FULL, WITH_COPIES),
         pytest.param(Method.LORA, WITH_COPIES, marks=pytest.mark.nightly),
         pytest.param(Method.FULL, {"parallelism": "fsdp", "gpus_here": 2}, marks=pytest.mark.nightly),
     ],
