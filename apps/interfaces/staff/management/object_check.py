@@ -28,7 +28,7 @@ class MissingObject:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ObjectComparison:
     """`orphans` are the keys of objects that no row names, last written a day ago."""
 
     checked: int
@@ -36,7 +36,7 @@ class Comparison:
     orphans: list[str]
 
 
-def compare_objects(*, now: datetime.datetime) -> Comparison:
+def compare_objects(*, now: datetime.datetime) -> ObjectComparison:
     """Compare rows and objects. What is deleted during the comparison may count as missing."""
     named, folders = list(_named()), set(_folders())
     found = {key: info for root in _ROOTS for key, info in store().list_objects(root)}
@@ -48,7 +48,7 @@ def compare_objects(*, now: datetime.datetime) -> Comparison:
     folders |= {_folder(key) for key, *_ in named}
     before = (now - ORPHAN_AGE).timestamp()
     orphans = [key for key, info in found.items() if info.modified_at < before and not _is_below(key, folders)]
-    return Comparison(len(named), missing, sorted(orphans))
+    return ObjectComparison(len(named), missing, sorted(orphans))
 
 
 def _named() -> Iterator[tuple[str, int | None, str]]:
