@@ -16,7 +16,7 @@ _TOO_SLOW = "The API server did not answer within {:g} seconds."
 _Kind = TypeVar("_Kind")
 
 
-class Refused(CapacityError):
+class EngineRefused(CapacityError):
     """The API server did nothing, and says why with a status of 4xx."""
 
 
@@ -78,7 +78,7 @@ class ApiClient:
         details = failure.detail if isinstance(failure.detail, list) else [failure.detail]
         said = "; ".join(filter(None, [failure.message, *(detail.msg for detail in details)]))
         said = " ".join(said.replace(self._token, "…").replace(hidden, "…").split())[:200]
-        kind = Refused if 400 <= status < 500 else CapacityError
+        kind = EngineRefused if 400 <= status < 500 else CapacityError
         raise kind(f"The API server refused with {status}: {said or 'no reason'}")
 
 

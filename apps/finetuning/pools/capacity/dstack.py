@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from apps.finetuning.pools.capacity.api_client import ApiClient, Refused, decode
+from apps.finetuning.pools.capacity.api_client import ApiClient, EngineRefused, decode
 from apps.finetuning.pools.capacity.manifests import (
     GRACE_SECONDS,
     HOME,
@@ -21,6 +21,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeR
 
 _PAGE, _MAX_PAGES = 100, 10  # dstack gives at most 100 runs at once
 _NODE_TAG = "anneal-node"
+_RUNNING = "running"
 _WAITING = ("pending", "submitted")
 _ENDED = ("terminated", "failed", "done")
 _TOKEN_FILE = f"{HOME}/token"
@@ -55,7 +56,7 @@ class _Configuration(msgspec.Struct):
     tags: dict[str, str] | None = None
 
 
-class _Spec(msgspec.Struct):
+class _RunSpec(msgspec.Struct):
     name: str = msgspec.field(name="run_name")
     configuration: _Configuration
 
@@ -64,7 +65,7 @@ class _Run(msgspec.Struct):
     id: str
     submitted_at: str
     status: str
-    spec: _Spec = msgspec.field(name="run_spec")
+    spec: _RunSpec = msgspec.field(name="run_spec")
     status_message: str = ""
 
 
@@ -81,7 +82,7 @@ class Dstack:
         # Not forced: dstack refuses to change a run of this name that has not ended.
         try:
             self._client.call("POST", self._path("apply"), body=body, hidden=node.token)
-        except Refused:
+        except EngineRefused:
             raise
         except CapacityError:
             self.release(external_ids=[name])
@@ -94,7 +95,7 @@ class Dstack:
             name = (run.spec.configuration.tags or {}).get(_NODE_TAG, "")
             is_ours = name.startswith(prefix) and job_name(name) == run.spec.name
             if is_ours and run.status not in _ENDED:
-                shown = "" if run.status == "running" else (run.status_message or run.status).capitalize()
+                shown = "" if run.status == _RUNNING else (run.status_message or run.status).capitalize()
                 listed[name] = ListedNode(
                     external_id=run.spec.name, reason=shown[:200], is_waiting=run.status in _WAITING
                 )

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from apps.finetuning.pools.capacity.api_client import ApiClient, Refused, decode
+from apps.finetuning.pools.capacity.api_client import ApiClient, EngineRefused, decode
 from apps.finetuning.pools.capacity.manifests import (
     NAME_ANNOTATION,
     POOL_LABEL,
@@ -95,7 +95,7 @@ class Kubernetes:
             self._client.call("POST", self._path("secrets"), body=secret, may_quote=False)
         except CapacityError as error:
             # Without its token the Job would never start. After a refusal there is none, or an older one of this name.
-            if has_job or not isinstance(error, Refused):
+            if has_job or not isinstance(error, EngineRefused):
                 self.release(external_ids=[name])
             raise
         return name
