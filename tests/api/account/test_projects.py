@@ -321,7 +321,7 @@ def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, org
 def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
     api_client, organization, alice, bob, vera, ann, project
 ):
-    now, people = db_now(), {each: Membership.objects.get(user=each).pk for each in (bob, vera, ann)}
+    now, people = db_now(), {each: Membership.objects.get(user=each).pk for each in (alice, bob, vera, ann)}
 
     def give(person, role: str, project_id: str = project.pk) -> None:
         set_project_member(
@@ -350,6 +350,11 @@ def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
     assert statuses(api_client(key_in(project, bob, scopes=frozenset({"view", "job.write"}))), project) == [403] * 3
     assert statuses(api_client(key_in(other, bob)), project) == [403] * 3, "the key is of another project"
     assert statuses(api_client(key_in(project, vera)), project) == [403] * 3, "she is a viewer of the organization"
+    give(alice, "admin")
+    narrow = api_client(key_in(project, alice, scopes=frozenset({"view", "key.manage"})))
+    found = [post(narrow, one, name="Found"), post(narrow, one, is_private=True)]
+    assert [each.status_code for each in found] == [200, 403], "an owner may, but this key may not manage members"
+    give(alice, "member")
     for role in ("member", "viewer"):
         give(bob, role)
         assert statuses(admin, project) == [403] * 3, role
