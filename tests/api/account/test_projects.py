@@ -11,6 +11,7 @@ from apps.billing.budget_settings import set_budget
 from apps.billing.budgets import Attribution
 from apps.billing.models import Hold, TrafficHour
 from apps.billing.usage.sums import Group, sum_by_group
+from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
@@ -316,6 +317,9 @@ def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, org
     assert job(client)[1] != "a100", "the pool is closed"
     kept = post(owner, one, default_pool="", default_model=small).json()
     assert (kept["default_model"], kept["default_pool"], kept["default_method"]) == (small, None, "qlora")
+    BaseModel.objects.filter(name=small).update(retired_at=db_now())
+    gone = post(client, JOBS, **files).json()["error"]
+    assert gone["param"] == "model" and f"The project Search chooses the base model {small}" in gone["message"]
 
 
 def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(

@@ -166,11 +166,14 @@ def test_what_starts_the_processes_does_not_wait_for_torch():
     assert said.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(("is_offloaded", "copies", "mesh"), [(True, 1, {"shard": 4}), (False, 1, {"shard": 4}), (False, 2, {"replicate": 2, "shard": 2})])
+@pytest.mark.parametrize(
+    ("is_offloaded", "copies", "mesh"),
+    [(True, 1, {"shard": 4}), (False, 1, {"shard": 4}), (False, 2, {"replicate": 2, "shard": 2})],
+)
 def test_shards_rest_where_the_recipe_says(tiny_model, monkeypatch, is_offloaded, copies, mesh):
     asked: list[dict] = []
     monkeypatch.setattr(sharding, "fully_shard", lambda module, **options: asked.append(options))
-    monkeypatch.setattr(sharding, "init_device_mesh", lambda device, shape, mesh_dim_names: (device, tuple(zip(mesh_dim_names, shape))))
+    monkeypatch.setattr(sharding, "init_device_mesh", lambda *mesh, mesh_dim_names: (*mesh, mesh_dim_names))
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     recipe = msgspec.structs.replace(PLAIN, cpu_offload=is_offloaded)
 
@@ -180,6 +183,6 @@ def test_shards_rest_where_the_recipe_says(tiny_model, monkeypatch, is_offloaded
     assert {type(options["offload_policy"]) for options in asked} == {
         CPUOffloadPolicy if is_offloaded else OffloadPolicy
     }
-    assert {options["mesh"] for options in asked} == {("cpu", tuple(mesh.items()))}
+    assert {options["mesh"] for options in asked} == {("cpu", tuple(mesh.values()), tuple(mesh))}
     trained = {parameter for parameter in model.parameters() if parameter.requires_grad}
     assert all(options["ignored_params"] == trained for options in asked)
