@@ -191,6 +191,7 @@ class KubernetesTwin:
         self.rows: dict[str, dict[str, Any]] = {"jobs": {}, "pods": {}, "secrets": {}}
         self.faults: dict[tuple[str, str], int | str] = {}
         self.called: set[tuple[str, str]] = set()
+        self.faulted: list[str] = []  # paths of the calls that a fault answered
         self.deletions: list[dict[str, Any]] = []
 
     def start_pod(self, job: str, **status: Any) -> dict[str, Any]:
@@ -208,6 +209,8 @@ class KubernetesTwin:
         kind, _, name = path.partition("/")
         body = json.loads(request.body) if request.body else {}
         fault = self.faults.get((request.method, kind))
+        if fault:
+            self.faulted.append(request.path)
         if fault == "slow":
             return Answer(content=b" " * 5, seconds_a_byte=0.2)
         if fault == "large":

@@ -57,12 +57,10 @@ def with_defaults(*, request: JobRequest, project: Project) -> JobRequest:
     """Return the request with what its project chooses where it names nothing.
 
     A method that the model does not have is left to us, as a pool is that cannot run the job. Raises MissingParameter
-    if neither names a model, and what `find_start_point` raises.
+    if neither names a model, InvalidValue if the project's is not installed any more, and what `find_start_point`
+    raises.
     """
-    model = request.base_model or project.default_model
-    if not model:
-        text = gettext("'model' is missing, and the project %(name)s has no base model of its own. Send it.")
-        raise MissingParameter(text % {"name": project.name}, param="model")
+    model = request.base_model or _model_of(project)
     return replace(
         request,
         base_model=model,
@@ -76,6 +74,19 @@ def chosen_by_project(*, asked: JobRequest, request: JobRequest, pool: str | Non
     """Return what `with_defaults` chose, by its name in the API; the pool if the job would start in it."""
     found = [name for name, field in _CHOSEN.items() if getattr(asked, field) != getattr(request, field)]
     return [*found, *(["pool"] if pool and pool == request.preferred_pool else [])]
+
+
+def _model_of(project: Project) -> str:
+    if not project.default_model:
+        text = gettext("'model' is missing, and the project %(name)s has no base model of its own. Send it.")
+        raise MissingParameter(text % {"name": project.name}, param="model")
+    if not list_base_models(only_installed=True).filter(name=project.default_model).exists():
+        text = gettext(
+            "The project %(name)s chooses the base model %(model)s, which is not installed any more. Send 'model', or "
+            "choose another one for the project."
+        )
+        raise InvalidValue(text % {"name": project.name, "model": project.default_model}, param="model")
+    return project.default_model
 
 
 def _method_of(project: Project, model: str) -> Method | None:

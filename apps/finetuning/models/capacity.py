@@ -17,6 +17,7 @@ class CapacityKind(models.TextChoices):
     STATIC = "static", gettext_noop("You: machines join by hand")
     SLURM = "slurm", gettext_noop("Slurm: Anneal submits and cancels jobs")
     KUBERNETES = "kubernetes", gettext_noop("Kubernetes: Anneal creates and deletes Jobs")
+    DSTACK = "dstack", gettext_noop("dstack: Anneal starts and stops runs")
 
 
 class PoolCapacity(models.Model):

@@ -5,7 +5,9 @@ import hashlib
 from dataclasses import dataclass
 
 from django.db import transaction
+from django.utils.translation import gettext_noop
 
+from apps.contracts.failures import FailureCode
 from apps.contracts.worker_api import HeartbeatRequest, HeartbeatResponse
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
@@ -16,6 +18,8 @@ from apps.finetuning.models import FineTuningJob, Run, Worker
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.groups import explain_loss, is_draining, lease_end
 from apps.finetuning.usage import charges
+
+_RESTORED = (FailureCode.PREEMPTED, gettext_noop("The platform was restored from a backup"))
 
 
 class StaleLease(DomainError):
@@ -87,14 +91,23 @@ def reclaim_expired_leases() -> int:
     return sum(reclaim(run_id) for run_id in expired.values_list("pk", flat=True))
 
 
+def end_leases() -> int:
+    """Take all runs from their workers, after a restore, and queue their successors; return the number taken.
+
+    What a worker did after the backup is not in the database, so it must not continue.
+    """
+    held = Run.objects.filter(status__in=RUN_HOLDING_LEASE).values_list("pk", "lease_id")
+    return sum(reclaim(run_id, lease_id=lease_id, cause=_RESTORED) for run_id, lease_id in list(held))
+
+
 @transaction.atomic
-def reclaim(run_id: str, *, lease_id: str | None = None) -> bool:
-    """Take the run from its worker if its lease has expired, or is the given one."""
+def reclaim(run_id: str, *, lease_id: str | None = None, cause: tuple[FailureCode, str] | None = None) -> bool:
+    """Take the run from its worker if its lease has expired, or is the given one. `cause` is why, if that is known."""
     job_id = Run.objects.values_list("job_id", flat=True).get(pk=run_id)
     job = FineTuningJob.objects.select_for_update().get(pk=job_id)
     run = Run.objects.get(pk=run_id)
     now = db_now()
-    code, message = explain_loss(run=run, job=job, now=now)
+    code, message = cause or explain_loss(run=run, job=job, now=now)
     is_lost = try_advance(
         run,
         to=RunStatus.LOST,

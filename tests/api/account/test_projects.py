@@ -11,6 +11,7 @@ from apps.billing.budget_settings import set_budget
 from apps.billing.budgets import Attribution
 from apps.billing.models import Hold, TrafficHour
 from apps.billing.usage.sums import Group, sum_by_group
+from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
@@ -316,12 +317,15 @@ def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, org
     assert job(client)[1] != "a100", "the pool is closed"
     kept = post(owner, one, default_pool="", default_model=small).json()
     assert (kept["default_model"], kept["default_pool"], kept["default_method"]) == (small, None, "qlora")
+    BaseModel.objects.filter(name=small).update(retired_at=db_now())
+    gone = post(client, JOBS, **files).json()["error"]
+    assert gone["param"] == "model" and f"The project Search chooses the base model {small}" in gone["message"]
 
 
 def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
     api_client, organization, alice, bob, vera, ann, project
 ):
-    now, people = db_now(), {each: Membership.objects.get(user=each).pk for each in (bob, vera, ann)}
+    now, people = db_now(), {each: Membership.objects.get(user=each).pk for each in (alice, bob, vera, ann)}
 
     def give(person, role: str, project_id: str = project.pk) -> None:
         set_project_member(
@@ -350,6 +354,11 @@ def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
     assert statuses(api_client(key_in(project, bob, scopes=frozenset({"view", "job.write"}))), project) == [403] * 3
     assert statuses(api_client(key_in(other, bob)), project) == [403] * 3, "the key is of another project"
     assert statuses(api_client(key_in(project, vera)), project) == [403] * 3, "she is a viewer of the organization"
+    give(alice, "admin")
+    narrow = api_client(key_in(project, alice, scopes=frozenset({"view", "key.manage"})))
+    found = [post(narrow, one, name="Found"), post(narrow, one, is_private=True)]
+    assert [each.status_code for each in found] == [200, 403], "an owner may, but this key may not manage members"
+    give(alice, "member")
     for role in ("member", "viewer"):
         give(bob, role)
         assert statuses(admin, project) == [403] * 3, role

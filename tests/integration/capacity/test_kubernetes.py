@@ -13,7 +13,7 @@ from apps.core.database.clock import db_now
 from apps.core.secrets.sealing import place_of, seal
 from apps.finetuning.models import CapacityNode, CapacityToken, PoolCapacity, Run, Worker
 from apps.finetuning.pools import operations
-from apps.finetuning.pools.capacity import kubernetes
+from apps.finetuning.pools.capacity import api_client, kubernetes
 from apps.finetuning.pools.capacity.kubernetes import Kubernetes
 from apps.finetuning.pools.capacity.manifests import KubernetesSettings, job_manifest
 from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
@@ -107,8 +107,8 @@ def test_a_node_is_requested_listed_and_released(twin, settings):
 
 
 def test_faults_are_capacity_errors_without_a_token_and_leave_nothing(twin, settings, monkeypatch, tmp_path):
-    monkeypatch.setattr(kubernetes, "_SECONDS", 0.3)
-    monkeypatch.setattr(kubernetes, "_MAX_ANSWER_BYTES", 500_000)
+    monkeypatch.setattr(api_client, "_SECONDS", 0.3)
+    monkeypatch.setattr(api_client, "_MAX_ANSWER_BYTES", 500_000)
     engine = Kubernetes(settings, token=TOKEN)
     said = {"slow": "0.3 seconds", "large": "too large"}
     for fault in (302, 401, 403, 404, 409, 410, 422, 429, 500, 503, "slow", "large"):
@@ -140,16 +140,14 @@ def test_faults_are_capacity_errors_without_a_token_and_leave_nothing(twin, sett
 def test_a_failed_release_hinders_no_other_and_all_end_in_time(twin, settings, monkeypatch):
     engine = Kubernetes(settings, token=TOKEN)
     twin.faults = {("DELETE", "jobs"): 500}
-    tried = []
-    call = engine._call
-    monkeypatch.setattr(engine, "_call", lambda method, path, **rest: tried.append(path) or call(method, path, **rest))
+    twin.faulted.clear()
     with pytest.raises(CapacityError, match="500"):
         engine.release(external_ids=["a", "b"])
-    assert len(tried) == 2
+    assert len(twin.faulted) == 2
     monkeypatch.setattr(kubernetes, "_RELEASE_SECONDS", -1)
     with pytest.raises(CapacityError, match="too slow"):
         engine.release(external_ids=["a", "b"])
-    assert len(tried) == 2
+    assert len(twin.faulted) == 2
 
 
 def test_the_job_runs_once_without_rights(settings):

@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from django.test import override_settings
 
+from apps.core.objects.copies import Copied, copy_objects
 from apps.core.objects.store import (
     ONCE,
     DirectoryStore,
@@ -104,6 +105,20 @@ class TestEveryStore:
             parts[0]: first_bytes,
             parts[1]: 9,
         }
+
+    def test_a_copy_has_what_is_new_or_changed_and_leads_back(self, store: ObjectStore, tmp_path: Path) -> None:
+        other, backup = object_key("org_01", "datasets", "up", "b"), DirectoryStore(tmp_path / "backup")
+        store.put_stream(KEY, [CONTENT])
+        store.put_stream(other, [b"first"])
+        assert copy_objects(source=store, target=backup) == Copied(2, len(CONTENT) + 5)
+
+        store.put_stream(other, [b"later version"])
+        store.delete(KEY)
+        assert copy_objects(source=store, target=backup) == Copied(1, 13)
+
+        copy_objects(source=backup, target=store)
+        with store.open_stream(KEY) as stream:
+            assert stream.read() == CONTENT
 
     def test_composing_a_missing_part_leaves_nothing(self, store: ObjectStore) -> None:
         with pytest.raises(ObjectMissing):

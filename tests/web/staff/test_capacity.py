@@ -103,9 +103,10 @@ def test_an_operator_connects_a_cluster_and_the_token_is_never_shown(olga, clien
     assert (capacity.kind, capacity.settings["queue"], capacity.settings["cpu"]) == ("kubernetes", "gpus", "8")
     assert TOKEN.encode() not in bytes(CapacityToken.objects.get().token_sealed)
     answer = console.get(page)
-    shown, (_, slurm, cluster) = answer.content.decode(), answer.context["capacity_form"].groups
+    shown, groups = answer.content.decode(), answer.context["capacity_form"].groups
     assert "https://10.0.0.1:6443" in shown
-    assert (slurm.is_open, cluster.is_open, cluster.needed) == (False, True, ("api_url", "namespace", "image", "ca"))
+    assert [group.is_open for group in groups] == [True, False, True, True, False]
+    assert [group.needed for group in groups[2:]] == [("api_url", "image"), ("namespace",), ("project",)]
     for text_ in (shown, str(PoolCapacity.objects.values()), str(AuditEntry.objects.values()), caplog.text):
         assert TOKEN not in text_
 
@@ -126,6 +127,40 @@ def test_an_operator_connects_a_cluster_and_the_token_is_never_shown(olga, clien
     CapacityNode.objects.all().delete()
     assert save(kind="static").status_code == 302
     assert not CapacityToken.objects.exists()
+
+
+def test_an_operator_connects_dstack_and_its_token_goes_to_no_other_engine(olga, client_for, floor, ca):
+    console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
+
+    def save(**changes):
+        body = {
+            "kind": "dstack", "maximum": "4", "gpus_per_node": "2", "api_url": "https://dstack.example.com",
+            "token": TOKEN, "project": "anneal", "image": "registry.example.com/gpu:1", "gpu": "H100:80GB",
+            "fleet": "h100", "spot_policy": "spot",
+        }  # fmt: skip
+        return console.post(f"{page}/capacity", body | changes)
+
+    for field, value in (
+        ("token", ""), ("api_url", "http://dstack.example.com"), ("api_url", "https://169.254.169.254"),
+        ("project", ""), ("project", "a/../b"), ("image", ""), ("gpu", "H100:2"), ("fleet", "a b"),
+        ("spot_policy", "cheap"), ("minutes", "1"), ("ca", "PEM"),
+    ):  # fmt: skip
+        refused = save(**{field: value})
+        assert refused.status_code == 422
+        assert refused.context["capacity_form"].errors.keys() == {field}, (field, value)
+    assert not PoolCapacity.objects.exists()
+    assert save().status_code == 302
+    settings = PoolCapacity.objects.get().settings
+    assert (settings["project"], settings["spot_policy"], "ca" in settings) == ("anneal", "spot", False)
+    answer = console.get(page)
+    assert [group.is_open for group in answer.context["capacity_form"].groups] == [True, False, True, False, True]
+    assert TOKEN not in answer.content.decode()
+
+    assert save(token="", gpu="").status_code == 302
+    for changes in ({"api_url": "https://other.example.com"}, {"ca": ca}):
+        assert save(token="", **changes).context["capacity_form"].errors.keys() == {"token"}
+    CapacityNode.objects.create(pool=floor.pool, status="starting")
+    assert save(project="other").context["capacity_form"].errors.keys() == {"project"}
 
 
 def test_only_an_operator_connects_a_cluster(alice, bob, charlie, client_for, floor, ca):

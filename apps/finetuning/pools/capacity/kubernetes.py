@@ -4,14 +4,12 @@ The one-time token is in a Secret that the Job owns. The Role in deploy/kubernet
 does, and no more.
 """
 
-import ssl
 import time
-from collections.abc import Collection, Mapping
-from typing import NoReturn, TypeVar
+from collections.abc import Collection
 
-import httpx2
 import msgspec
 
+from apps.finetuning.pools.capacity.api_client import ApiClient, EngineRefused, decode
 from apps.finetuning.pools.capacity.manifests import (
     NAME_ANNOTATION,
     POOL_LABEL,
@@ -22,12 +20,8 @@ from apps.finetuning.pools.capacity.manifests import (
 )
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 
-_SECONDS = 8.0  # for one request
 _RELEASE_SECONDS = 30.0  # for all that one call releases
 _PAGE, _MAX_PAGES = 500, 4
-_MAX_ANSWER_BYTES = 16 * 1024 * 1024
-_TOO_SLOW = "The API server did not answer within {:g} seconds."
-_Kind = TypeVar("_Kind")
 
 
 class _Meta(msgspec.Struct):
@@ -81,34 +75,27 @@ class _List(msgspec.Struct):
     items: list[_Object] | None = None
 
 
-class _Failure(msgspec.Struct):
-    message: str = ""
-
-
-class _Refused(CapacityError):
-    """The API server did nothing, and says why with a status of 4xx."""
-
-
 class Kubernetes:
     """The adapter for one namespace of one cluster."""
 
     def __init__(self, settings: KubernetesSettings, *, token: str) -> None:
-        self._settings, self._token = settings, token
+        self._settings = settings
+        self._client = ApiClient(url=settings.api_url, ca=settings.ca, token=token)
 
     def request(self, node: NodeRequest) -> str:
         name = job_name(node.name)
         has_job = False
         try:
             # Strict: a field that this release of Kubernetes lacks is refused, not dropped.
-            answer = self._call(
+            answer = self._client.call(
                 "POST", self._path("jobs"), query={"fieldValidation": "Strict"}, body=job_manifest(self._settings, node)
             )
             has_job = True
-            secret = secret_manifest(node, _decode(answer, _Object).metadata.uid)
-            self._call("POST", self._path("secrets"), body=secret, may_quote=False)
+            secret = secret_manifest(node, decode(answer, _Object).metadata.uid)
+            self._client.call("POST", self._path("secrets"), body=secret, may_quote=False)
         except CapacityError as error:
             # Without its token the Job would never start. After a refusal there is none, or an older one of this name.
-            if has_job or not isinstance(error, _Refused):
+            if has_job or not isinstance(error, EngineRefused):
                 self.release(external_ids=[name])
             raise
         return name
@@ -137,7 +124,7 @@ class Kubernetes:
             if time.monotonic() > until:
                 raise failed or CapacityError("The API server is too slow to delete all Jobs at once.")
             try:
-                self._call("DELETE", f"{self._path('jobs')}/{name}", body=body, allowed=(404,))
+                self._client.call("DELETE", f"{self._path('jobs')}/{name}", body=body, allowed=(404,))
             except CapacityError as error:
                 failed = failed or error
         if failed:
@@ -151,65 +138,12 @@ class Kubernetes:
         found: list[_Object] = []
         query = {"labelSelector": label, "limit": str(_PAGE)}
         for _ in range(_MAX_PAGES):
-            page = _decode(self._call("GET", path, query=query), _List)
+            page = decode(self._client.call("GET", path, query=query), _List)
             found += page.items or []
             if not page.metadata.next:
                 return found
             query["continue"] = page.metadata.next
         raise CapacityError("The API server lists too many objects of this pool.")
-
-    def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Mapping[str, object] | None = None,
-        query: dict[str, str] | None = None,
-        allowed: tuple[int, ...] = (),
-        may_quote: bool = True,
-    ) -> bytes:
-        """Return the answer's body. Refusals are quoted unless the request holds a secret (`may_quote`)."""
-        try:
-            trust = ssl.create_default_context(cadata=self._settings.ca)
-            with (
-                httpx2.Client(verify=trust, timeout=_SECONDS, trust_env=False, follow_redirects=False) as client,
-                client.stream(
-                    method, self._settings.api_url + path, params=query, json=body,
-                    headers={
-                        "Authorization": f"Bearer {self._token}", "Accept": "application/json",
-                        "Accept-Encoding": "identity",
-                    },
-                ) as answer,
-            ):  # fmt: skip
-                content = _read(answer)
-        except httpx2.TimeoutException as error:
-            raise CapacityError(_TOO_SLOW.format(_SECONDS)) from error
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-            raise CapacityError(f"The API server cannot be reached: {type(error).__name__}.") from error
-        if not answer.is_success and answer.status_code not in allowed:
-            self._refuse(answer.status_code, content if may_quote else b"")
-        return content
-
-    def _refuse(self, status: int, content: bytes) -> NoReturn:
-        try:
-            said = msgspec.json.decode(content, type=_Failure).message
-        except msgspec.MsgspecError:
-            said = ""
-        said = " ".join(said.replace(self._token, "…").split())[:200]
-        kind = _Refused if 400 <= status < 500 else CapacityError
-        raise kind(f"The API server refused with {status}: {said or 'no reason'}")
-
-
-def _read(answer: httpx2.Response) -> bytes:
-    """Return the body as sent. Raises CapacityError if it is too large or takes too long as a whole."""
-    until, content = time.monotonic() + _SECONDS, bytearray()
-    for part in answer.iter_raw():
-        content += part
-        if len(content) > _MAX_ANSWER_BYTES:
-            raise CapacityError("The API server's answer is too large.")
-        if time.monotonic() > until:
-            raise CapacityError(_TOO_SLOW.format(_SECONDS))
-    return bytes(content)
 
 
 def _has_ended(job: _Object, pod: _Object | None) -> bool:
@@ -228,10 +162,3 @@ def _listed(job: _Object, pod: _Object | None) -> ListedNode:
     reason = "; ".join(filter(None, reasons))
     shown = f"{pod.status.phase}: {reason}"[:200] if reason else ""
     return ListedNode(external_id=job.metadata.name, reason=shown, is_waiting=not pod.spec.node)
-
-
-def _decode(content: bytes, kind: type[_Kind]) -> _Kind:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.MsgspecError as error:
-        raise CapacityError("The API server's answer is not what its API describes.") from error

@@ -15,16 +15,18 @@ from apps.contracts.addresses.networks import is_local
 from apps.finetuning.pools.capacity.port import NodeRequest
 
 MAX_CA_CHARACTERS = 20_000
-_GRACE_SECONDS = 120  # a worker saves and uploads within 110 seconds
+GRACE_SECONDS = 120  # a worker saves and uploads within 110 seconds
 _TTL_SECONDS = 300
 POOL_LABEL, NAME_ANNOTATION = "anneal/pool", "anneal/node"
-_HOME, _TOKEN_DIR = "/var/lib/anneal", "/run/anneal"
+HOME, _TOKEN_DIR = "/var/lib/anneal", "/run/anneal"
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _SELECTED = rf"([a-z0-9][a-z0-9.-]{{0,100}}/)?{_WORD}=({_WORD})?"
 _Label = Annotated[str, msgspec.Meta(pattern=rf"^{_LABEL}\Z")]
-_Url = Annotated[str, msgspec.Meta(pattern=r"^https://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?\Z")]
-_Image = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][A-Za-z0-9._/:@-]{0,254}\Z")]
+ApiUrl = Annotated[
+    str, msgspec.Meta(pattern=r"^https://(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?\Z")
+]
+Image = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9][A-Za-z0-9._/:@-]{0,254}\Z")]
 _Resource = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9.-]{1,100}/[A-Za-z0-9._-]{1,63}\Z")]
 _Quantity = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?(m|Ki|Mi|Gi|Ti)?\Z")]
 _Selector = Annotated[str, msgspec.Meta(pattern=rf"^{_SELECTED}(,{_SELECTED}){{0,9}}\Z", max_length=1000)]
@@ -38,9 +40,9 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     `label=value,label=value`. Without a `gpu_resource` the nodes have no GPU.
     """
 
-    api_url: _Url
+    api_url: ApiUrl
     namespace: _Label
-    image: _Image
+    image: Image
     ca: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CA_CHARACTERS)]
     queue: _Label | None = None
     gpu_resource: _Resource | None = None
@@ -52,14 +54,14 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     minutes: Annotated[int, msgspec.Meta(ge=5, le=43_200)] = 1440
 
 
-def wrong_setting(settings: KubernetesSettings) -> str:
+def wrong_setting(*, api_url: str, ca: str | None) -> str:
     """Return the name of a setting that has the right form and cannot be used, or "".
 
     An address may be private or this machine, and no other that `is_local` refuses. Names are safe to call: nothing is
     sent before the other side has shown a certificate of the authority.
     """
     try:
-        url = httpx2.URL(settings.api_url)
+        url = httpx2.URL(api_url)
     except httpx2.InvalidURL:
         return "api_url"
     if url.port is not None and not 1 <= url.port <= 65_535:
@@ -68,11 +70,13 @@ def wrong_setting(settings: KubernetesSettings) -> str:
         address = ipaddress.ip_address(url.host)
         if is_local(address) and not address.is_loopback:
             return "api_url"
+    if ca is None:
+        return ""
     try:
-        ssl.create_default_context(cadata=settings.ca)
+        ssl.create_default_context(cadata=ca)
     except (ssl.SSLError, TypeError, ValueError):
         return "ca"
-    return "ca" if "PRIVATE KEY" in settings.ca else ""  # it would not be sealed
+    return "ca" if "PRIVATE KEY" in ca else ""  # it would not be sealed
 
 
 def job_name(node_name: str) -> str:
@@ -102,7 +106,7 @@ def _pod(settings: KubernetesSettings, node: NodeRequest) -> dict[str, object]:
     user = settings.user_id
     pod: dict[str, object] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -135,7 +139,7 @@ def _container(settings: KubernetesSettings, node: NodeRequest) -> dict[str, obj
         for name, value in (
             ("ANNEAL_INTERNAL_URL", node.internal_url),
             ("ANNEAL_POOL", node.pool),
-            ("ANNEAL_WORK_DIR", f"{_HOME}/trainer"),
+            ("ANNEAL_WORK_DIR", f"{HOME}/trainer"),
             ("ANNEAL_ENROLL_TOKEN_FILE", f"{_TOKEN_DIR}/token"),
         )
     ]
@@ -150,7 +154,7 @@ def _container(settings: KubernetesSettings, node: NodeRequest) -> dict[str, obj
         "resources": {"requests": resources, "limits": resources},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [
-            {"name": "home", "mountPath": _HOME},
+            {"name": "home", "mountPath": HOME},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
             {"name": "token", "mountPath": _TOKEN_DIR, "readOnly": True},
         ],

@@ -14,6 +14,7 @@ from apps.core.messages.translation import later
 from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
 from apps.finetuning.lifecycle import NODE_ENDED
 from apps.finetuning.models import CapacityKind, CapacityNode, CapacityToken, GpuPool, PoolCapacity
+from apps.finetuning.pools.capacity.dstack import Dstack, DstackSettings
 from apps.finetuning.pools.capacity.kubernetes import Kubernetes
 from apps.finetuning.pools.capacity.manifests import ApiToken, KubernetesSettings, wrong_setting
 from apps.finetuning.pools.capacity.port import Capacity, CapacityError
@@ -23,14 +24,14 @@ MAX_NODES = 200
 MAX_GPUS_PER_NODE = 64
 _SHOWN_NODES = 20
 MIN_IDLE_SECONDS, MAX_IDLE_SECONDS = 30, 86_400
-_Settings = SlurmSettings | KubernetesSettings
+_Settings = SlurmSettings | KubernetesSettings | DstackSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Engine:
     """`example` has a valid value for each setting that must not be empty; `kept` do not change while nodes run."""
 
-    settings: type[SlurmSettings] | type[KubernetesSettings]
+    settings: type[SlurmSettings] | type[KubernetesSettings] | type[DstackSettings]
     example: Mapping[str, str]
     kept: tuple[str, ...]
     missing: str
@@ -49,6 +50,12 @@ _ENGINES: dict[str, _Engine] = {
         kept=("api_url", "namespace"),
         missing=later("Kubernetes needs this setting."),
     ),
+    CapacityKind.DSTACK: _Engine(
+        settings=DstackSettings,
+        example={"api_url": "https://10.0.0.1", "project": "anneal", "image": "anneal-gpu"},
+        kept=("api_url", "project"),
+        missing=later("dstack needs this setting."),
+    ),
 }
 _PATH = later("Enter an absolute path of letters, digits and ._-/.")
 _LABEL = later("Enter a name of small letters, digits and hyphens, with at most 63 characters.")
@@ -63,6 +70,7 @@ _FIXES = {
     "image": later("Enter an image, such as registry.example.com/anneal-gpu:1.0."),
     "ca": later("Paste the certificate of the API server's authority in PEM, without a private key."),
     "gpu_resource": later("Enter a resource of the cluster, such as nvidia.com/gpu."),
+    "gpu": later("Enter a GPU as dstack names it, such as H100 or H100:80GB."),
     "node_selector": later("Enter label=value, with commas between up to ten labels."),
 }
 
@@ -84,8 +92,8 @@ def set_capacity(
 ) -> PoolCapacity:
     """Store how many nodes the pool may have and what starts them. Takes effect within seconds.
 
-    `token` opens the API server of Kubernetes; "" keeps the present one. Raises InvalidValue, and InvalidState if the
-    engine or its cluster would change while it has nodes of this pool.
+    `token` opens the API server of Kubernetes or dstack; "" keeps the present one. Raises InvalidValue, and
+    InvalidState if the engine or its cluster would change while it has nodes of this pool.
     """
     for name, value, least, most in (
         ("maximum", maximum, 0, MAX_NODES),
@@ -134,11 +142,12 @@ def _require_same_engine(capacity: PoolCapacity, kind: str, settings: Mapping[st
 def _keep_token(capacity: PoolCapacity, kind: str, settings: Mapping[str, object], token: str) -> None:
     """Seal a new token. The present one stays for its own API server and authority, so that no other gets it."""
     stored = CapacityToken.objects.filter(capacity=capacity)
-    if kind != CapacityKind.KUBERNETES:
+    if "api_url" not in setting_names(kind):
         stored.delete()
         return
     if not token:
-        if any(settings[name] != capacity.settings.get(name) for name in ("api_url", "ca")) or not stored.exists():
+        is_same = all(settings.get(name) == capacity.settings.get(name) for name in ("api_url", "ca"))
+        if not is_same or not stored.exists():
             raise InvalidValue(gettext("Enter the token of this API server."), param="token")
         return
     try:
@@ -167,7 +176,7 @@ def read_settings(kind: str, settings: Mapping[str, Any]) -> _Settings:
     """Return the engine's settings. Raises InvalidValue that names the setting."""
     engine = _ENGINES.get(kind)
     if engine is None:
-        raise InvalidValue(gettext("Choose static, slurm or kubernetes."), param="kind")
+        raise InvalidValue(gettext("Choose static, slurm, kubernetes or dstack."), param="kind")
     for name in needed_names(kind):
         if not settings.get(name):
             raise InvalidValue(str(engine.missing), param=name)
@@ -177,7 +186,9 @@ def read_settings(kind: str, settings: Mapping[str, Any]) -> _Settings:
         except msgspec.ValidationError as error:
             raise InvalidValue(_fix_of(name), param=name) from error
     read = msgspec.convert(dict(settings), engine.settings)
-    if isinstance(read, KubernetesSettings) and (wrong := wrong_setting(read)):
+    if isinstance(read, SlurmSettings):
+        return read
+    if wrong := wrong_setting(api_url=read.api_url, ca=read.ca):
         raise InvalidValue(_fix_of(wrong), param=wrong)
     return read
 
@@ -203,4 +214,4 @@ def engine_of(capacity: PoolCapacity) -> Capacity:
         raise CapacityError("The token of the API server cannot be opened: enter it again.") from error
     if not token:
         raise CapacityError("The token of the API server is missing: enter it.")
-    return Kubernetes(settings, token=token)
+    return Dstack(settings, token=token) if isinstance(settings, DstackSettings) else Kubernetes(settings, token=token)

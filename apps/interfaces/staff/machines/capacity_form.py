@@ -23,7 +23,8 @@ _USD: dict[str, Any] = {"required": False, "min_value": Decimal(0), "max_value":
 _NAME: dict[str, Any] = {"required": False, "max_length": 100}
 _PATH: dict[str, Any] = {"required": False, "max_length": 200}
 LIMITS = ("minimum", "maximum", "gpus_per_node", "idle_seconds")
-_SHARED = ("minutes",)  # by both engines
+_SHARED = ("minutes",)  # by all engines
+_OF_API_SERVERS = ("api_url", "ca", "token", "image", "user_id")  # of Kubernetes and dstack
 _USUAL_RESOURCE = "nvidia.com/gpu"
 
 
@@ -36,8 +37,20 @@ class FieldGroup(NamedTuple):
     needed: tuple[str, ...] = ()
 
 
+def _own(engine: CapacityKind) -> tuple[str, ...]:
+    return tuple(name for name in setting_names(engine) if name not in (*_SHARED, *_OF_API_SERVERS))
+
+
+_PARTS: tuple[tuple[str, tuple[CapacityKind, ...], tuple[str, ...]], ...] = (
+    ("Slurm", (CapacityKind.SLURM,), _own(CapacityKind.SLURM)),
+    (later("Kubernetes and dstack"), (CapacityKind.KUBERNETES, CapacityKind.DSTACK), _OF_API_SERVERS),
+    ("Kubernetes", (CapacityKind.KUBERNETES,), _own(CapacityKind.KUBERNETES)),
+    ("dstack", (CapacityKind.DSTACK,), _own(CapacityKind.DSTACK)),
+)
+
+
 class CapacityForm(forms.Form):
-    """Limits of the pool, and the settings of Slurm and Kubernetes, which a static pool does not need."""
+    """Limits of the pool, and the settings of the engines, which a static pool does not need."""
 
     kind = forms.ChoiceField(
         choices=[(kind.value, later(kind.label)) for kind in CapacityKind],
@@ -89,12 +102,12 @@ class CapacityForm(forms.Form):
         max_length=MAX_CA_CHARACTERS,
         label=later("Certificate of its authority"),
         widget=forms.Textarea(attrs={"rows": 4}),
-        help_text=later("In PEM. The API server must show a certificate of this authority."),
+        help_text=later("In PEM; Kubernetes needs it. The API server must show a certificate of this authority."),
     )
     token = forms.CharField(
         required=False,
         max_length=8192,
-        label=later("Token of the service account"),
+        label=later("Token of the API server"),
         widget=forms.PasswordInput(attrs={"autocomplete": "off"}),
         help_text=later("Encrypted, and never shown again. Empty: the present one stays."),
     )
@@ -124,6 +137,21 @@ class CapacityForm(forms.Form):
         help_text=later("Empty: 10001."),
     )
 
+    project = forms.CharField(**_NAME, label=later("dstack project"))
+    gpu = forms.CharField(
+        **_NAME, label=later("GPU"), help_text=later("Such as H100 or H100:80GB. Empty: nodes without a GPU.")
+    )
+    fleet = forms.CharField(**_NAME, label=later("dstack fleet"), help_text=later("Empty: any fleet of the project."))
+    spot_policy = forms.ChoiceField(
+        required=False,
+        choices=[
+            ("on-demand", later("On demand")),
+            ("spot", later("Spot")),
+            ("auto", later("What is cheaper at the time")),
+        ],
+        label=later("Kind of machine"),
+    )
+
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial, auto_id="capacity_%s")  # the page has other forms with such names
 
@@ -134,18 +162,15 @@ class CapacityForm(forms.Form):
     @property
     def groups(self) -> list[FieldGroup]:
         """Return the fields that a static pool does not need."""
-        kind, engines = self["kind"].value(), (CapacityKind.SLURM, CapacityKind.KUBERNETES)
-        of_engines = {engine: [name for name in setting_names(engine) if name not in _SHARED] for engine in engines}
-        of_engines[CapacityKind.KUBERNETES].append("token")
-        apart = {name for names in of_engines.values() for name in names}
+        kind, apart = self["kind"].value(), {name for _, _, names in _PARTS for name in names}
         limits = [name for name in self.fields if name != "kind" and name not in apart]
         is_elastic = bool(self.errors) or kind != CapacityKind.STATIC
         groups = [FieldGroup(later("Nodes that Anneal starts"), is_elastic, [self[name] for name in limits])]
-        for engine, names in of_engines.items():
+        for title, engines, names in _PARTS:
             fields = [self[name] for name in self.fields if name in names]
-            is_open = kind == engine or any(field.errors for field in fields)
-            title = "Slurm" if engine == CapacityKind.SLURM else "Kubernetes"
-            groups.append(FieldGroup(title, is_open, fields, needed_names(engine)))
+            is_open = kind in engines or any(field.errors for field in fields)
+            needed = [name for name in names if all(name in needed_names(engine) for engine in engines)]
+            groups.append(FieldGroup(title, is_open, fields, tuple(needed)))
         return groups
 
     def values(self) -> dict[str, Any]:

@@ -212,6 +212,9 @@ PAGES = (
         "Series for Prometheus, alerts and dashboards",
         Audience.OPERATORS,
     ),
+    HelpPage(
+        "backup", "docs/operations/backup.md", "Back everything up, and restore it after a loss", Audience.OPERATORS
+    ),
     HelpPage("sizing", "docs/operations/sizing.md", "What is full first, and how much you need", Audience.OPERATORS),
     HelpPage(
         "regions",

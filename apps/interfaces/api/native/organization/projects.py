@@ -97,7 +97,11 @@ class OneProject(ApiView):
 
     def check_permissions(self, request: Request) -> None:
         if request.method in ("GET", "HEAD") or not self._is_of_project_admin():
-            super().check_permissions(request)
+            self.require_scope(request)
+
+    def require_scope(self, request: Request) -> None:
+        """Raise PermissionDenied for a key without the call's scope, also for that of an admin of the project."""
+        super().check_permissions(request)
 
     def _is_of_project_admin(self) -> bool:
         identity = self.identity
@@ -125,6 +129,9 @@ class ProjectDetail(OneProject):
         Keys whose maker does not see a private project stop working at once, and work again when the maker does. An
         admin of the project does not change who sees it.
         """
+        project = projects.get_project(organization=self.organization, id=project_id)
+        if body.is_private not in (None, project.is_private):
+            self.require_scope(request)
         return _object(
             change_project_settings(
                 organization=self.organization,

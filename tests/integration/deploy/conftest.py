@@ -1,0 +1,3 @@
+"""A worker that calls the worker API."""
+
+from tests.support.attempts import call  # noqa: F401 - fixture
