@@ -34,13 +34,14 @@ def change_project_settings(
 ) -> Project:
     """Change a project as `change_project` does, also what is chosen for its new fine-tunes.
 
-    None stays, and "" is none. Raises InvalidValue as well for a model that is not installed, a pool that is unknown,
-    closed or in a region that the organization may not use, an unknown method and a suffix without letters and digits.
+    None stays, and "" is none. Raises InvalidValue as well for another model that is not installed, another pool that
+    is unknown, closed or in a region that the organization may not use, an unknown method and a suffix without letters
+    and digits.
     """
-    if default_model and not list_base_models(only_installed=True).filter(name=default_model).exists():
+    project = get_project(organization=organization, id=id)  # what it keeps may be gone since
+    if default_model not in (None, "", project.default_model) and not _is_installed(default_model):
         raise InvalidValue(gettext("Choose a base model that is installed."), param="default_model")
-    kept = get_project(organization=organization, id=id).default_pool  # it may have closed since
-    if default_pool and default_pool != kept and default_pool not in names_of_pools(organization=organization):
+    if default_pool not in (None, "", project.default_pool, *names_of_pools(organization=organization)):
         raise InvalidValue(gettext("There is no such pool."), param="default_pool")
     if default_method and default_method not in list(Method):
         text = gettext("A method is one of %(methods)s.") % {"methods": ", ".join(Method)}
@@ -80,13 +81,17 @@ def _model_of(project: Project) -> str:
     if not project.default_model:
         text = gettext("'model' is missing, and the project %(name)s has no base model of its own. Send it.")
         raise MissingParameter(text % {"name": project.name}, param="model")
-    if not list_base_models(only_installed=True).filter(name=project.default_model).exists():
+    if not _is_installed(project.default_model):
         text = gettext(
             "The project %(name)s chooses the base model %(model)s, which is not installed any more. Send 'model', or "
             "choose another one for the project."
         )
         raise InvalidValue(text % {"name": project.name, "model": project.default_model}, param="model")
     return project.default_model
+
+
+def _is_installed(model: str) -> bool:
+    return list_base_models(only_installed=True).filter(name=model).exists()
 
 
 def _method_of(project: Project, model: str) -> Method | None:

@@ -71,6 +71,7 @@ def test_a_budget_keeps_what_is_not_changed_until_it_ends(anneal, key, organizat
     assert "$30.00 a month" in anneal("projects", "show", project.pk).output
     assert anneal(*words, "plenty").exit_code == 2
 
+    assert anneal(*words, "40", "--end").exit_code == 2 and list_budgets(organization=organization).exists()
     assert "is ended" in anneal("projects", "budget", project.pk, "--end").output
     assert not list_budgets(organization=organization).exists()
 

@@ -6,6 +6,7 @@ from apps.accounts.members import projects
 from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import ApiKey, Membership, Project, default_project_id
 from apps.billing.budget_settings import set_budget
+from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
 from apps.finetuning.jobs.creation import create_job
@@ -257,3 +258,9 @@ def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, org
     assert offered() == (market.base_model.name, "a100")
     assert "Chosen by the project" in text(member.get(f"{market.wizard}&step=compute"))
     assert "Chosen by the project" not in text(member.get(f"{market.wizard}&step=compute&pool=h100"))
+
+    BaseModel.objects.filter(name=market.base_model.name).update(retired_at=db_now())
+    shown = {each.name: each.value() for each in owner.get(page).context["form"] if each.value()}
+    assert owner.post(page, shown | {"name": "Find"}).status_code == 302
+    project.refresh_from_db()
+    assert (project.name, project.default_model) == ("Find", market.base_model.name), "what is gone stays until changed"

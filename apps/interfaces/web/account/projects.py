@@ -68,8 +68,10 @@ class ProjectSettingsForm(ProjectForm):
         super().__init__(data, initial={name: getattr(project, name) for name in self.base_fields})
         if not with_privacy:
             del self.fields["is_private"]
-        models = [(each.name, each.display_name) for each in list_base_models(only_installed=True)]
-        self.fields["default_model"].choices = [("", "–"), *models]  # type: ignore[attr-defined]
+        models = {each.name: each.display_name for each in list_base_models(only_installed=True)}
+        if project.default_model:
+            models.setdefault(project.default_model, project.default_model)  # it may not be installed any more
+        self.fields["default_model"].choices = [("", "–"), *models.items()]  # type: ignore[attr-defined]
         pools = sorted({*names_of_pools(organization=organization), project.default_pool} - {""})
         self.fields["default_pool"].choices = [("", "–"), *((each, each) for each in pools)]  # type: ignore[attr-defined]
 

@@ -18,7 +18,6 @@ from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
-from apps.finetuning.queries import get_job
 from apps.finetuning.results.checkpoint_models import adapter_files, serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
@@ -140,16 +139,15 @@ def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResp
 @require_safe
 @organization_view(Permission.VIEW)
 def download_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResponseBase:
-    """Send the checkpoint's adapter as an archive, to those who see its job."""
+    """Send the checkpoint's adapter as an archive."""
     checkpoint, files = adapter_files(organization=request.organization, checkpoint_id=checkpoint_id)
-    job = get_job(organization=request.organization, id=checkpoint.job_id)
     audit.record(
         organization=request.organization,
         by=request.membership.user_id,
         action="checkpoint.downloaded",
         target=checkpoint.pk,
     )
-    folder = f"{job.adapter_name}-step-{checkpoint.step}"
+    folder = f"{checkpoint.job.adapter_name}-step-{checkpoint.step}"
     archive = zip_chunks([(f"{folder}/{name}", key) for name, key in files])
     return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")
 

@@ -90,7 +90,7 @@ def change(
     ] = None,
     model: Annotated[str | None, typer.Option(help='The base model of jobs that name none; "" for none.')] = None,
     pool: Annotated[str | None, typer.Option(help='Their pool, if it can run them; "" for the cheapest.')] = None,
-    method: Annotated[str | None, typer.Option(help='Their method, lora or qlora; "" for lora.')] = None,
+    method: Annotated[str | None, typer.Option(help='Their method, lora, qlora or full; "" for lora.')] = None,
     suffix: Annotated[str | None, typer.Option(help='A part of their models\' names; "" for none.')] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -126,6 +126,8 @@ def budget(
 
     What you leave out of a new budget is as in the one that it replaces.
     """
+    if is_ended and (limit is not None or mode is not None or alert_at):
+        raise typer.BadParameter("Leave out the other options, or leave out --end.", param_hint="--end")
     api = session_of(context).api
     api.get(item_path(_PROJECTS, project))
     now = _budget_of(api, project)
