@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from http import HTTPStatus
 from typing import IO, Any, cast
 from urllib.parse import unquote
 
@@ -19,6 +18,7 @@ from django.db import connection
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
+from django.utils.translation import gettext
 
 from apps.core.database.read_times import read_seconds
 from apps.core.errors import DomainError, NotFound, Status
@@ -275,7 +275,7 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
-    message = "The form was too old or came from another site. Go back, reload the page and try again."
+    message = gettext("The form was too old or came from another site. Go back, reload the page and try again.")
     return error_page(request, 403, message=message)
 
 
@@ -283,7 +283,6 @@ def error_page(request: HttpRequest, status: int, *, message: str = "") -> HttpR
     """Render templates/shell/errors/<status>.html, or the general page if the status has no template."""
     context = {
         "status": status,
-        "title": HTTPStatus(status).phrase.capitalize(),
         "message": message,
         "request_id": getattr(request, "id", ""),
     }

@@ -4,10 +4,13 @@ import html
 import re
 from urllib.parse import urlencode
 
+from django.test import Client
 from django.urls import reverse
+from django.utils import translation
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.core.http.asgi import error_page
 from apps.core.messages.mail import render_mail
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import TrainingSetup
@@ -77,6 +80,13 @@ def test_a_page_is_in_the_language_that_its_reader_chose_else_in_that_of_the_bro
 def test_a_visitor_reads_the_sign_in_page_in_the_language_of_the_browser(client_for):
     assert "Passwort vergessen?" in words(client_for(None).get(reverse("account_login"), **GERMAN))
     assert "Forgot your password?" in words(client_for(None).get(reverse("account_login"), HTTP_ACCEPT_LANGUAGE="fr"))
+
+
+def test_the_page_of_an_error_is_in_the_language_of_the_browser(rf):
+    sent = Client(enforce_csrf_checks=True).post(reverse("account_login"), **GERMAN)
+    assert sent.status_code == 403 and not english_in(sent) and "Das Formular war zu alt" in words(sent)
+    with translation.override("de"):
+        assert "Das hat nicht geklappt" in words(error_page(rf.get("/jobs"), 409))
 
 
 def test_the_api_answers_in_english_whatever_the_caller_accepts(client, key):
