@@ -97,7 +97,7 @@ STATEMENTS: dict[str, int] = {
     "web:budget_end": 13,
     "web:budget_list": 21,
     "web:charge_why": 14,
-    "web:checkpoint_download": 11,
+    "web:checkpoint_download": 10,
     "web:completion_delete": 10,
     "web:completion_detail": 11,
     "web:completion_export": 9,
