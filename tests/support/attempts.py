@@ -239,6 +239,6 @@ def age_nodes(seconds: float) -> None:
         for table, column in (
             ("finetuning_capacitynode", "requested_at"), ("finetuning_worker", "created_at"),
             ("finetuning_run", "finished_at"), ("finetuning_poolcapacity", "retry_at"),
-            ("finetuning_workertoken", "expires_at"),
+            ("finetuning_workertoken", "expires_at"), ("finetuning_poolcapacity", "spot_retry_at"),
         ):  # fmt: skip
             cursor.execute(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", [seconds])

@@ -31,6 +31,12 @@ class PoolCapacity(models.Model):
     idle_seconds = models.PositiveIntegerField(default=300, help_text="A node without work for so long is released.")
     node_nano_per_hour = models.BigIntegerField(default=0, help_text="What one node costs the operator.")
     budget_nano_per_hour = models.BigIntegerField(null=True, help_text="Null: only the maximum limits the nodes.")
+    on_demand_nodes = models.PositiveSmallIntegerField(
+        null=True, help_text="Further nodes are spot. Null: all nodes are alike, as the settings say."
+    )
+    spot_node_nano_per_hour = models.BigIntegerField(default=0, help_text="What one spot node costs the operator.")
+    replaces_spot = models.BooleanField(default=True, help_text="On-demand nodes start where no spot node does.")
+    spot_retry_at = models.DateTimeField(null=True, help_text="On-demand nodes take the place of spot nodes before.")
     settings = models.JSONField(default=dict, help_text="Of the engine, as its Struct says.")
     wanted = models.PositiveSmallIntegerField(default=0, help_text="By the last reconciliation.")
     failures = models.PositiveSmallIntegerField(default=0, help_text="Of starts in a row; each doubles the wait.")
@@ -46,7 +52,7 @@ class PoolCapacity(models.Model):
             models.CheckConstraint(name="capacity_minimum", condition=Q(minimum__lte=F("maximum"))),
             models.CheckConstraint(
                 name="capacity_amounts",
-                condition=Q(node_nano_per_hour__gte=0, gpus_per_node__gte=1)
+                condition=Q(node_nano_per_hour__gte=0, spot_node_nano_per_hour__gte=0, gpus_per_node__gte=1)
                 & (Q(budget_nano_per_hour=None) | Q(budget_nano_per_hour__gte=0)),
             ),
         ]
@@ -73,6 +79,7 @@ class CapacityNode(models.Model):
     id = IdField(prefix="node")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="nodes")
     status = models.CharField(max_length=10, choices=choices_of(NODE_TRANSITIONS), default=NodeStatus.REQUESTED)
+    is_spot = models.BooleanField(default=False, help_text="In a pool with nodes of both kinds.")
     external_id = models.CharField(max_length=64, blank=True, help_text="As the engine calls it.")
     reason = models.CharField(max_length=300, blank=True, help_text="Why it waits, or why it ended.")
     token = models.ForeignKey(WorkerToken, on_delete=models.SET_NULL, null=True, related_name="+")

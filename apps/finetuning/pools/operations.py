@@ -17,7 +17,16 @@ from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
-from apps.finetuning.models import CapacityNode, GpuPool, PricePolicy, ThroughputProbe, Worker, WorkerKind, WorkerToken
+from apps.finetuning.models import (
+    CapacityNode,
+    GpuPool,
+    PoolCapacity,
+    PricePolicy,
+    ThroughputProbe,
+    Worker,
+    WorkerKind,
+    WorkerToken,
+)
 from apps.finetuning.runs.leases import sha256_hex
 from apps.serving.models import Replica
 
@@ -88,6 +97,12 @@ def edit_pool(
         "serves_whole_models": serves_whole_models,
     }
     changes |= _spot(interruptions_per_hour) | _policy(price_policy, firm_factor)
+    has_spot_nodes = PoolCapacity.objects.filter(pool=pool).exclude(on_demand_nodes=None).exists()
+    if has_spot_nodes and not changes["is_spot"]:
+        raise InvalidValue(
+            gettext("Some nodes of this pool are spot: make all of them on demand first."),
+            param="interruptions_per_hour",
+        )
     for name, value in changes.items():
         setattr(pool, name, value)
     pool.save(update_fields=list(changes))  # waits for enrolments, so that the next line finds their replicas

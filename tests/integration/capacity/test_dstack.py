@@ -187,6 +187,14 @@ def test_the_run_is_not_repeated_and_its_worker_reads_what_it_needs(twin, settin
     assert (plain["resources"]["gpu"]["count"], plain["spot_policy"], plain["fleets"]) == (0, "on-demand", None)
 
 
+def test_in_a_pool_of_both_kinds_each_node_has_its_own(twin, settings):
+    twin_of = Dstack(msgspec.structs.replace(settings, spot_policy="auto"), token=TOKEN)
+    for digit, is_spot, policy in (("4", True, "spot"), ("5", False, "on-demand"), ("6", None, "auto")):
+        run = "node-" + digit * 26
+        twin_of.request(NodeRequest(**vars(NODE) | {"name": PREFIX + run, "is_spot": is_spot}))
+        assert twin.rows[f"anneal-{run}"]["run_spec"]["configuration"]["spot_policy"] == policy
+
+
 # --- a pool -----------------------------------------------------------------------------------------------------------
 
 

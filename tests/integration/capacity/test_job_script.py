@@ -1,4 +1,4 @@
-"""The script of a Slurm job, run by the shell without Slurm."""
+"""What Slurm is asked for: the options of a node, and its script, run by the shell without Slurm."""
 
 import signal
 import subprocess
@@ -36,3 +36,19 @@ def test_the_work_folder_stays_until_a_worker_that_was_told_three_times_to_stop_
     assert job.wait(10) == 3
     assert (tmp_path / "saved").exists()
     assert list((tmp_path / "nodes").iterdir()) == []
+
+
+def test_spot_nodes_go_to_their_own_partition(monkeypatch):
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Slurm, "_run", lambda _, *words, script: asked.append(words) or "1")
+    settings = SlurmSettings(
+        partition="gpu", qos="normal", spot_partition="spot", install_dir="/opt/anneal", work_dir="/scratch"
+    )
+    for is_spot in (True, False, None):
+        node = NodeRequest(name="node", pool="p", token="t", internal_url="u", idle_seconds=9, is_spot=is_spot)
+        Slurm(settings).request(node)
+
+    assert [("--partition=spot" in words, "--partition=gpu" in words) for words in asked] == [
+        (True, False), (False, True), (False, True),
+    ]  # fmt: skip
+    assert all("--qos=normal" in words for words in asked)

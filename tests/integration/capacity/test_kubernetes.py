@@ -182,6 +182,19 @@ def test_the_job_runs_once_without_rights(settings):
     assert pod["containers"][0]["resources"]["limits"].keys() == {"cpu", "memory"}
 
 
+def test_spot_nodes_have_labels_of_their_own_and_tolerate_them_as_taints(settings):
+    settings = msgspec.structs.replace(settings, spot_node_selector="gpu=h100,cloud.google.com/gke-spot=true")
+    spot, plain = (
+        job_manifest(settings, NodeRequest(**vars(NODE) | {"is_spot": is_spot}))["spec"]["template"]["spec"]
+        for is_spot in (True, False)
+    )
+    assert spot["nodeSelector"] == {"gpu": "h100", "cloud.google.com/gke-spot": "true"}
+    assert {"key": "cloud.google.com/gke-spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"} in (
+        spot["tolerations"]
+    )
+    assert plain["nodeSelector"]["example.com/zone"] == "a" and len(plain["tolerations"]) == 1
+
+
 # --- a pool -----------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
-from apps.finetuning.models import CapacityNode, CapacityToken, PoolCapacity
+from apps.finetuning.models import CapacityNode, CapacityToken, GpuPool, PoolCapacity
 from apps.finetuning.quotes.pool_facts import find_open_pools
 from tests.support.pages import text
 from tests.twins.kubernetes import make_certificate
@@ -39,6 +39,31 @@ def test_an_operator_makes_a_pool_elastic_and_sees_its_nodes_with_their_reasons(
         assert refused.status_code == 422
         assert field in refused.context["capacity_form"].errors, (field, refused.context["capacity_form"].errors)
     assert PoolCapacity.objects.get().maximum == 4
+
+
+def test_an_operator_mixes_on_demand_and_spot_nodes(olga, client_for, floor):
+    console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
+    mixed = BODY | {
+        "on_demand_nodes": "1", "spot_node_usd": "0.9", "spot_partition": "spot", "replaces_spot": "on",
+    }  # fmt: skip
+    refused = console.post(f"{page}/capacity", mixed)
+    assert "Mark the pool as spot first" in text(refused)
+
+    GpuPool.objects.update(is_spot=True, interruptions_per_hour=0.2)
+    for field, value in (("spot_partition", ""), ("spot_node_usd", ""), ("on_demand_nodes", "5")):
+        refused = console.post(f"{page}/capacity", mixed | {field: value})
+        assert refused.context["capacity_form"].errors.keys() == {field}
+    assert console.post(f"{page}/capacity", mixed).status_code == 302
+    capacity = PoolCapacity.objects.get()
+    assert (capacity.on_demand_nodes, capacity.spot_node_nano_per_hour, capacity.replaces_spot) == (
+        1,
+        900_000_000,
+        True,
+    )
+
+    CapacityNode.objects.create(pool=floor.pool, status="starting", is_spot=True)
+    shown = console.get(page)
+    assert shown.context["capacity_form"]["on_demand_nodes"].value() == 1 and ">Spot<" in shown.content.decode()
 
 
 def test_a_pool_without_workers_can_be_quoted_if_it_starts_them(olga, client_for, floor):

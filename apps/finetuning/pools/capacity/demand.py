@@ -6,20 +6,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an operator allows. Amounts are nano-USD for an hour; no budget means that only `maximum` limits."""
+    """What an operator allows. Amounts are nano-USD for an hour; no budget means that only `maximum` limits.
+
+    `on_demand` nodes are on demand, and further ones spot. None: all are alike and cost `node_nano`.
+    """
 
     minimum: int
     maximum: int
     gpus_per_node: int
     node_nano: int = 0
     budget_nano: int | None = None
+    on_demand: int | None = None
+    spot_nano: int = 0
 
     @property
     def most(self) -> int:
-        """Return the largest number of nodes that maximum and budget allow."""
-        if self.budget_nano is None or not self.node_nano:
+        """Return the largest number of nodes that maximum and budget allow, if each spot node can be had."""
+        base = self.maximum if self.on_demand is None else min(self.on_demand, self.maximum)
+        if self.budget_nano is None:
             return self.maximum
-        return min(self.maximum, self.budget_nano // self.node_nano)
+        paid = _affordable(base, self.node_nano, self.budget_nano)
+        if paid < base:
+            return paid
+        return base + _affordable(self.maximum - base, self.spot_nano, self.budget_nano - base * self.node_nano)
 
 
 def wanted_nodes(*, waiting: Sequence[int], busy: Sequence[int], limits: Limits) -> int:
@@ -38,3 +47,31 @@ def wanted_nodes(*, waiting: Sequence[int], busy: Sequence[int], limits: Limits)
         else:
             free[place] -= need
     return max(min(max(len(free), limits.minimum), limits.most), len(busy))
+
+
+def kinds_of_further_nodes(
+    count: int, *, alive: Sequence[bool], unfinished: Sequence[bool], limits: Limits, has_spot: bool
+) -> list[bool]:
+    """Return for each of at most `count` further nodes whether it is spot, as far as the budget pays for them.
+
+    `alive` says the same of the nodes that stay, `unfinished` of all that still cost something. If spot nodes cannot
+    be had now, on-demand nodes take their place.
+    """
+    on_demand, spent = alive.count(False), sum(_cost(is_spot, limits) for is_spot in unfinished)
+    kinds: list[bool] = []
+    for _ in range(count):
+        is_spot = limits.on_demand is not None and has_spot and on_demand >= limits.on_demand
+        spent += _cost(is_spot, limits)
+        if limits.budget_nano is not None and spent > limits.budget_nano:
+            break
+        on_demand += not is_spot
+        kinds.append(is_spot)
+    return kinds
+
+
+def _cost(is_spot: bool, limits: Limits) -> int:
+    return limits.spot_nano if is_spot else limits.node_nano
+
+
+def _affordable(count: int, nano: int, budget_nano: int) -> int:
+    return min(count, budget_nano // nano) if nano else count

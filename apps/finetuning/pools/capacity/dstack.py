@@ -24,6 +24,7 @@ _NODE_TAG = "anneal-node"
 _RUNNING = "running"
 _WAITING = ("pending", "submitted")
 _ENDED = ("terminated", "failed", "done")
+_SPOT_POLICIES = {True: "spot", False: "on-demand"}
 _TOKEN_FILE = f"{HOME}/token"
 _COMMAND = (
     'umask 077; printf %s "$ANNEAL_NODE_TOKEN" > "$ANNEAL_ENROLL_TOKEN_FILE"; unset ANNEAL_NODE_TOKEN; '
@@ -38,7 +39,7 @@ class DstackSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     """Where runs go and what they ask for.
 
     `gpu` is a name of dstack, perhaps with a memory, such as `H100:80GB`; without it the nodes have no GPU. Without a
-    `fleet` dstack chooses among all fleets of the project.
+    `fleet` dstack chooses among all fleets of the project. `spot_policy` is that of pools whose nodes are all alike.
     """
 
     api_url: ApiUrl
@@ -141,7 +142,7 @@ class Dstack:
             },
             # With the architecture, dstack's server need not read the image's registry.
             "resources": {"cpu": {"arch": "x86"}, "gpu": gpu},
-            "spot_policy": settings.spot_policy,
+            "spot_policy": _SPOT_POLICIES.get(node.is_spot, settings.spot_policy),
             "retry": {"on_events": ["no-capacity"], "duration": settings.minutes * 60},
             "max_duration": settings.minutes * 60, "stop_duration": GRACE_SECONDS,
             "tags": {_NODE_TAG: node.name},

@@ -37,7 +37,8 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """Where Jobs go and what they ask for.
 
     `ca` is the PEM of the API server's authority, `queue` a LocalQueue of Kueue, `node_selector` of the form
-    `label=value,label=value`. Without a `gpu_resource` the nodes have no GPU.
+    `label=value,label=value`. `spot_node_selector` is that of spot nodes in a pool that has both kinds. Without a
+    `gpu_resource` the nodes have no GPU.
     """
 
     api_url: ApiUrl
@@ -47,6 +48,7 @@ class KubernetesSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     queue: _Label | None = None
     gpu_resource: _Resource | None = None
     node_selector: _Selector | None = None
+    spot_node_selector: _Selector | None = None
     service_account: _Label | None = None
     cpu: _Quantity = "4"
     memory: _Quantity = "16Gi"
@@ -122,11 +124,21 @@ def _pod(settings: KubernetesSettings, node: NodeRequest) -> dict[str, object]:
     }  # fmt: skip
     if settings.service_account:
         pod["serviceAccountName"] = settings.service_account
-    if settings.node_selector:
-        pod["nodeSelector"] = dict(each.split("=", 1) for each in settings.node_selector.split(","))
+    selector = settings.spot_node_selector if node.is_spot else settings.node_selector
+    labels = dict(each.split("=", 1) for each in selector.split(",")) if selector else {}
+    if labels:
+        pod["nodeSelector"] = labels
+    tolerations = []
     if settings.gpu_resource:
         # Machines with GPUs are usually kept for pods that ask for them.
-        pod["tolerations"] = [{"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"}]
+        tolerations.append({"key": settings.gpu_resource, "operator": "Exists", "effect": "NoSchedule"})
+    if node.is_spot:
+        # GKE and AKS taint spot machines with the key and value of their label.
+        tolerations += [
+            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"} for key, value in labels.items()
+        ]
+    if tolerations:
+        pod["tolerations"] = tolerations
     return pod
 
 

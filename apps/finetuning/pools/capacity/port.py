@@ -19,6 +19,7 @@ class NodeRequest:
     internal_url: str
     idle_seconds: int
     gpus: int = 1  # if the pool has GPUs
+    is_spot: bool | None = None  # None: the pool does not mix both kinds, and its settings say which one it has
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from apps.finetuning.models import (
 )
 from apps.finetuning.models.capacity import name_prefix
 from apps.finetuning.pools import operations
-from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
+from apps.finetuning.pools.capacity.demand import Limits, kinds_of_further_nodes, wanted_nodes
 from apps.finetuning.pools.capacity.port import Capacity, CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import engine_of
 from apps.finetuning.runs.leases import sha256_hex
@@ -45,6 +45,8 @@ _TURN = datetime.timedelta(seconds=120)  # longer than a task may take
 _ENROL_WITHIN = datetime.timedelta(hours=1)  # after the engine's own queue
 _SILENT_AT_MOST = datetime.timedelta(minutes=10)  # of a worker without a lease
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30, 1800
+_SPOT_WAITS_AT_MOST = datetime.timedelta(minutes=10)  # in the engine's queue
+_SPOT_PAUSE = datetime.timedelta(minutes=30)  # after a spot node did not start
 _STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
 _LOOKED_AT = 50  # queued runs
 _LOOKS_AFTER_ALL = 3600  # a node of a minimum renews itself when it was idle for so long
@@ -93,7 +95,7 @@ def _reconcile(capacity: PoolCapacity) -> None:
         for node in plan.starts:
             _start(engine, capacity, node)
     except CapacityError as error:
-        _note_failed_start(capacity.pk, str(error))
+        _note_failed_start(node, str(error))
     PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=db_now()), pk=capacity.pk).update(problem="")
 
 
@@ -120,6 +122,8 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
             _drain(node, "An operator cordoned it.", now)
         elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker):
             _drain(node, "Its worker was silent for ten minutes.", now)
+    has_spot = _has_spot(capacity, nodes, listed, now)
+    nodes = [node for node in nodes if node.status not in NODE_ENDED]
     alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
     limits = _limits(capacity)
     waiting = _waiting(capacity, limits, now)
@@ -128,8 +132,14 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     for node in _surplus(alive, len(alive) - wanted, leased, capacity, now):
         _drain(node, "It was not needed any more.", now)
     requested = [node for node in alive if node.status == NodeStatus.REQUESTED]
-    room = min(wanted - len(alive), limits.most - len(nodes), _STARTS_AT_ONCE - len(requested))
-    requested += [CapacityNode.objects.create(pool=capacity.pool) for _ in range(room)]
+    kinds = kinds_of_further_nodes(
+        min(wanted - len(alive), limits.most - len(nodes), _STARTS_AT_ONCE - len(requested)),
+        alive=[node.is_spot for node in alive],
+        unfinished=[node.is_spot for node in nodes],
+        limits=limits,
+        has_spot=has_spot,
+    )
+    requested += [CapacityNode.objects.create(pool=capacity.pool, is_spot=is_spot) for is_spot in kinds]
     may_start = PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=now), pk=capacity.pk).exists()
     kept = {node.name for node in nodes if node.status in (NodeStatus.STARTING, NodeStatus.RUNNING)}
     return NodePlan(
@@ -162,7 +172,7 @@ def _observe(node: CapacityNode, machine: ListedNode | None, capacity: PoolCapac
         _end(node, capacity, now)
     elif node.status == NodeStatus.STARTING and (node.token is None or node.token.expires_at <= now):
         _drain(node, "It did not enrol within an hour.", now)
-        _note_failed_start(node.pool_id, f"{node.name} did not enrol within an hour.")
+        _note_failed_start(node, f"{node.name} did not enrol within an hour.")
     elif node.status == NodeStatus.STARTING and node.reason != machine.reason:
         CapacityNode.objects.filter(pk=node.pk).update(reason=machine.reason)
 
@@ -172,12 +182,12 @@ def _end(node: CapacityNode, capacity: PoolCapacity, now: datetime.datetime) -> 
     to, reason = NodeStatus.RELEASED, node.reason or "It was idle and ended."
     if node.status == NodeStatus.STARTING:
         to, reason = NodeStatus.LOST, "It ended before it enrolled."
-        _note_failed_start(node.pool_id, f"{node.name} ended before it enrolled: look at the engine's log of it.")
+        _note_failed_start(node, f"{node.name} ended before it enrolled: look at the engine's log of it.")
     elif node.worker is not None and is_leased(worker=node.worker):
         to, reason = NodeStatus.LOST, "It was taken away while a run worked on it."
     elif node.status == NodeStatus.RUNNING and _has_crashed(node.worker, capacity, now):
         to, reason = NodeStatus.LOST, "It ended before it worked."
-        _note_failed_start(node.pool_id, f"{node.name} ended before it worked: look at the engine's log of it.")
+        _note_failed_start(node, f"{node.name} ended before it worked: look at the engine's log of it.")
     advance(node, to=to, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
     _close_token(node, now)
     if node.worker is not None and node.worker.revoked_at is None:
@@ -213,9 +223,9 @@ def _surplus(
     capacity: PoolCapacity,
     now: datetime.datetime,
 ) -> list[CapacityNode]:
-    """Return at most `count` nodes that have had no work for the idle time, the newest first."""
+    """Return at most `count` nodes that have had no work for the idle time, in the order of `_by_use`."""
     idle: list[CapacityNode] = []
-    for node in sorted(alive, key=lambda each: each.requested_at, reverse=True):
+    for node in _by_use(alive, capacity.on_demand_nodes or 0):
         if len(idle) >= count:
             break
         if node.worker is None:
@@ -227,6 +237,39 @@ def _surplus(
         if (now - since).total_seconds() >= capacity.idle_seconds:
             idle.append(node)
     return idle
+
+
+def _by_use(alive: Sequence[CapacityNode], on_demand: int) -> list[CapacityNode]:
+    """Return on-demand nodes above this number, then spot nodes, then the others, the newest of each first."""
+    newest = sorted(alive, key=lambda each: each.requested_at, reverse=True)
+    kept = [node for node in newest if not node.is_spot]
+    extra = max(len(kept) - on_demand, 0)
+    return [*kept[:extra], *(node for node in newest if node.is_spot), *kept[extra:]]
+
+
+def _has_spot(
+    capacity: PoolCapacity,
+    nodes: Sequence[CapacityNode],
+    listed: Mapping[str, ListedNode],
+    now: datetime.datetime,
+) -> bool:
+    """Return whether spot nodes can be had; give up those that did not start, so that on-demand nodes replace them."""
+    if not capacity.replaces_spot:
+        return True
+    late = [node for node in nodes if node.is_spot and _waits_for_long(node, listed.get(node.name), now)]
+    if late:
+        PoolCapacity.objects.filter(pk=capacity.pk).update(spot_retry_at=now + _SPOT_PAUSE)
+    paused = PoolCapacity.objects.filter(pk=capacity.pk, spot_retry_at__gt=now).exists()
+    if paused:
+        late += [node for node in nodes if node.is_spot and node.status == NodeStatus.REQUESTED]
+    for node in late:
+        _drain(node, "No spot machine was free.", now)
+    return not paused
+
+
+def _waits_for_long(node: CapacityNode, machine: ListedNode | None, now: datetime.datetime) -> bool:
+    is_waiting = node.status == NodeStatus.STARTING and machine is not None and machine.is_waiting
+    return is_waiting and now - node.requested_at > _SPOT_WAITS_AT_MOST
 
 
 def _hold_idle(worker: Worker) -> bool:
@@ -263,6 +306,8 @@ def _limits(capacity: PoolCapacity) -> Limits:
         gpus_per_node=capacity.gpus_per_node,
         node_nano=capacity.node_nano_per_hour,
         budget_nano=capacity.budget_nano_per_hour,
+        on_demand=capacity.on_demand_nodes,
+        spot_nano=capacity.spot_node_nano_per_hour,
     )
 
 
@@ -284,18 +329,20 @@ def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None
             internal_url=settings.INTERNAL_URL,
             idle_seconds=max(capacity.idle_seconds, _LOOKS_AFTER_ALL if capacity.minimum else 0),
             gpus=capacity.gpus_per_node,
+            is_spot=None if capacity.on_demand_nodes is None else node.is_spot,
         )
     )
     try_advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=external_id)
 
 
-def _note_failed_start(pool_id: str, problem: str) -> None:
+def _note_failed_start(node: CapacityNode, problem: str) -> None:
     """Show the problem to the operator and wait before the next start, twice as long each time."""
-    logger.warning("capacity of %s: %s", pool_id, problem)
-    capacity = PoolCapacity.objects.get(pk=pool_id)
+    logger.warning("capacity of %s: %s", node.pool_id, problem)
+    now, capacity = db_now(), PoolCapacity.objects.get(pk=node.pool_id)
     wait = min(_FIRST_WAIT_SECONDS * 2 ** min(capacity.failures, 10), _LONGEST_WAIT_SECONDS)
-    PoolCapacity.objects.filter(pk=pool_id).update(
+    PoolCapacity.objects.filter(pk=node.pool_id).update(
         failures=Least(F("failures") + 1, 1000),
-        retry_at=db_now() + datetime.timedelta(seconds=wait),
+        retry_at=now + datetime.timedelta(seconds=wait),
         problem=problem[:300],
+        spot_retry_at=now + _SPOT_PAUSE if node.is_spot else capacity.spot_retry_at,
     )

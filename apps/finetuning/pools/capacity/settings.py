@@ -35,6 +35,7 @@ class _Engine:
     example: Mapping[str, str]
     kept: tuple[str, ...]
     missing: str
+    spot: tuple[str, ...] = ()  # a pool of both kinds needs at least one of them
 
 
 _ENGINES: dict[str, _Engine] = {
@@ -43,12 +44,14 @@ _ENGINES: dict[str, _Engine] = {
         example={"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"},  # noqa: S108
         kept=("slurm_conf",),
         missing=later("Slurm needs this setting."),
+        spot=("spot_partition", "spot_qos"),
     ),
     CapacityKind.KUBERNETES: _Engine(
         settings=KubernetesSettings,
         example={"api_url": "https://10.0.0.1:6443", "namespace": "anneal", "image": "anneal-gpu", "ca": "PEM"},
         kept=("api_url", "namespace"),
         missing=later("Kubernetes needs this setting."),
+        spot=("spot_node_selector",),
     ),
     CapacityKind.DSTACK: _Engine(
         settings=DstackSettings,
@@ -71,7 +74,9 @@ _FIXES = {
     "ca": later("Paste the certificate of the API server's authority in PEM, without a private key."),
     "gpu_resource": later("Enter a resource of the cluster, such as nvidia.com/gpu."),
     "gpu": later("Enter a GPU as dstack names it, such as H100 or H100:80GB."),
-    "node_selector": later("Enter label=value, with commas between up to ten labels."),
+    **dict.fromkeys(
+        ("node_selector", "spot_node_selector"), later("Enter label=value, with commas between up to ten labels.")
+    ),
 }
 
 
@@ -88,11 +93,15 @@ def set_capacity(
     budget_nano_per_hour: int | None,
     settings: dict[str, Any],
     by: str,
+    on_demand_nodes: int | None = None,
+    spot_node_nano_per_hour: int = 0,
+    replaces_spot: bool = True,
     token: str = "",
 ) -> PoolCapacity:
     """Store how many nodes the pool may have and what starts them. Takes effect within seconds.
 
-    `token` opens the API server of Kubernetes or dstack; "" keeps the present one. Raises InvalidValue, and
+    With `on_demand_nodes`, further nodes are spot, and `replaces_spot` lets on-demand nodes start where no spot node
+    does. `token` opens the API server of Kubernetes or dstack; "" keeps the present one. Raises InvalidValue, and
     InvalidState if the engine or its cluster would change while it has nodes of this pool.
     """
     for name, value, least, most in (
@@ -100,6 +109,7 @@ def set_capacity(
         ("minimum", minimum, 0, maximum),
         ("gpus_per_node", gpus_per_node, 1, MAX_GPUS_PER_NODE),
         ("idle_seconds", idle_seconds, MIN_IDLE_SECONDS, MAX_IDLE_SECONDS),
+        ("on_demand_nodes", on_demand_nodes or 0, 0, maximum),
     ):
         if not least <= value <= most:
             raise InvalidValue(
@@ -110,21 +120,39 @@ def set_capacity(
     if budget_nano_per_hour is not None and budget_nano_per_hour < node_nano_per_hour:
         raise InvalidValue(gettext("Set at least the cost of one node, or leave the budget empty."), param="budget_usd")
     kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
+    if on_demand_nodes is not None and kind != CapacityKind.STATIC:
+        _require_spot(pool, kind, kept, spot_nano=spot_node_nano_per_hour, budget_nano=budget_nano_per_hour)
     capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
     _require_same_engine(capacity, kind, kept)
     _keep_token(capacity, kind, kept, token)
     values = {
         "kind": kind, "minimum": minimum, "maximum": maximum, "gpus_per_node": gpus_per_node,
         "idle_seconds": idle_seconds, "node_nano_per_hour": node_nano_per_hour,
-        "budget_nano_per_hour": budget_nano_per_hour, "settings": kept,
+        "budget_nano_per_hour": budget_nano_per_hour, "on_demand_nodes": on_demand_nodes,
+        "spot_node_nano_per_hour": spot_node_nano_per_hour, "replaces_spot": replaces_spot, "settings": kept,
     }  # fmt: skip
     # What failed before may work with the new settings.
-    PoolCapacity.objects.filter(pk=capacity.pk).update(**values, failures=0, retry_at=None, problem="")
+    cleared: dict[str, Any] = {"failures": 0, "retry_at": None, "spot_retry_at": None, "problem": ""}
+    PoolCapacity.objects.filter(pk=capacity.pk).update(**values, **cleared)
     audit.record(
         organization=None, by=by, action="pool.capacity_set", target=pool.pk, has_new_token=bool(token), **values
     )
     capacity.refresh_from_db()
     return capacity
+
+
+def _require_spot(
+    pool: GpuPool, kind: str, settings: Mapping[str, object], *, spot_nano: int, budget_nano: int | None
+) -> None:
+    """Raise InvalidValue unless the engine can tell spot nodes from others, and quotes count their interruptions."""
+    if not pool.is_spot:
+        text = gettext("Mark the pool as spot first, so that its quotes count interruptions.")
+        raise InvalidValue(text, param="on_demand_nodes")
+    names = _ENGINES[kind].spot
+    if names and not any(settings.get(name) for name in names):
+        raise InvalidValue(gettext("Say where spot nodes start."), param=names[0])
+    if budget_nano is not None and not spot_nano:
+        raise InvalidValue(gettext("Set the cost of a spot node: the budget also pays for it."), param="spot_node_usd")
 
 
 def _require_same_engine(capacity: PoolCapacity, kind: str, settings: Mapping[str, object]) -> None:

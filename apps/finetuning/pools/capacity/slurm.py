@@ -40,6 +40,7 @@ exit $status
 class SlurmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Where jobs go, and where Anneal lies on the nodes.
 
+    `spot_partition` and `spot_qos` are those of spot nodes in a pool that has both kinds; empty: as of the others.
     `model_root` holds base models that are not from the hub. `slurm_conf` lies where Celery runs; it is needed if there
     are several clusters.
     """
@@ -49,6 +50,8 @@ class SlurmSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     work_dir: _Path
     account: _Name = ""
     qos: _Name = ""
+    spot_partition: _Name = ""
+    spot_qos: _Name = ""
     gres: _Name = ""  # of one node, such as gpu:h100:2
     minutes: Annotated[int, msgspec.Meta(ge=5, le=43_200)] = 1440
     model_root: _Path | None = None
@@ -63,10 +66,12 @@ class Slurm:
 
     def request(self, node: NodeRequest) -> str:
         settings = self._settings
+        partition = (settings.spot_partition if node.is_spot else "") or settings.partition
+        qos = (settings.spot_qos if node.is_spot else "") or settings.qos
         arguments = [
             "--parsable",
             f"--job-name={node.name}",
-            f"--partition={settings.partition}",
+            f"--partition={partition}",
             f"--time={settings.minutes}",
             "--signal=B:TERM@120",  # before the time limit: a worker saves and uploads within 110 seconds
             f"--chdir={settings.install_dir}",
@@ -77,7 +82,7 @@ class Slurm:
             "--output=/dev/null",
         ]
         arguments += [f"--account={settings.account}"] if settings.account else []
-        arguments += [f"--qos={settings.qos}"] if settings.qos else []
+        arguments += [f"--qos={qos}"] if qos else []
         arguments += [f"--gres={settings.gres}"] if settings.gres else []
         work_dir = f"{settings.work_dir}/{node.name}"
         script = _SCRIPT.format(

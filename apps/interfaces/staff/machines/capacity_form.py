@@ -77,12 +77,31 @@ class CapacityForm(forms.Form):
     budget_usd = forms.DecimalField(
         **_USD, label=later("Budget per hour, USD"), help_text=later("Empty: only the number of nodes is limited.")
     )
+    on_demand_nodes = forms.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=MAX_NODES,
+        label=later("On-demand nodes"),
+        help_text=later("Nodes above this number are spot. Empty: all nodes are of one kind."),
+    )
+    spot_node_usd = forms.DecimalField(**_USD, label=later("Cost per spot node-hour, USD"))
+    replaces_spot = forms.BooleanField(
+        required=False,
+        label=later("Replace spot nodes"),
+        help_text=later("If no spot node starts within ten minutes, on-demand nodes replace it for half an hour."),
+    )
     minutes = forms.IntegerField(
         required=False, min_value=5, max_value=43_200, label=later("Time limit of a job, minutes")
     )
     partition = forms.CharField(**_NAME, label=later("Slurm partition"))
     account = forms.CharField(**_NAME, label=later("Slurm account"))
     qos = forms.CharField(**_NAME, label=later("Slurm QOS"))
+    spot_partition = forms.CharField(
+        **_NAME, label=later("Slurm partition of spot nodes"), help_text=later("Empty: the same as for other nodes.")
+    )
+    spot_qos = forms.CharField(
+        **_NAME, label=later("Slurm QOS of spot nodes"), help_text=later("Empty: the same as for other nodes.")
+    )
     gres = forms.CharField(
         **_NAME, label=later("GPUs per Slurm job"), help_text=later("As in sbatch --gres: gpu:h100:2.")
     )
@@ -121,6 +140,12 @@ class CapacityForm(forms.Form):
     node_selector = forms.CharField(
         required=False, max_length=1000, label=later("Node selector"), help_text=later("label=value,label=value")
     )
+    spot_node_selector = forms.CharField(
+        required=False,
+        max_length=1000,
+        label=later("Node selector of spot nodes"),
+        help_text=later("Their pods also tolerate taints with these keys and values."),
+    )
     queue = forms.CharField(
         **_NAME, label=later("Kueue queue"), help_text=later("A LocalQueue. Empty: Jobs start without Kueue.")
     )
@@ -150,6 +175,7 @@ class CapacityForm(forms.Form):
             ("auto", later("What is cheaper at the time")),
         ],
         label=later("Kind of machine"),
+        help_text=later("If all nodes are of one kind."),
     )
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
@@ -182,6 +208,9 @@ class CapacityForm(forms.Form):
             **{name: _usual(name) if data[name] is None else data[name] for name in LIMITS},
             "node_nano_per_hour": usd_to_nano(data["node_usd"] or Decimal(0)),
             "budget_nano_per_hour": None if data["budget_usd"] is None else usd_to_nano(data["budget_usd"]),
+            "on_demand_nodes": data["on_demand_nodes"],
+            "spot_node_nano_per_hour": usd_to_nano(data["spot_node_usd"] or Decimal(0)),
+            "replaces_spot": data["replaces_spot"],
             "settings": settings,
             "token": data["token"],
         }
@@ -189,7 +218,8 @@ class CapacityForm(forms.Form):
 
 def capacity_form_of(pool: GpuPool) -> CapacityForm:
     """Return the form with the pool's settings."""
-    usual: dict[str, object] = {name: _usual(name) for name in LIMITS} | {"gpu_resource": _USUAL_RESOURCE}
+    usual: dict[str, object] = {name: _usual(name) for name in LIMITS}
+    usual |= {"gpu_resource": _USUAL_RESOURCE, "replaces_spot": True}
     capacity = getattr(pool, "capacity", None)
     if capacity is None:
         return CapacityForm(initial=usual)
@@ -201,6 +231,9 @@ def capacity_form_of(pool: GpuPool) -> CapacityForm:
             **{name: getattr(capacity, name) for name in LIMITS},
             "node_usd": nano_to_usd(capacity.node_nano_per_hour),
             "budget_usd": None if budget_nano is None else nano_to_usd(budget_nano),
+            "on_demand_nodes": capacity.on_demand_nodes,
+            "spot_node_usd": nano_to_usd(capacity.spot_node_nano_per_hour),
+            "replaces_spot": capacity.replaces_spot,
             **capacity.settings,
         }
     )

@@ -4,20 +4,17 @@ import datetime
 
 import pytest
 
-from apps.contracts.worker_api import EnrollRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.finetuning.models import CapacityNode, FineTuningJob, PoolCapacity, Run, Worker, WorkerToken
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
-from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
-from apps.finetuning.pools.capacity.settings import set_capacity
+from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.runs import claims
 from apps.finetuning.usage.quotas import set_quota
-from tests.support.attempts import age_nodes
+from tests.support.capacity import SLURM, limit
 
-SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
 HOUR = 1_000_000_000
 
 
@@ -42,71 +39,6 @@ def test_the_number_of_nodes_follows_queue_leases_and_limits(waiting, busy, limi
     given = Limits(**{"minimum": 0, "maximum": 10, "gpus_per_node": 1} | limits)
 
     assert wanted_nodes(waiting=waiting, busy=busy, limits=given) == wanted
-
-
-class Engine:
-    """An engine in memory that may fail before or after it carries out a request."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, NodeRequest] = {}
-        self.started: list[str] = []
-        self.fails_before = self.fails_after = self.fails_to_list = self.is_full = False
-        self.on_list = lambda: None
-
-    def request(self, node: NodeRequest) -> str:
-        if self.fails_before:
-            raise CapacityError("no partition")
-        assert node.name not in self.nodes
-        self.nodes[node.name] = node
-        self.started.append(node.name)
-        if self.fails_after:
-            raise CapacityError("the answer was lost")
-        return node.name[-8:]
-
-    def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
-        if self.fails_to_list:
-            raise CapacityError("squeue failed")
-        self.on_list()
-        names = [name for name in self.nodes if name.startswith(prefix)]
-        return {name: ListedNode(external_id=name[-8:], is_waiting=self.is_full) for name in names}
-
-    def release(self, *, external_ids) -> None:
-        self.nodes = {name: node for name, node in self.nodes.items() if name[-8:] not in external_ids}
-
-    def enrol(self, name: str) -> Worker:
-        request = EnrollRequest(token=self.nodes[name].token, kind="trainer", hostname=name, gpus=(), software={})
-        return operations.enroll(request=request)[0]
-
-
-@pytest.fixture
-def engine(monkeypatch):
-    engine = Engine()
-    monkeypatch.setattr(reconciliation, "engine_of", lambda _: engine)
-    return engine
-
-
-def limit(pool, **changes):
-    values = {
-        "kind": "slurm", "minimum": 0, "maximum": 2, "gpus_per_node": 1, "idle_seconds": 60, "node_nano_per_hour": 0,
-        "budget_nano_per_hour": None, "settings": SLURM,
-    }  # fmt: skip
-    return set_capacity(pool=pool, by="user_test", **values | changes)
-
-
-@pytest.fixture
-def elastic(floor, engine):
-    """Return a look at the pool, whose worker that joined by hand is gone."""
-    Worker.objects.filter(pk=floor.worker.pk).update(revoked_at=db_now())
-    limit(floor.pool)
-
-    def look(*, later: float = 0) -> list[str]:
-        if later:
-            age_nodes(later)
-        PoolCapacity.objects.update(busy_until=None)
-        reconciliation.reconcile_pool(pool_id=floor.pool.pk)
-        return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
-
-    return look
 
 
 def test_a_pool_starts_a_node_for_a_job_and_is_empty_again_when_it_is_idle(floor, engine, elastic):

@@ -1,0 +1,57 @@
+"""An engine of elastic pools in memory, and the limits of a pool."""
+
+from apps.contracts.worker_api import EnrollRequest
+from apps.finetuning.models import GpuPool, PoolCapacity, Worker
+from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.settings import set_capacity
+
+SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
+
+
+class Engine:
+    """An engine in memory that may fail before or after it carries out a request."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeRequest] = {}
+        self.started: list[str] = []
+        self.fails_before = self.fails_after = self.fails_to_list = self.is_full = self.has_no_spot = False
+        self.on_list = lambda: None
+
+    def request(self, node: NodeRequest) -> str:
+        if self.fails_before:
+            raise CapacityError("no partition")
+        assert node.name not in self.nodes
+        self.nodes[node.name] = node
+        self.started.append(node.name)
+        if self.fails_after:
+            raise CapacityError("the answer was lost")
+        return node.name[-8:]
+
+    def list_nodes(self, *, prefix: str) -> dict[str, ListedNode]:
+        if self.fails_to_list:
+            raise CapacityError("squeue failed")
+        self.on_list()
+        names = [name for name in self.nodes if name.startswith(prefix)]
+        return {
+            name: ListedNode(
+                external_id=name[-8:], is_waiting=self.is_full or (self.has_no_spot and bool(self.nodes[name].is_spot))
+            )
+            for name in names
+        }
+
+    def release(self, *, external_ids) -> None:
+        self.nodes = {name: node for name, node in self.nodes.items() if name[-8:] not in external_ids}
+
+    def enrol(self, name: str) -> Worker:
+        request = EnrollRequest(token=self.nodes[name].token, kind="trainer", hostname=name, gpus=(), software={})
+        return operations.enroll(request=request)[0]
+
+
+def limit(pool: GpuPool, **changes) -> PoolCapacity:
+    """Let Slurm start up to two nodes of the pool, apart from the changes."""
+    values = {
+        "kind": "slurm", "minimum": 0, "maximum": 2, "gpus_per_node": 1, "idle_seconds": 60, "node_nano_per_hour": 0,
+        "budget_nano_per_hour": None, "settings": SLURM,
+    }  # fmt: skip
+    return set_capacity(pool=pool, by="user_test", **values | changes)
