@@ -36,12 +36,14 @@
   });
 
   // --- clicks ---
+  let pressed;
+  document.addEventListener("pointerdown", (e) => { pressed = e.target; });
   document.addEventListener("click", (e) => {
     const hit = (selector) => e.target.closest(selector);
     let el;
     if ((el = hit("[data-open]"))) openDialog(el.dataset.open, el);
     else if (hit("[data-close]")) hit("dialog")?.close();
-    else if (e.target.matches("dialog")) e.target.close(); // the backdrop
+    else if (e.target.matches("dialog") && e.target === pressed) e.target.close(); // pressed and left on the backdrop
     else if ((el = hit("[data-dismiss]"))) el.closest("[data-toast], [data-dismissable]").remove();
     else if ((el = hit("[data-copy]"))) copy(el.dataset.copy || $("code", el.closest(".code")).textContent, el.dataset.copied || words.copied);
     else if ((el = hit("[role=tab][aria-controls]"))) selectTab(el);

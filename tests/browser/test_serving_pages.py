@@ -213,6 +213,23 @@ def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     expect(page.get_by_role("region", name="Column 1")).to_contain_text("Replies appear here")
 
 
+def test_a_press_that_begins_in_a_dialog_leaves_it_open(open_page: Open, version: AdapterVersion, alice: User) -> None:
+    """Text is selected up to the backdrop, or a tab moves away under the pointer while the code arrives."""
+    page = open_page(f"/playground?model={version.model_name}", user=alice)
+    page.get_by_role("button", name="Copy as").first.click()
+    dialog = page.get_by_role("dialog")
+    place = dialog.bounding_box()
+    assert place is not None
+    page.mouse.move(place["x"] + place["width"] / 2, place["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(place["x"] / 2, place["y"] / 2)
+    page.mouse.up()
+    expect(dialog).to_be_visible()
+
+    page.mouse.click(place["x"] / 2, place["y"] / 2)
+    expect(dialog).to_be_hidden()
+
+
 def test_the_training_prompt_is_there_and_comes_back(open_page: Open, version: AdapterVersion, alice: User) -> None:
     rows = [{"messages": [{"role": "system", "content": "Sort."}, *chat_row()["messages"]]}]
     job = FineTuningJob.objects.get(adapter_version=version)

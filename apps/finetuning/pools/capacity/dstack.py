@@ -24,7 +24,7 @@ _NODE_TAG = "anneal-node"
 _RUNNING = "running"
 _WAITING = ("pending", "submitted")
 _ENDED = ("terminated", "failed", "done")
-_SPOT_POLICIES = {True: "spot", False: "on-demand"}
+_SPOT_POLICIES: dict[bool | None, str] = {True: "spot", False: "on-demand"}
 _TOKEN_FILE = f"{HOME}/token"
 _COMMAND = (
     'umask 077; printf %s "$ANNEAL_NODE_TOKEN" > "$ANNEAL_ENROLL_TOKEN_FILE"; unset ANNEAL_NODE_TOKEN; '
