@@ -6,7 +6,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.models import CapacityNode, PoolCapacity, Worker
 from apps.finetuning.pools.capacity import reconciliation
 from tests.support.attempts import age_nodes
-from tests.support.capacity import Engine, limit
+from tests.twins.capacity import Engine, limit
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
 from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.runs import claims
 from apps.finetuning.usage.quotas import set_quota
-from tests.support.capacity import SLURM, limit
+from tests.twins.capacity import SLURM, limit
 
 HOUR = 1_000_000_000
 

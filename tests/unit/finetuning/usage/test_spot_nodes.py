@@ -10,7 +10,7 @@ from apps.finetuning.models import CapacityNode, PoolCapacity, Run
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.demand import Limits, kinds_of_further_nodes
 from apps.finetuning.usage.quotas import set_quota
-from tests.support.capacity import SLURM, limit
+from tests.twins.capacity import SLURM, limit
 
 HOUR = 1_000_000_000
 SPOT_SLURM = SLURM | {"spot_partition": "spot"}
