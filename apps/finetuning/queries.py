@@ -112,7 +112,7 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
 
 
 def list_pools() -> QuerySet[GpuPool]:
-    return GpuPool.objects.select_related("gpu_type", "capacity").order_by("name")
+    return GpuPool.objects.select_related("gpu_type", "capacity", "borrows_from").order_by("name")
 
 
 def names_of_pools(*, organization: Organization | str) -> list[str]:

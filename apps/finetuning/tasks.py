@@ -22,6 +22,7 @@ from apps.finetuning.results import examinations, hub_pushes, uploaded_adapters
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.results.retention import sweep_checkpoints, sweep_uploads
 from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.lending import ask_machines_back
 from apps.finetuning.runs.queue.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import storage
@@ -36,6 +37,7 @@ _ADMITTED_AT_ONCE = 3  # by one message of the control lane
 def reclaim(**_: object) -> None:
     reclaim_expired_leases()
     end_stalled_runs()
+    ask_machines_back(now=db_now())
     examinations.release_overdue(now=db_now())
     conversion_leases.release_overdue(now=db_now())
     hub_pushes.end_overdue(now=db_now())
@@ -45,7 +47,7 @@ def reclaim(**_: object) -> None:
 @shared_task(name="finetuning.ring_doorbells")
 def ring_doorbells(**_: object) -> None:
     """Wake every pool, so that a lost message costs only one period and idle workers show that they are alive."""
-    for name in GpuPool.objects.values_list("name", flat=True):
+    for name in GpuPool.objects.filter(borrows_from=None).values_list("name", flat=True):
         ring_doorbell(pool=name)
 
 

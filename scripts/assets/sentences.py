@@ -48,6 +48,7 @@ SOURCES = (
     "apps/finetuning/runs/claims.py",
     "apps/finetuning/runs/endings.py",
     "apps/finetuning/runs/groups.py",
+    "apps/finetuning/runs/lending.py",
     "apps/finetuning/runs/reports.py",
     "apps/finetuning/runs/stalls.py",
     "apps/payments/autorecharge.py",

@@ -75,6 +75,7 @@ class _Floor:
     held: Sequence[tuple[str, FineTuningJob]]
     order: Sequence[Run]
     positions: Mapping[str, int]
+    before: Sequence[Run] = ()  # queued runs of the pool from which it borrows
 
     def starts(self) -> dict[str, tuple[float, float]]:
         """Return the least and the most seconds until each run of the order starts, by the estimates before it."""
@@ -86,7 +87,7 @@ class _Floor:
         for worker_id, job in self.held:
             machines[worker_id].take(job.gpus_per_node, _seconds_left(job, of))
         starts = {}
-        for run in self.order:
+        for run in (*self.before, *self.order):
             if taken := _first_free(run.job, machines.values()):
                 starts[run.pk] = taken[-1].start_of(run.job)
             for machine in taken:
@@ -190,17 +191,21 @@ def _stopped(runs: Sequence[Run], owners: Mapping[str, Organization]) -> dict[st
 
 
 def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) -> _Floor:
-    workers = list(pool.workers.filter(live_worker_filter(now)).only("gpus", "offer", "pool"))
+    live_workers = Worker.objects.filter(live_worker_filter(now), pool=pool.machines_id)
+    workers = list(live_workers.only("gpus", "offer", "pool"))
     positions = queue_positions(pool=pool, runs=waiting, now=now)
     last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
     order = queue_order(pool=pool, now=now, limit=last) if last else []
+    before = queue_order(pool=pool.machines, now=now, limit=_LOOKED_AT) if pool.borrows_from_id else []
     live = [worker.pk for worker in workers]
     led = Run.objects.filter(worker__in=live, status__in=RUN_HOLDING_LEASE).select_related("job")
     joined = RunMember.objects.filter(worker__in=live, run__status__in=RUN_HOLDING_LEASE, left_at=None)
+    if not pool.borrows_from_id:  # borrowed machines come back when they are needed
+        led, joined = led.filter(pool=pool), joined.filter(run__pool=pool)
     held = [(str(run.worker_id), run.job) for run in led.only("worker", *(f"job__{name}" for name in _READ))]
     places = joined.select_related("run__job").only("worker", *(f"run__job__{name}" for name in _READ))
     held += [(str(place.worker_id), place.run.job) for place in places]
-    return _Floor(pool, workers, held, order, positions)
+    return _Floor(pool, workers, held, order, positions, before)
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
@@ -219,6 +224,9 @@ def _wait_of(
     if newest_before > run.created_at:
         text = gettext("Organizations that used less of %(pool)s for their share go first.")
         cause, reason = WaitCause.SHARE, text % {"pool": pool}
+    elif floor.before:
+        text = gettext("Jobs of %(pool)s go first: this one runs on machines that they do not need.")
+        cause, reason = WaitCause.CAPACITY, text % {"pool": floor.pool.machines.name}
     elif starts_after == (0.0, 0.0):
         text = gettext("A machine of %(pool)s is free and takes it within seconds.")
         cause, reason = WaitCause.CAPACITY, text % {"pool": pool}

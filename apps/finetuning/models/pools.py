@@ -30,6 +30,13 @@ class GpuPool(models.Model):
     )
     is_spot = models.BooleanField(default=False, help_text="Its machines may be taken away at any moment.")
     interruptions_per_hour = models.FloatField(default=0.0, help_text="Expected of one machine; 0 unless spot.")
+    borrows_from = models.ForeignKey(
+        "self",
+        on_delete=models.PROTECT,
+        null=True,
+        related_name="borrowers",
+        help_text="Its runs use free machines of that pool, and give them back when runs of that pool wait.",
+    )
     price_policy = models.CharField(max_length=8, choices=PricePolicy, default=PricePolicy.FIRM)
     firm_factor = models.DecimalField(
         max_digits=4,
@@ -54,11 +61,21 @@ class GpuPool(models.Model):
                 name="pool_interruptions_iff_spot",
                 condition=Q(is_spot=True, interruptions_per_hour__gt=0) | Q(is_spot=False, interruptions_per_hour=0),
             ),
+            models.CheckConstraint(name="pool_borrower_is_spot", condition=Q(borrows_from=None) | Q(is_spot=True)),
             models.CheckConstraint(name="pool_firm_factor", condition=Q(firm_factor__gte=1, firm_factor__lte=10)),
         ]
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def machines(self) -> "GpuPool":
+        """Return the pool whose machines run its jobs: itself, or the one that it borrows from."""
+        return self.borrows_from or self
+
+    @property
+    def machines_id(self) -> str:
+        return self.borrows_from_id or self.pk
 
     def firm_limit_nano(self, maximum_nano: int) -> int:
         """Return the value of the time after which a run with this quoted maximum pauses."""

@@ -112,6 +112,7 @@ class Run(OrganizationModel):
         help_text="No claim takes it before: a limit of the month held it back, or its group did not come together.",
     )
     resume_from = models.ForeignKey("Checkpoint", on_delete=models.SET_NULL, null=True, related_name="+")
+    return_requested_at = models.DateTimeField(null=True, help_text="The pool that lent the machine wants it back.")
     last_sequence = models.BigIntegerField(default=0, help_text="Highest worker event sequence taken in.")
     work = models.BigIntegerField(
         default=0, help_text="Units of work, as its worker counts them: without any for long, it is stalled."

@@ -16,7 +16,7 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from apps.core import audit
 from apps.core.database.clock import db_now
-from apps.core.errors import DomainError, InvalidValue, NotFound, Status
+from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound, Status
 from apps.finetuning.models import (
     CapacityNode,
     GpuPool,
@@ -52,23 +52,32 @@ def create_pool(
     interruptions_per_hour: float | None = None,
     price_policy: str = PricePolicy.FIRM,
     firm_factor: Decimal = FIRM_FACTOR,
+    borrows_from: GpuPool | None = None,
     by: str,
 ) -> GpuPool:
     """Open a pool, of spot machines if interruptions are expected. Without a region, it is where the object store is.
 
-    Raises InvalidValue, also for a name already in use.
+    One that borrows from another pool has its machines, and is in its region. Raises InvalidValue, also for a name
+    already in use.
     """
     if GpuPool.objects.filter(name=name).exists():
         raise InvalidValue(gettext("There is a pool named %(name)s already.") % {"name": repr(name)}, param="name")
+    if borrows_from is not None:
+        _require_lender(borrows_from, gpu_type=gpu_type, interruptions_per_hour=interruptions_per_hour)
+        region = borrows_from.region_id
     pool = GpuPool.objects.create(
         name=name,
         gpu_type=gpu_type,
         region_id=_known_region(region or home_region()),
         memory_bytes=memory_bytes,
+        borrows_from=borrows_from,
         **_spot(interruptions_per_hour),
         **_policy(price_policy, firm_factor),
     )
-    audit.record(organization=None, by=by, action="pool.created", target=pool.pk, name=name, region=pool.region_id)
+    audit.record(
+        organization=None, by=by, action="pool.created", target=pool.pk, name=name, region=pool.region_id,
+        borrows_from=borrows_from.name if borrows_from else "",
+    )  # fmt: skip
     return pool
 
 
@@ -87,9 +96,14 @@ def edit_pool(
 ) -> GpuPool:
     """Change a pool's settings. Jobs keep the price policy they were launched with.
 
-    Its name and GPU type cannot change: its price and history use them. Its replicas are in its region. Raises
-    InvalidValue.
+    Its name and GPU type cannot change: its price and history use them. Its replicas are in its region, and so are the
+    pools that borrow from it. Raises InvalidValue.
     """
+    if pool.borrows_from_id and region != pool.machines.region_id:
+        text = gettext("It borrows the machines of %(pool)s and is in its region.")
+        raise InvalidValue(text % {"pool": pool.machines.name}, param="region")
+    if pool.borrows_from_id and interruptions_per_hour is None:
+        raise InvalidValue(gettext("Say how often a borrowed machine is asked back."), param="interruptions_per_hour")
     changes: dict[str, object] = {
         "region_id": _known_region(region),
         "memory_bytes": memory_bytes,
@@ -107,11 +121,22 @@ def edit_pool(
         setattr(pool, name, value)
     pool.save(update_fields=list(changes))  # waits for enrolments, so that the next line finds their replicas
     Replica.objects.filter(worker__pool=pool).update(region_id=region)
+    GpuPool.objects.filter(borrows_from=pool).update(region_id=region)
     audit.record(
         organization=None, by=by, action="pool.edited", target=pool.pk, is_open=is_open, is_spot=pool.is_spot,
         region=region, price_policy=price_policy, firm_factor=str(firm_factor),
     )  # fmt: skip
     return pool
+
+
+def _require_lender(pool: GpuPool, *, gpu_type: GpuType, interruptions_per_hour: float | None) -> None:
+    """Raise InvalidValue unless a pool of this GPU type may borrow from the pool."""
+    if pool.borrows_from_id:
+        raise InvalidValue(gettext("Choose a pool that has machines of its own."), param="borrows_from")
+    if pool.gpu_type_id != gpu_type.pk:
+        raise InvalidValue(gettext("Choose the GPU type of the pool that it borrows from."), param="gpu_type")
+    if interruptions_per_hour is None:
+        raise InvalidValue(gettext("Say how often a borrowed machine is asked back."), param="interruptions_per_hour")
 
 
 def _known_region(name: str) -> str:
@@ -160,8 +185,12 @@ def issue_worker_token(
 ) -> str:
     """Return a token that admits one worker (or, with a model, one replica of it), once, within its `life`.
 
-    Raises InvalidValue, also for a whole model if the pool does not serve whole models.
+    Raises InvalidValue, also for a whole model if the pool does not serve whole models, and InvalidState for a pool
+    that borrows its machines.
     """
+    if pool.borrows_from_id:
+        text = gettext("This pool has no machines of its own. Add the machine to %(pool)s.")
+        raise InvalidState(text % {"pool": pool.machines.name})
     if whole_model is not None:
         base_model = _base_of(whole_model, pool=pool, base_model=base_model)
     if (kind == WorkerKind.REPLICA) != (base_model is not None):

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ from apps.finetuning.usage.offers import read_offer
 
 _SHOWN_SHAPES = 40
 _TAKEN = ("run__job__gpu_count", "run__job__node_count")  # by each machine of a group: its share of the GPUs
+_LENDER = "run__pool__borrows_from"
 LIVE_SECONDS = 60  # a worker silent for this long counts as offline
 
 
@@ -82,6 +84,7 @@ class LiveWorker(NamedTuple):
     leased: int
     memory_bytes: int | None
     joins: bool = False  # trains the base model together with other machines
+    lent: int = 0  # of the leased GPUs, those that runs of borrowing pools have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,10 @@ class OpenPools:
         return [self._state(pool, family, method) for pool in self.pools]
 
     def _state(self, pool: GpuPool, family: str, method: str) -> PoolState:
-        workers, ahead = self.workers.get(pool.pk, ()), self.ahead.get(pool.pk, {})
+        workers, queues = self.workers.get(pool.machines_id, ()), {pool.pk, pool.machines_id}
+        ahead: dict[int, float] = defaultdict(float)
+        for gpus, seconds in chain.from_iterable(self.ahead.get(each, {}).items() for each in queues):
+            ahead[gpus] += seconds
         return PoolState(
             pool=pool,
             price=self.prices.get(training_sku(pool)),
@@ -111,9 +117,11 @@ class OpenPools:
             starts_workers=bool(_gpus_from_zero(pool)),
             joining_gpus=_joining_gpus(pool, workers),
             worker_gpus=tuple(worker.gpus for worker in workers),
-            free_gpus=() if pool.pk in self.queues else tuple(worker.gpus - worker.leased for worker in workers),
+            free_gpus=() if queues & set(self.queues) else tuple(_free_gpus(pool, worker) for worker in workers),
             host_memory_bytes=_least_memory(workers),
-            probe=next((probe for each in _probed(method) if (probe := self.probes.get((pool.pk, each)))), None),
+            probe=next(
+                (probe for each in _probed(method) if (probe := self.probes.get((pool.machines_id, each)))), None
+            ),
             seconds_ahead=sum(ahead.values()),
             ahead_by_gpus=tuple(ahead.items()),
             correction=correction_of(pool=pool, family=family, method=method),
@@ -149,16 +157,18 @@ _recent: dict[tuple[str, frozenset[str]], tuple[float, OpenPools]] = {}  # by ba
 
 
 def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datetime.datetime) -> OpenPools:
-    pools = GpuPool.objects.filter(is_open=True).select_related("gpu_type", "calibration", "capacity").order_by("name")
+    pools = GpuPool.objects.filter(is_open=True).order_by("name")
+    pools = pools.select_related("gpu_type", "calibration", "capacity", "borrows_from__calibration")
+    machines = {pool.machines_id for pool in pools}
     with system():  # the queue is shared: other tenants' work counts, but only sums are shown
-        ahead, queues, leased = _work_ahead(Q(pool__is_open=True))
-    workers = _live_workers(base_model, now, leased)
+        ahead, queues, leased = _work_ahead(Q(pool__is_open=True) | Q(pool__in=machines))
+    workers = _live_workers(base_model, machines, now, leased)
     return OpenPools(
         pools=tuple(pools),
         prices={},
         workers=workers,
         fetched=_with_weights(base_model, [worker.id for each in workers.values() for worker in each]),
-        probes=_newest_probes(base_model, methods),
+        probes=_newest_probes(base_model, machines, methods),
         ahead=ahead,
         queues=queues,
     )
@@ -208,17 +218,22 @@ def seconds_ahead(*, pool: GpuPool) -> float:
     return sum(gpus * seconds for gpus, seconds in ahead[pool.pk].items())
 
 
+def _free_gpus(pool: GpuPool, worker: LiveWorker) -> int:
+    """Return the GPUs that a run of the pool can have at once: what is lent returns to the pool that lends it."""
+    return worker.gpus - worker.leased + (0 if pool.borrows_from_id else worker.lent)
+
+
 def _live_workers(
-    base_model: BaseModel, now: datetime.datetime, leased: Mapping[str, int]
+    base_model: BaseModel, pools: Collection[str], now: datetime.datetime, leased: Mapping[str, tuple[int, int]]
 ) -> dict[str, list[LiveWorker]]:
-    """Return the live workers by pool; `leased` are the GPUs in use, by worker."""
+    """Return the pools' live workers by pool; `leased` are the GPUs in use, and those lent of them, by worker."""
     found: dict[str, list[LiveWorker]] = defaultdict(list)
-    workers = Worker.objects.filter(live_worker_filter(now), pool__is_open=True)
+    workers = Worker.objects.filter(live_worker_filter(now), pool__in=pools)
     for pool_id, worker_id, gpus, *rest in workers.values_list("pool_id", "pk", "gpus", "memory_bytes", "offer"):
         memory_bytes, offer = rest
         joins = offer is not None and read_offer(offer).has_model(base_model.pk)
-        taken = leased.get(worker_id, 0)
-        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), taken, memory_bytes, joins))
+        taken, lent = leased.get(worker_id, (0, 0))
+        found[pool_id].append(LiveWorker(worker_id, max(1, len(gpus)), taken, memory_bytes, joins, lent))
     return found
 
 
@@ -247,18 +262,22 @@ def _probed(method: str) -> tuple[str, ...]:
     return (method, Method.LORA) if method == Method.FULL else (method,)
 
 
-def _newest_probes(base_model: BaseModel, methods: Iterable[str]) -> dict[tuple[str, str], ThroughputProbe]:
+def _newest_probes(
+    base_model: BaseModel, pools: Collection[str], methods: Iterable[str]
+) -> dict[tuple[str, str], ThroughputProbe]:
     """Return probes by pool and method: of the same model if there is one, else of any."""
     is_other = Case(When(base_model=base_model, then=Value(0)), default=Value(1))
     wanted = {each for method in methods for each in _probed(method)}
-    probes = ThroughputProbe.objects.filter(pool__is_open=True, method__in=wanted, base_model__isnull=False)
+    probes = ThroughputProbe.objects.filter(pool__in=pools, method__in=wanted, base_model__isnull=False)
     ranked = probes.select_related("base_model").annotate(is_other=is_other)
     newest = ranked.order_by("pool", "method", "is_other", "-measured_at").distinct("pool", "method")
     return {(probe.pool_id, probe.method): probe for probe in newest}
 
 
-def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dict[str, int]]:
+def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dict[str, tuple[int, int]]]:
     """Return the work of waiting and running runs, the pools in which runs wait, and the leased GPUs by worker.
+
+    Of the leased GPUs, those follow that runs of borrowing pools have.
 
     The caller sees all tenants. The work is in seconds, by pool and by the number of GPUs that it needs. The database
     sums it, because thousands of runs may wait.
@@ -272,29 +291,33 @@ def _work_ahead(of_pools: Q) -> tuple[dict[str, dict[int, float]], set[str], dic
     ahead: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     queues: set[str] = set()
     leased: dict[str, int] = defaultdict(int)
+    lent: dict[str, int] = defaultdict(int)
     runs = Run.objects.filter(of_pools, status__in=RUN_ACTIVE)
-    sums = runs.values_list("pool_id", "worker_id", "job__gpu_count", "job__node_count").annotate(
+    sums = runs.values_list("pool_id", "pool__borrows_from", "worker_id", "job__gpu_count", "job__node_count").annotate(
         seconds=Sum(left, default=0.0),
         waiting=Count("pk", filter=Q(status=RunStatus.QUEUED)),
         held=Count("pk", filter=Q(status__in=RUN_HOLDING_LEASE)),
     )
     has_groups = False
-    for pool_id, worker_id, gpu_count, node_count, seconds, waiting, held in sums:
+    for pool_id, lender_id, worker_id, gpu_count, node_count, seconds, waiting, held in sums:
         ahead[pool_id][gpu_count] += seconds
         if waiting:
             queues.add(pool_id)
         if held:
             leased[str(worker_id)] += held * (gpu_count // node_count)
+            lent[str(worker_id)] += held * (gpu_count // node_count) if lender_id else 0
             has_groups |= node_count > 1
     if has_groups:
         joined = RunMember.objects.filter(run__status__in=RUN_HOLDING_LEASE, left_at=None)
-        for worker_id, gpu_count, node_count in joined.values_list("worker_id", *_TAKEN):
+        for worker_id, lender_id, gpu_count, node_count in joined.values_list("worker_id", _LENDER, *_TAKEN):
             leased[worker_id] += gpu_count // node_count
-    return ahead, queues, leased
+            lent[worker_id] += gpu_count // node_count if lender_id else 0
+    return ahead, queues, {worker_id: (gpus, lent[worker_id]) for worker_id, gpus in leased.items()}
 
 
 def correction_of(*, pool: GpuPool, family: str, method: str) -> Correction | None:
-    """Return the correction from the pool's version in use; None without one."""
-    if pool.calibration is None:
+    """Return the correction from the version in use of the pool with the machines; None without one."""
+    version = pool.machines.calibration
+    if version is None:
         return None
-    return correct(msgspec.convert(pool.calibration.calibration, Calibration), family=family, method=method)
+    return correct(msgspec.convert(version.calibration, Calibration), family=family, method=method)

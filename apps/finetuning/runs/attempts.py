@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
+from django.db.models import Q
+
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
 from apps.billing.models import Hold, HoldPurpose
@@ -61,7 +63,7 @@ def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = No
     run = Run.objects.create(
         organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool, retry_at=retry_at
     )
-    payload = {"pool": job.pool.name}
+    payload = {"pool": job.pool.machines.name}
     outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload=payload, organization=job.organization_id)
     return run
 
@@ -69,17 +71,19 @@ def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = No
 def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
     """Handle a lost or retryable attempt: obey a requested stop, else try again, else fail the job.
 
-    Attempts that moved to another pool do not count, and neither do those that not all machines of a group began: each
-    of the latter is followed by a longer wait.
+    Attempts that moved to another pool do not count, and neither do those whose machine the pool that lent it wanted
+    back, or that not all machines of a group began: each of the latter is followed by a longer wait.
     """
-    not_begun, moved = _attempts_not_begun(job), job.runs.filter(status=RunStatus.CANCELLED).count()
+    not_begun = _attempts_not_begun(job)
+    moved_or_returned = job.runs.filter(Q(status=RunStatus.CANCELLED) | Q(return_requested_at__isnull=False))
+    uncounted = not_begun | set(moved_or_returned.values_list("pk", flat=True))
     if job.cancel_requested_at:
         cancel_job(job=job, now=now)
     elif job.pause_requested_at:
         pause_job(job=job, now=now)
     elif code is FailureCode.STALLED and job.runs.filter(failure_code=code).count() >= MAX_STALLED_ATTEMPTS:
         fail_job(job=job, code=code, message=run.failure_message, now=now)
-    elif run.attempt - len(not_begun) - moved >= MAX_LOST_ATTEMPTS:
+    elif run.attempt - len(uncounted) >= MAX_LOST_ATTEMPTS:
         fail_job(job=job, code=code, message="", now=now)
     elif _attempts_without_progress(job) >= MAX_ATTEMPTS_WITHOUT_PROGRESS and code is not FailureCode.PREEMPTED:
         fail_job(job=job, code=FailureCode.CRASH_LOOP, message="", now=now)

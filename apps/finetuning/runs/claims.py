@@ -29,11 +29,12 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import FineTuningJob, Run, Worker
+from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs import attempts
 from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
 from apps.finetuning.runs.leases import Lease, reclaim, sha256_hex
+from apps.finetuning.runs.lending import list_borrowers, may_lend
 from apps.finetuning.runs.queue.candidates import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first, rank
 from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
@@ -75,21 +76,29 @@ def claim(
     is the number of GPUs that it may use; if it is less than at enrolment, the worker counts as one with fewer GPUs.
     `held` are the leases under which it works, if it reports them. Its other leases end: the process that had them is
     gone, or never got the answer. The newest ones do not: a claim that arrives twice, late, does not name them.
-    With an `offer`, it may train together with other machines (groups.py).
+    With an `offer`, it may train together with other machines (groups.py). If no run of its pool could start, it takes
+    one of a pool that borrows its machines (lending.py).
     """
     if held is not None:
         leases = Run.objects.filter(worker=worker, status__in=RUN_HOLDING_LEASE)
         forgotten = leases.filter(leased_at__lt=db_now() - LATE_CLAIM).exclude(lease_id__in=held)
         for run_id, lease_id in list(forgotten.values_list("pk", "lease_id")):
             reclaim(run_id, lease_id=lease_id)
-    if worker.takes_work and (free_gpus is None or free_gpus > 0):
+    may_take = worker.takes_work and (free_gpus is None or free_gpus > 0)
+    if may_take:
         rank(pool_id=worker.pool_id)
-    return _claim(worker, base_models, software, free_gpus, gpu_count, offer)
+    response = _claim(worker, worker.pool, base_models, software, free_gpus, gpu_count, offer)
+    if response is None and may_take:
+        for pool in list_borrowers(pool=worker.pool):
+            rank(pool_id=pool.pk)
+            response = response or _claim(worker, pool, base_models, software, free_gpus, gpu_count, offer)
+    return response
 
 
 @transaction.atomic
 def _claim(
     worker: Worker,
+    pool: GpuPool,
     base_models: tuple[str, ...] | None,
     software: Mapping[str, str] | None,
     free_gpus: int | None,
@@ -104,21 +113,21 @@ def _claim(
     free = worker.gpu_count - held.gpus
     if free_gpus is not None:
         free = min(free, free_gpus)
-    if free <= 0:
+    if free <= 0 or (pool.borrows_from_id and not may_lend(pool=worker.pool, now=now)):
         return None
     free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
     kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order
     for candidates in list_candidates(
-        worker=worker, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now
+        worker=worker, pool_id=pool.pk, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now
     ):
-        response = _claim_first(candidates, worker, kept, now)
+        response = _claim_first(candidates, worker, pool, kept, now)
         if response is not None or worker.pk in kept:
             return response
     return None
 
 
 def _claim_first(
-    candidates: list[Candidate], worker: Worker, kept: set[str], now: datetime.datetime
+    candidates: list[Candidate], worker: Worker, pool: GpuPool, kept: set[str], now: datetime.datetime
 ) -> ClaimResponse | None:
     """Lease the first of these runs that may start. Add to `kept` the workers that keep their GPUs for one before it.
 
@@ -135,7 +144,7 @@ def _claim_first(
                 kept |= _keepers_of_group(candidate, worker, now)
             if locked is not None and worker.pk not in kept:
                 place, is_free = locked
-                if is_free and (response := _try_claim(fitting[place], worker, kept, now)):
+                if is_free and (response := _try_claim(fitting[place], worker, pool, kept, now)):
                     return response
                 kept |= _keepers_of_group(fitting[place], worker, now)
             del candidates[: len(skipped) + 1]
@@ -193,7 +202,7 @@ def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> se
 
 
 def _try_claim(
-    candidate: Candidate, worker: Worker, kept: Collection[str], now: datetime.datetime
+    candidate: Candidate, worker: Worker, pool: GpuPool, kept: Collection[str], now: datetime.datetime
 ) -> ClaimResponse | None:
     """Lease a locked run, for a group if all its machines are free.
 
@@ -207,7 +216,7 @@ def _try_claim(
     others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
     if others is None:
         return None
-    run.pool = worker.pool
+    run.pool = pool
     return _lease(run, run.job, worker, now, others)
 
 

@@ -105,7 +105,7 @@ def bind(*, run: Run, worker: Worker, others: Sequence[Worker], now: datetime.da
             address=_offer(other).address,
             heartbeat_at=now,
         )
-        key, payload = f"wake:{run.pk}:{rank}", {"pool": run.pool.name}
+        key, payload = f"wake:{run.pk}:{rank}", {"pool": run.pool.machines.name}
         outbox.publish(topic="train.wake", key=key, payload=payload, organization=run.organization_id)
     for taken in (worker, *others) if others else ():
         taken.offer = msgspec.to_builtins(msgspec.structs.replace(_offer(taken), free_gpus=0))
@@ -145,6 +145,8 @@ def alive_until(*, run: Run, job: FineTuningJob, now: datetime.datetime) -> date
 
 def is_draining(*, run: Run, job: FineTuningJob) -> bool:
     """Return whether one of the run's machines is to be given up, or its organization may not use the region now."""
+    if run.return_requested_at is not None:
+        return True
     facts = Run.objects.filter(pk=run.pk).values_list(
         "worker__drain_requested_at", "pool__region", "organization__regions"
     )

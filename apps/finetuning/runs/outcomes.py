@@ -56,7 +56,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: CalibrationOutcome, **actu
     CalibrationPoint.objects.create(
         organization_id=job.organization_id,
         run=run,
-        pool_id=run.pool_id,
+        pool_id=run.pool.machines_id,
         outcome=outcome,
         family=job.estimate.get("family", ""),
         method=job.method,

@@ -24,6 +24,7 @@ from apps.estimates.physics.gpus import GIB
 from apps.finetuning.models import GpuPool, PricePolicy, WorkerKind
 from apps.finetuning.pools.operations import FIRM_FACTOR, MAX_FIRM_FACTOR
 from apps.finetuning.pools.prices import list_skus
+from apps.finetuning.queries import list_pools
 from apps.finetuning.usage.demand import Demand
 from apps.finetuning.usage.quotas import LIMITS
 from apps.interfaces.staff.quantities import BYTES, GPU_TIME, QuantityField, count_of, gpu_time
@@ -104,11 +105,24 @@ class NewPoolForm(PoolForm):
         help_text=later("You can set it later. Nothing can start on the pool before."),
         **_MONEY,  # type: ignore[arg-type]
     )
+    borrows_from = forms.ModelChoiceField(
+        queryset=GpuPool.objects.none(),
+        required=False,
+        empty_label=later("No: it has machines of its own"),
+        label=later("Borrow machines"),
+        help_text=later("Its jobs run while jobs of that pool need no machine, and are then interrupted."),
+    )
 
     def __init__(self, data: QueryDict | None = None) -> None:
         super().__init__(data)
+        self.fields["borrows_from"].queryset = list_pools().filter(borrows_from=None)  # type: ignore[attr-defined]
         memory = self.fields["memory_gib"]
         memory.required, memory.help_text = False, gettext("For each GPU. Leave empty to use all of the type's memory.")
+
+    def clean(self) -> dict[str, object]:
+        if self.cleaned_data.get("borrows_from"):
+            self.cleaned_data["is_spot"] = True  # its machines are asked back
+        return super().clean()
 
     @property
     def memory_bytes(self) -> int:

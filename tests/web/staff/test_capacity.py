@@ -66,6 +66,26 @@ def test_an_operator_mixes_on_demand_and_spot_nodes(olga, client_for, floor):
     assert shown.context["capacity_form"]["on_demand_nodes"].value() == 1 and ">Spot<" in shown.content.decode()
 
 
+def test_an_operator_opens_a_pool_that_borrows_machines(olga, client_for, floor):
+    console = client_for(olga)
+    body = {
+        "name": "low", "gpu_type": "cpu", "region": "local", "price_policy": "firm", "memory_gib": "8",
+        "borrows_from": floor.pool.pk,
+    }  # fmt: skip
+    silent = console.post("/staff/pools", body)
+    created = console.post("/staff/pools", body | {"interruptions_per_hour": "0.2"})
+    page = console.get(created["Location"])
+
+    assert silent.context["form"].errors.keys() == {"interruptions_per_hour"}
+    assert GpuPool.objects.get(name="low").borrows_from == floor.pool
+    shown = text(page)
+    assert "Jobs of this pool run on machines of local-cpu" in shown
+    assert "Generate join command" not in shown and "Save capacity" not in shown
+    assert "Borrow machines" in text(console.get("/staff/pools"))
+    refused = console.post(f"{created['Location']}/token", {"kind": "trainer"}, follow=True)
+    assert "Add the machine to local-cpu." in text(refused)
+
+
 def test_a_pool_without_workers_can_be_quoted_if_it_starts_them(olga, client_for, floor):
     floor.worker.revoked_at = floor.worker.created_at
     floor.worker.save()

@@ -104,6 +104,9 @@ def set_capacity(
     does. `token` opens the API server of Kubernetes or dstack; "" keeps the present one. Raises InvalidValue, and
     InvalidState if the engine or its cluster would change while it has nodes of this pool.
     """
+    if pool.borrows_from_id and kind != CapacityKind.STATIC:
+        text = gettext("This pool has no machines of its own. Change the capacity of %(pool)s.")
+        raise InvalidValue(text % {"pool": pool.machines.name}, param="kind")
     for name, value, least, most in (
         ("maximum", maximum, 0, MAX_NODES),
         ("minimum", minimum, 0, maximum),

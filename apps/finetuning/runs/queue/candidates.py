@@ -245,12 +245,13 @@ def rank(*, pool_id: str) -> bool:
 def list_candidates(
     *,
     worker: Worker,
+    pool_id: str,
     free_gpus: int,
     free_bytes: int | None,
     base_models: Sequence[str] | None,
     now: datetime.datetime,
 ) -> Iterator[list[Candidate]]:
-    """Yield runs of the worker's pool in the order they should start: the oldest suitable ones of each organization.
+    """Yield runs of the pool in the order they should start: the oldest suitable ones of each organization.
 
     First those of the turns of the ranking; then, if the caller goes on, those of all holders, as they are ordered now.
     No run comes twice, and no more than `_LOOKED_AT` come in all: the caller locks and checks each. None passes its
@@ -268,14 +269,14 @@ def list_candidates(
     after, seen = 0, list[str]()
     for batch in _BATCHES:
         limit = min(batch, _LOOKED_AT - len(seen))
-        rows = fetch(_IN_TURN, worker.pool_id, now, after=after, seen=seen, limit=limit, **known)
+        rows = fetch(_IN_TURN, pool_id, now, after=after, seen=seen, limit=limit, **known)
         yield [Candidate(*row[:-1]) for row in rows]
         seen += [row[0] for row in rows]
         if len(rows) < limit or len(seen) == _LOOKED_AT:
             break
         after = rows[-1][-1] - 1  # the last turn may have more runs
     if rest := _LOOKED_AT - len(seen):
-        rows = fetch(_IN_ORDER, worker.pool_id, now, seen=seen, limit=rest, **known)
+        rows = fetch(_IN_ORDER, pool_id, now, seen=seen, limit=rest, **known)
         yield [Candidate(*row) for row in rows]
 
 

@@ -76,6 +76,7 @@ def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
         interruptions_per_hour=form.spot_interruptions,
         price_policy=data["price_policy"],
         firm_factor=data["firm_factor"],
+        borrows_from=data["borrows_from"],
         by=by,
     )
     if data["price_usd"]:
