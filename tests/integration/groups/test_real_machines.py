@@ -1,4 +1,7 @@
-"""Two machines, each the real worker process, train one job before the real control plane; one of them dies."""
+"""Machines, each the real worker process, before the real control plane.
+
+Two train one job, and one of them dies. One that is lent to another pool is given back and lent again.
+"""
 
 import os
 import signal
@@ -15,14 +18,15 @@ from apps.billing.queries import get_ledger_sum_nano
 from apps.contracts.worker_api import EnrollResponse
 from apps.core.database.clock import db_now
 from apps.finetuning.lifecycle import LEASE_SECONDS, REAPER_SECONDS
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember, Worker
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunMember, Worker
 from apps.finetuning.pools.operations import issue_worker_token
 from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.lending import ask_machines_back
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.charges import cost_of
 from apps.finetuning.usage.occupancy import held_of
 from tests.factories.catalog import DEMO_FOLDER
-from tests.factories.finetuning import TrainingSetup
+from tests.factories.finetuning import TrainingSetup, make_pool
 from tests.factories.money import USD
 from tests.support.attempts import charged
 from tests.support.waiting import wait_until
@@ -93,10 +97,11 @@ def status_of(job: FineTuningJob) -> str:
 
 
 def until(holds: Callable[[], bool], machines: list[Machine]) -> None:
-    """Wait until it holds; leases that expired meanwhile end, as by the process `celery`."""
+    """Wait until it holds; meanwhile leases expire and lent machines are asked back, as by the process `celery`."""
 
     def look() -> bool:
         reclaim_expired_leases()
+        ask_machines_back(now=db_now())
         return holds()
 
     logs = [machine.folder / "log" for machine in machines]
@@ -146,3 +151,35 @@ def test_a_machine_dies_and_the_job_resumes_on_both_from_its_last_checkpoint(
     assert job.billed_gpu_ms >= first.billed_gpu_ms + second.billed_gpu_ms
     assert get_ledger_sum_nano() == 0
     assert held_of() == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.django_db(transaction=True)
+def test_a_lent_machine_is_given_back_through_a_checkpoint(floor, organization, internal_url, tmp_path):
+    Worker.objects.filter(pk=floor.worker.pk).update(cordoned_at=db_now())
+    with transaction.atomic():
+        quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=None)
+    low = make_pool("low")
+    GpuPool.objects.filter(pk=low.pk).update(is_spot=True, interruptions_per_hour=1.0, borrows_from=floor.pool)
+    token = issue_worker_token(pool=floor.pool, kind="trainer", base_model=None, by="system")
+    machine = Machine(tmp_path / "lent", internal_url, token)
+    recipe = {"batch_size": 4, "lora_rank": 8, "lora_alpha": 16}
+    try:
+        until(lambda: Worker.objects.exclude(pk=floor.worker.pk).exists(), [machine])
+        long = floor.job(pool="low", hyperparameters=recipe | {"epochs": 20}, spend_cap_nano=10 * USD)
+        until(lambda: FineTuningJob.objects.get(pk=long.pk).step > 0, [machine])
+        own = floor.job(pool=floor.pool.name, hyperparameters=recipe | {"epochs": 1}, spend_cap_nano=10 * USD)
+        until(lambda: status_of(own) == "succeeded", [machine])
+        until(lambda: status_of(long) == "succeeded", [machine])
+    finally:
+        machine.kill()
+
+    first, second = Run.objects.filter(job=long).order_by("attempt")
+    assert (first.status, first.failure_code) == ("lost", "preempted") and first.return_requested_at
+    assert second.resume_from.run == first and second.resume_from.step > 0
+    [between] = Run.objects.filter(job=own)
+    assert first.finished_at <= between.leased_at < between.finished_at <= second.leased_at
+    assert {first.worker, second.worker, between.worker} == {first.worker}
+    long.refresh_from_db()
+    assert long.billed_gpu_ms >= first.billed_gpu_ms + second.billed_gpu_ms
+    assert get_ledger_sum_nano() == 0
