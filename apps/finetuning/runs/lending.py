@@ -18,6 +18,7 @@ from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worke
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs.queue.queue_order import queue_order
 from apps.finetuning.usage.occupancy import leased_gpus
+from apps.finetuning.usage.offers import could_join
 from apps.finetuning.usage.quotas import reason_to_wait
 
 _PATIENCE = datetime.timedelta(seconds=15)  # of a waiting run: a free machine takes it within seconds
@@ -31,7 +32,7 @@ def list_borrowers(*, pool: GpuPool) -> list[GpuPool]:
 
 def may_lend(*, pool: GpuPool, now: datetime.datetime) -> bool:
     """Return whether no queued run of the pool could start on its machines."""
-    return next(_startable(pool, _gpus_of_machines(pool, now), now), None) is None
+    return next(_startable(pool, _machines_of(pool, now), now), None) is None
 
 
 def ask_machines_back(*, now: datetime.datetime) -> int:
@@ -44,32 +45,32 @@ def ask_machines_back(*, now: datetime.datetime) -> int:
 
 
 def _ask_back(pool: GpuPool, now: datetime.datetime) -> int:
-    gpus = _gpus_of_machines(pool, now)
-    waiting = next((run for run in _startable(pool, gpus, now) if now - run.created_at >= _PATIENCE), None)
+    machines = _machines_of(pool, now)
+    waiting = next((run for run in _startable(pool, machines, now) if now - run.created_at >= _PATIENCE), None)
     lent = list(_lent(pool))
     if waiting is None or any(run.return_requested_at for run in lent):
         return 0
-    asked = _choose(waiting.job, lent, gpus)
+    asked = _choose(waiting.job, lent, [each for each in machines if _could_take(each, waiting.job)])
     return sum(_ask_run(run, pool, now) for run in asked)
 
 
-def _choose(job: FineTuningJob, lent: list[Run], gpus: dict[str, int]) -> list[Run]:
+def _choose(job: FineTuningJob, lent: list[Run], machines: list[Worker]) -> list[Run]:
     """Return the runs to ask, so that enough machines have the GPUs that the job needs; none if that does not help.
 
     Those of the machines on which the fewest GPUs are asked back, and on each the newest ones.
     """
-    taken = leased_gpus(workers=gpus)
+    taken = leased_gpus(workers={each.pk for each in machines})
     on_machine = _runs_by_machine(lent)
     plans: list[tuple[int, str, list[Run]]] = []
-    for machine, count in gpus.items():
-        free, asked = count - taken.get(machine, 0), list[Run]()
-        for run in on_machine[machine]:
+    for machine in machines:
+        free, asked = machine.gpu_count - taken.get(machine.pk, 0), list[Run]()
+        for run in on_machine[machine.pk]:
             if free >= job.gpus_per_node:
                 break
             asked.append(run)
             free += run.job.gpus_per_node
         if free >= job.gpus_per_node:
-            plans.append((sum(run.job.gpus_per_node for run in asked), machine, asked))
+            plans.append((sum(run.job.gpus_per_node for run in asked), machine.pk, asked))
     if len(plans) < job.node_count:
         return []
     plans.sort(key=lambda plan: plan[:2])
@@ -110,20 +111,26 @@ def _ask_run(run: Run, pool: GpuPool, now: datetime.datetime) -> bool:
     return True
 
 
-def _startable(pool: GpuPool, gpus: dict[str, int], now: datetime.datetime) -> Iterator[Run]:
+def _startable(pool: GpuPool, machines: list[Worker], now: datetime.datetime) -> Iterator[Run]:
     """Yield queued runs of the pool that its machines could take and whose organizations may start them, in order."""
     runs = queue_order(pool=pool, now=now, limit=_LOOKED_AT)
     holders = list_sharing(organizations={run.organization_id for run in runs})
     for run in runs:
         job, holder = run.job, holders[run.organization_id]
-        able = sum(count >= job.gpus_per_node for count in gpus.values())
+        able = sum(_could_take(each, job) for each in machines)
         if able < job.node_count or (run.retry_at is not None and run.retry_at > now):
             continue
         if not reason_to_wait(job=job, holder=holder, now=now, planned=[]):
             yield run
 
 
-def _gpus_of_machines(pool: GpuPool, now: datetime.datetime) -> dict[str, int]:
-    """Return the GPUs of each live machine of the pool, by its id."""
-    live = Worker.objects.filter(live_worker_filter(now), pool=pool)
-    return {worker.pk: worker.gpu_count for worker in live.only("gpus")}
+def _could_take(machine: Worker, job: FineTuningJob) -> bool:
+    """Return whether the machine, with nothing else to do, could run the job, or its part of it."""
+    if job.node_count > 1:
+        return could_join(machine, gpus=job.gpus_per_node, base_model=job.base_model_id)
+    return machine.gpu_count >= job.gpus_per_node
+
+
+def _machines_of(pool: GpuPool, now: datetime.datetime) -> list[Worker]:
+    """Return the live machines of the pool."""
+    return list(Worker.objects.filter(live_worker_filter(now), pool=pool).order_by("pk"))
