@@ -61,7 +61,7 @@ STATEMENTS: dict[str, int] = {
     "staff:payment_refund": 11,
     "staff:pool_calibrations": 14,
     "staff:pool_detail": 28,
-    "staff:pool_list": 20,
+    "staff:pool_list": 21,
     "staff:price_list": 20,
     "staff:quota_edit": 22,
     "staff:quota_list": 18,

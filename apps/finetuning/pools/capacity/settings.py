@@ -104,9 +104,7 @@ def set_capacity(
     does. `token` opens the API server of Kubernetes or dstack; "" keeps the present one. Raises InvalidValue, and
     InvalidState if the engine or its cluster would change while it has nodes of this pool.
     """
-    if pool.borrows_from_id and kind != CapacityKind.STATIC:
-        text = gettext("This pool has no machines of its own. Change the capacity of %(pool)s.")
-        raise InvalidValue(text % {"pool": pool.machines.name}, param="kind")
+    _require_machines(pool, kind)
     for name, value, least, most in (
         ("maximum", maximum, 0, MAX_NODES),
         ("minimum", minimum, 0, maximum),
@@ -118,10 +116,8 @@ def set_capacity(
             raise InvalidValue(
                 gettext("Set a number from %(least)s to %(most)s.") % {"least": least, "most": f"{most:,}"}, param=name
             )
-    if budget_nano_per_hour is not None and not node_nano_per_hour:
-        raise InvalidValue(gettext("Set the cost of a node: the budget is divided by it."), param="node_usd")
-    if budget_nano_per_hour is not None and budget_nano_per_hour < node_nano_per_hour:
-        raise InvalidValue(gettext("Set at least the cost of one node, or leave the budget empty."), param="budget_usd")
+    if budget_nano_per_hour is not None:
+        _require_budget(budget_nano_per_hour, node_nano=node_nano_per_hour)
     kept = {} if kind == CapacityKind.STATIC else msgspec.to_builtins(read_settings(kind, settings))
     if on_demand_nodes is not None and kind != CapacityKind.STATIC:
         _require_spot(pool, kind, kept, spot_nano=spot_node_nano_per_hour, budget_nano=budget_nano_per_hour)
@@ -142,6 +138,21 @@ def set_capacity(
     )
     capacity.refresh_from_db()
     return capacity
+
+
+def _require_machines(pool: GpuPool, kind: str) -> None:
+    """Raise InvalidValue if machines would be started for a pool that borrows them."""
+    if pool.borrows_from_id and kind != CapacityKind.STATIC:
+        text = gettext("This pool has no machines of its own. Change the capacity of %(pool)s.")
+        raise InvalidValue(text % {"pool": pool.machines.name}, param="kind")
+
+
+def _require_budget(budget_nano: int, *, node_nano: int) -> None:
+    """Raise InvalidValue unless the budget pays for a node."""
+    if not node_nano:
+        raise InvalidValue(gettext("Set the cost of a node: the budget is divided by it."), param="node_usd")
+    if budget_nano < node_nano:
+        raise InvalidValue(gettext("Set at least the cost of one node, or leave the budget empty."), param="budget_usd")
 
 
 def _require_spot(

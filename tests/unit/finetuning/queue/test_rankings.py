@@ -100,7 +100,7 @@ def test_several_looks_miss_no_run_and_repeat_none_up_to_their_limit(floor, riva
     share_ranking(floor.pool)
     known = {"free_gpus": 4, "free_bytes": None, "base_models": None, "now": db_now()}
 
-    looks = list(candidates.list_candidates(worker=floor.worker, **known))
+    looks = list(candidates.list_candidates(worker=floor.worker, pool_id=floor.pool.pk, **known))
 
     assert [[names[each.run_id] for each in look] for look in looks] == expected
 
