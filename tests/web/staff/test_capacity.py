@@ -81,7 +81,9 @@ def test_an_operator_opens_a_pool_that_borrows_machines(olga, client_for, floor)
     shown = text(page)
     assert "Jobs of this pool run on machines of local-cpu" in shown
     assert "Generate join command" not in shown and "Save capacity" not in shown
-    assert "Borrow machines" in text(console.get("/staff/pools"))
+    listed = console.get("/staff/pools")
+    assert "Borrow machines" in text(listed) and "No worker" not in text(listed)
+    assert [row.live for row in listed.context["rows"]] == [1, 1]
     refused = console.post(f"{created['Location']}/token", {"kind": "trainer"}, follow=True)
     assert "Add the machine to local-cpu." in text(refused)
 

@@ -39,6 +39,7 @@ def render_pool_metrics() -> str:
         "oldest_wait_seconds": ("How long the oldest queued run has waited.", waited),
         "wanted_nodes": ("Nodes that the queue needs within the limits; 0 for a static pool.", _wanted),
         "running_nodes": ("Requested nodes that enrolled.", lambda pool: nodes.get(pool.pk, 0)),
+        "borrows": ("1 for a pool that borrows the machines of another one.", lambda pool: pool.machines_id != pool.pk),
     }
     return "".join(
         format_series(

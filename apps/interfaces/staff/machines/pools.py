@@ -155,7 +155,7 @@ def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
 class PoolLoad:
     """A pool with its price, its trainers and its runs. `oldest_at` is when the longest waiting run was queued.
 
-    `gpus` are those of all its trainers, `leased` those that runs have.
+    `gpus` are those of all its trainers, or of those that it borrows, and `leased` those that its runs have.
     """
 
     pool: GpuPool
@@ -173,7 +173,8 @@ class PoolLoad:
 def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
     """Return the load of each pool, in a fixed number of queries."""
     prices = {rule.sku: rule for rule in list_active_prices(prefix="training:")}
-    trainers = Worker.objects.filter(pool__in=pools, kind=WorkerKind.TRAINER)
+    machines = {pool.machines_id for pool in pools}
+    trainers = Worker.objects.filter(pool__in=machines, kind=WorkerKind.TRAINER)
     joined = _counts(trainers.filter(revoked_at=None), gpus=Sum(Worker.GPU_COUNT))
     live = _counts(trainers.filter(live_worker_filter(db_now())))
     runs = Run.objects.filter(pool__in=pools)
@@ -186,9 +187,9 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
             pool=pool,
             sku=training_sku(pool),
             price=prices.get(training_sku(pool)),
-            live=live[pool.pk][0],
-            workers=joined[pool.pk][0],
-            gpus=joined[pool.pk][1],
+            live=live[pool.machines_id][0],
+            workers=joined[pool.machines_id][0],
+            gpus=joined[pool.machines_id][1],
             leased=running[pool.pk][1],
             running=running[pool.pk][0],
             queued=queued[pool.pk][0],
