@@ -91,7 +91,8 @@ def claim(
     if response is None and may_take:
         for pool in list_borrowers(pool=worker.pool):
             rank(pool_id=pool.pk)
-            response = response or _claim(worker, pool, base_models, software, free_gpus, gpu_count, offer)
+            if response := _claim(worker, pool, base_models, software, free_gpus, gpu_count, offer):
+                break
     return response
 
 

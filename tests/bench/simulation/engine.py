@@ -1,4 +1,7 @@
-"""An engine of an elastic pool: it starts machines late, loses them, and fails before or after it acts."""
+"""An engine of an elastic pool: it starts machines late, loses them, and fails before or after it acts.
+
+Of spot machines, it has none for a while.
+"""
 
 import random
 from collections.abc import Collection
@@ -13,6 +16,7 @@ from tests.bench.simulation.machines import Machine
 from tests.factories.finetuning import GIB
 
 START_SECONDS, STOP_SECONDS = (5.0, 90.0), (0.0, 30.0)
+NO_SPOT_SECONDS = 3_000.0
 
 
 @dataclass
@@ -40,7 +44,10 @@ class SimulatedEngine:
         self._may_fail()
         assert node.name not in self.nodes, f"{node.name} was requested twice"
         self._requests += 1
-        made = Node(node, f"{self._requests}", self.now + self.random.uniform(*START_SECONDS))
+        wait = self.random.uniform(*START_SECONDS)
+        if node.is_spot and self.random.random() < 0.3:
+            wait += NO_SPOT_SECONDS
+        made = Node(node, f"{self._requests}", self.now + wait)
         self.nodes[node.name] = made
         self._may_fail()
         return made.external_id

@@ -98,6 +98,12 @@ RULES = {
         FROM finetuning_capacitynode node JOIN finetuning_run run ON run.worker_id = node.worker_id
         WHERE run.status IN {HELD} AND node.ended_at IS NOT NULL AND run.leased_at > node.ended_at
     """,
+    "a run is on a machine of its pool, or of the pool that lends to it": f"""
+        SELECT run.id, worker.pool_id, run.pool_id
+        FROM finetuning_run run JOIN finetuning_gpupool pool ON pool.id = run.pool_id
+        JOIN finetuning_worker worker ON worker.id = run.worker_id
+        WHERE run.status IN {HELD} AND worker.pool_id <> coalesce(pool.borrows_from_id, pool.id)
+    """,
     "a job has a result if it succeeded, and only then": """
         SELECT id, status FROM finetuning_finetuningjob WHERE (status = 'succeeded') <> (adapter_version_id IS NOT NULL)
     """,

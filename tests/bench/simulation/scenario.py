@@ -18,6 +18,7 @@ from apps.finetuning.models import CapacityKind, CapacityNode, FineTuningJob, Gp
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.runs.leases import reclaim_expired_leases
+from apps.finetuning.runs.lending import ask_machines_back
 from apps.finetuning.runs.queue.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import quotas
@@ -26,7 +27,7 @@ from tests.bench.simulation.engine import SimulatedEngine
 from tests.bench.simulation.invariants import broken_rules
 from tests.bench.simulation.machines import Machine
 from tests.factories.accounts import make_organization
-from tests.factories.finetuning import TrainingSetup, make_training_file, make_worker
+from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
 from tests.factories.money import USD, give_credit
 
 FAULTY_SECONDS, CALM_SECONDS = 420, 7_200
@@ -78,10 +79,16 @@ class Scenario:
         ]
         if self.random.random() < 0.4:
             PoolCapacity.objects.create(
-                pool=world.setup.pool, kind=CapacityKind.SLURM, maximum=self.random.randint(1, 4), idle_seconds=60
-            )
+                pool=world.setup.pool, kind=CapacityKind.SLURM, maximum=self.random.randint(1, 4), idle_seconds=60,
+                on_demand_nodes=self.random.choice((None, 0, 1)),
+            )  # fmt: skip
             if self.random.random() < 0.5:
                 self.own = []  # every machine is the engine's
+        self.borrower: GpuPool | None = None
+        if self.own and self.random.random() < 0.4:
+            self.borrower = make_pool("low")
+            changes = {"borrows_from": world.setup.pool, "is_spot": True, "interruptions_per_hour": 1.0}
+            GpuPool.objects.filter(pk=self.borrower.pk).update(**changes)
 
     def run(self) -> None:
         """Act with faults, then without, until every job ended or waits for its customer. Raises BrokenRule."""
@@ -114,9 +121,13 @@ class Scenario:
     def create(self) -> None:
         if FineTuningJob.objects.count() >= _MAX_JOBS:
             return
-        organization = self.random.choice(self.world.organizations)
+        organization, pool = self.random.choice(self.world.organizations), self.world.setup.pool
+        if self.borrower is not None and self.random.random() < 0.5:
+            pool = self.borrower
         request = JobRequest(
-            base_model=self.world.setup.base_model.name, training_file=self.world.files[organization.pk].pk
+            base_model=self.world.setup.base_model.name,
+            training_file=self.world.files[organization.pk].pk,
+            pool=pool.name,
         )
         try:
             job = create_job(organization=organization, request=request, by="key_test", now=self.clock.now)
@@ -181,6 +192,7 @@ class Scenario:
     def reap(self) -> None:
         reclaim_expired_leases()
         end_stalled_runs()
+        ask_machines_back(now=db_now())
         assert repair_shares() == 0, "a share of the queue had wrong counts"
         with patch("apps.finetuning.pools.capacity.reconciliation.engine_of", lambda _: self.engine):
             for pool_id in list_elastic_pools():
