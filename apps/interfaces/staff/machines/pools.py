@@ -34,8 +34,8 @@ from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.finetuning.usage.occupancy import jobs_on
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
-from apps.interfaces.staff.forms import NewPoolForm, PoolEditForm, WorkerTokenForm
 from apps.interfaces.staff.machines.capacity_form import CapacityForm, capacity_form_of
+from apps.interfaces.staff.machines.pool_forms import NewPoolForm, PoolEditForm, WorkerTokenForm
 
 _SESSION_COMMAND = "admission_command"
 _WORKERS_SHOWN = 25
