@@ -38,6 +38,7 @@
   // --- clicks ---
   let pressed;
   document.addEventListener("pointerdown", (e) => { pressed = e.target; });
+  document.addEventListener("pointerup", (e) => { if (e.target !== pressed) pressed = null; });
   document.addEventListener("click", (e) => {
     const hit = (selector) => e.target.closest(selector);
     let el;

@@ -225,6 +225,10 @@ def test_a_press_that_begins_in_a_dialog_leaves_it_open(open_page: Open, version
     page.mouse.move(place["x"] / 2, place["y"] / 2)
     page.mouse.up()
     expect(dialog).to_be_visible()
+    page.mouse.down()
+    page.mouse.move(place["x"] + place["width"] / 2, place["y"] + 20)
+    page.mouse.up()
+    expect(dialog).to_be_visible()
 
     page.mouse.click(place["x"] / 2, place["y"] / 2)
     expect(dialog).to_be_hidden()

@@ -19,7 +19,7 @@ from apps.finetuning.runs.queue.queue_order import queue_order, queue_positions
 from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import reasons_to_wait
 
-_READ = ("gpu_count", "node_count", "step", "total_steps", "estimate")  # of jobs that hold machines
+_READ = ("pool", "gpu_count", "node_count", "step", "total_steps", "estimate")  # of jobs that hold machines
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
 
 
@@ -75,16 +75,21 @@ class _Floor:
     held: Sequence[tuple[str, FineTuningJob]]
     order: Sequence[Run]
     positions: Mapping[str, int]
-    before: Sequence[Run] = ()  # queued runs of the pool from which it borrows
+    before: Sequence[Run] = ()  # runs of the pool from which it borrows that may start
+    lent: Sequence[tuple[str, FineTuningJob]] = ()  # to pools that borrow from it; these come back
 
     def starts(self) -> dict[str, tuple[float, float]]:
         """Return the least and the most seconds until each run of the order starts, by the estimates before it."""
         least, most = (self._starts(of) for of in ("train_seconds_p10", "train_seconds_p90"))
         return {pk: (least[pk], max(least[pk], most[pk])) for pk in least}
 
-    def _starts(self, of: str) -> dict[str, float]:
+    def is_free(self, run: Run) -> bool:
+        """Return whether the run could start now although what is lent is not back yet."""
+        return self._starts("train_seconds_p10", self.lent).get(run.pk) == 0.0
+
+    def _starts(self, of: str, lent: Sequence[tuple[str, FineTuningJob]] = ()) -> dict[str, float]:
         machines = {worker.pk: _Machine(worker) for worker in self.workers}
-        for worker_id, job in self.held:
+        for worker_id, job in (*self.held, *lent):
             machines[worker_id].take(job.gpus_per_node, _seconds_left(job, of))
         starts = {}
         for run in (*self.before, *self.order):
@@ -196,16 +201,24 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     positions = queue_positions(pool=pool, runs=waiting, now=now)
     last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
     order = queue_order(pool=pool, now=now, limit=last) if last else []
-    before = queue_order(pool=pool.machines, now=now, limit=_LOOKED_AT) if pool.borrows_from_id else []
+    before = _startable(pool.machines, workers, now) if pool.borrows_from_id else []
     live = [worker.pk for worker in workers]
     led = Run.objects.filter(worker__in=live, status__in=RUN_HOLDING_LEASE).select_related("job")
     joined = RunMember.objects.filter(worker__in=live, run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    if not pool.borrows_from_id:  # borrowed machines come back when they are needed
-        led, joined = led.filter(pool=pool), joined.filter(run__pool=pool)
     held = [(str(run.worker_id), run.job) for run in led.only("worker", *(f"job__{name}" for name in _READ))]
     places = joined.select_related("run__job").only("worker", *(f"run__job__{name}" for name in _READ))
     held += [(str(place.worker_id), place.run.job) for place in places]
-    return _Floor(pool, workers, held, order, positions, before)
+    lent = [each for each in held if not pool.borrows_from_id and each[1].pool_id != pool.pk]
+    held = [each for each in held if each not in lent]
+    return _Floor(pool, workers, held, order, positions, before, lent)
+
+
+def _startable(pool: GpuPool, workers: Sequence[Worker], now: datetime.datetime) -> list[Run]:
+    """Return the pool's first queued runs that no limit holds back and that its machines could take."""
+    runs = [run for run in queue_order(pool=pool, now=now, limit=_LOOKED_AT) if not run.retry_at or run.retry_at <= now]
+    reasons = reasons_to_wait(jobs=[run.job for run in runs], now=now)
+    machines = [_Machine(worker) for worker in workers]
+    return [run for run in runs if not reasons[run.job_id] and _first_free(run.job, machines)]
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
@@ -227,6 +240,9 @@ def _wait_of(
     elif floor.before:
         text = gettext("Jobs of %(pool)s go first: this one runs on machines that they do not need.")
         cause, reason = WaitCause.CAPACITY, text % {"pool": floor.pool.machines.name}
+    elif starts_after == (0.0, 0.0) and floor.lent and not floor.is_free(run):
+        text = gettext("A machine of %(pool)s that another pool borrows comes back for it within minutes.")
+        return Wait(cause=_of_machines(job), reason=text % {"pool": pool}, position=position)
     elif starts_after == (0.0, 0.0):
         text = gettext("A machine of %(pool)s is free and takes it within seconds.")
         cause, reason = WaitCause.CAPACITY, text % {"pool": pool}

@@ -18,6 +18,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidState, InvalidValue, NotFound, Status
 from apps.finetuning.models import (
+    CapacityKind,
     CapacityNode,
     GpuPool,
     PoolCapacity,
@@ -111,7 +112,8 @@ def edit_pool(
         "serves_whole_models": serves_whole_models,
     }
     changes |= _spot(interruptions_per_hour) | _policy(price_policy, firm_factor)
-    has_spot_nodes = PoolCapacity.objects.filter(pool=pool).exclude(on_demand_nodes=None).exists()
+    mixed = PoolCapacity.objects.filter(pool=pool).exclude(kind=CapacityKind.STATIC).exclude(on_demand_nodes=None)
+    has_spot_nodes = mixed.exists()
     if has_spot_nodes and not changes["is_spot"]:
         raise InvalidValue(
             gettext("Some nodes of this pool are spot: make all of them on demand first."),

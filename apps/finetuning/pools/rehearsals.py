@@ -71,7 +71,7 @@ def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: G
     defaults = values | fresh | {"asked_at": now, "asker_sha256": asker}
     MemoryRehearsal.objects.update_or_create(pk=rehearsal.digest, defaults=defaults)
     key = f"rehearse:{rehearsal.digest}:{now.timestamp():.0f}"
-    outbox.publish(topic="train.wake", key=key, payload={"pool": pool.name}, organization=key_of(organization))
+    outbox.publish(topic="train.wake", key=key, payload={"pool": pool.machines.name}, organization=key_of(organization))
     return True
 
 

@@ -161,7 +161,7 @@ def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datet
     pools = pools.select_related("gpu_type", "calibration", "capacity", "borrows_from__calibration")
     machines = {pool.machines_id for pool in pools}
     with system():  # the queue is shared: other tenants' work counts, but only sums are shown
-        ahead, queues, leased = _work_ahead(Q(pool__is_open=True) | Q(pool__in=machines))
+        ahead, queues, leased = _work_ahead(Q(pool__in=machines) | Q(pool__borrows_from__in=machines))
     workers = _live_workers(base_model, machines, now, leased)
     return OpenPools(
         pools=tuple(pools),

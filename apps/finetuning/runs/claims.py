@@ -114,7 +114,7 @@ def _claim(
     free = worker.gpu_count - held.gpus
     if free_gpus is not None:
         free = min(free, free_gpus)
-    if free <= 0 or (pool.borrows_from_id and not may_lend(pool=worker.pool, now=now)):
+    if free <= 0 or (pool.borrows_from_id and not may_lend(worker=worker, base_models=base_models, now=now)):
         return None
     free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
     kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order

@@ -53,9 +53,21 @@ def held_of(*, workers: Collection[str] | None = None) -> dict[str, Held]:
     return {worker_id: Held(gpus=gpus, host_bytes=host_bytes) for worker_id, gpus, host_bytes in rows}
 
 
-def leased_gpus(*, workers: Collection[str] | None = None) -> dict[str, int]:
-    """Return the number of GPUs that runs lease now, by worker (None: of all); a worker without any has no entry."""
-    return {worker_id: held.gpus for worker_id, held in held_of(workers=workers).items()}
+def leased_gpus(*, workers: Collection[str] | None = None, lent_by: str = "") -> dict[str, int]:
+    """Return the number of GPUs that runs lease now, by worker (None: of all); a worker without any has no entry.
+
+    With `lent_by`, only runs of pools that borrow the machines of that pool count.
+    """
+    if not lent_by:
+        return {worker_id: held.gpus for worker_id, held in held_of(workers=workers).items()}
+    found: dict[str, int] = defaultdict(int)
+    led = Run.objects.filter(pool__borrows_from=lent_by, status__in=RUN_HOLDING_LEASE).select_related("job")
+    joined = RunMember.objects.filter(run__in=led, left_at=None).select_related("run__job")
+    for run in led:
+        found[str(run.worker_id)] += run.job.gpus_per_node
+    for place in joined:
+        found[place.worker_id] += place.run.job.gpus_per_node
+    return dict(found)
 
 
 def jobs_on(*, workers: Collection[str]) -> dict[str, list[str]]:

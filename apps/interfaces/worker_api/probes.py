@@ -35,7 +35,8 @@ def list_missing(*, worker: Worker, about_to_measure: str = "") -> tuple[ProbeRe
     The hub's token of a gated model comes only with the base model that the worker is about to measure. A machine that
     accepts no work measures nothing. Raises RateLimited for a token while another measurement is open.
     """
-    if not (worker.takes_work and worker.pool.is_open):
+    users = GpuPool.objects.filter(Q(pk=worker.pool_id) | Q(borrows_from=worker.pool_id))
+    if not (worker.takes_work and users.filter(is_open=True).exists()):
         return ()
     measured = set(ThroughputProbe.objects.filter(pool=worker.pool).values_list("base_model_id", "method"))
     models = BaseModel.objects.filter(is_installed=True, retired_at=None).order_by("parameter_count")

@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.conf import settings
 from django.db import transaction
@@ -122,12 +123,14 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
             _drain(node, "An operator cordoned it.", now)
         elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker):
             _drain(node, "Its worker was silent for ten minutes.", now)
-    has_spot = _has_spot(capacity, nodes, listed, now)
+    limits = _limits(capacity)
+    has_spot = _has_spot(capacity, nodes, listed, limits, now)
     nodes = [node for node in nodes if node.status not in NODE_ENDED]
     alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
-    limits = _limits(capacity)
     waiting = _waiting(capacity, limits, now)
-    wanted = wanted_nodes(waiting=waiting, busy=list(leased.values()), limits=limits)
+    lent = leased_gpus(workers=leased, lent_by=capacity.pool_id)  # it comes back, so it is free for what waits
+    busy = [gpus - lent.get(worker_id, 0) for worker_id, gpus in leased.items()]
+    wanted = wanted_nodes(waiting=waiting, busy=busy, limits=limits)
     PoolCapacity.objects.filter(pk=capacity.pk).update(wanted=wanted)
     for node in _surplus(alive, len(alive) - wanted, leased, capacity, now):
         _drain(node, "It was not needed any more.", now)
@@ -251,25 +254,34 @@ def _has_spot(
     capacity: PoolCapacity,
     nodes: Sequence[CapacityNode],
     listed: Mapping[str, ListedNode],
+    limits: Limits,
     now: datetime.datetime,
 ) -> bool:
-    """Return whether spot nodes can be had; give up those that did not start, so that on-demand nodes replace them."""
-    if not capacity.replaces_spot:
+    """Return whether spot nodes can be had; give up those that did not start, so that on-demand nodes replace them.
+
+    They are not given up while the budget does not pay for a replacement.
+    """
+    waiting = [node for node in nodes if node.is_spot and _has_no_machine(node, listed.get(node.name))]
+    kept = [node.is_spot for node in nodes if node not in waiting]
+    if not capacity.replaces_spot or not kinds_of_further_nodes(
+        1, alive=kept, unfinished=kept, limits=limits, has_spot=False
+    ):
         return True
-    late = [node for node in nodes if node.is_spot and _waits_for_long(node, listed.get(node.name), now)]
+    late = [node for node in waiting if node.external_id and now - node.requested_at > _SPOT_WAITS_AT_MOST]
     if late:
         PoolCapacity.objects.filter(pk=capacity.pk).update(spot_retry_at=now + _SPOT_PAUSE)
     paused = PoolCapacity.objects.filter(pk=capacity.pk, spot_retry_at__gt=now).exists()
     if paused:
-        late += [node for node in nodes if node.is_spot and node.status == NodeStatus.REQUESTED]
+        late += [node for node in waiting if node.status == NodeStatus.REQUESTED]
     for node in late:
         _drain(node, "No spot machine was free.", now)
     return not paused
 
 
-def _waits_for_long(node: CapacityNode, machine: ListedNode | None, now: datetime.datetime) -> bool:
-    is_waiting = node.status == NodeStatus.STARTING and machine is not None and machine.is_waiting
-    return is_waiting and now - node.requested_at > _SPOT_WAITS_AT_MOST
+def _has_no_machine(node: CapacityNode, machine: ListedNode | None) -> bool:
+    """Return whether the node was not requested yet, or is in the engine's queue."""
+    is_queued = node.status == NodeStatus.STARTING and machine is not None and machine.is_waiting
+    return is_queued or node.status == NodeStatus.REQUESTED
 
 
 def _hold_idle(worker: Worker) -> bool:
@@ -336,13 +348,17 @@ def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None
 
 
 def _note_failed_start(node: CapacityNode, problem: str) -> None:
-    """Show the problem to the operator and wait before the next start, twice as long each time."""
+    """Show the problem to the operator and wait before the next start, twice as long each time.
+
+    After a spot node that on-demand nodes may replace, the wait stays short, and further spot nodes wait longer.
+    """
     logger.warning("capacity of %s: %s", node.pool_id, problem)
     now, capacity = db_now(), PoolCapacity.objects.get(pk=node.pool_id)
-    wait = min(_FIRST_WAIT_SECONDS * 2 ** min(capacity.failures, 10), _LONGEST_WAIT_SECONDS)
-    PoolCapacity.objects.filter(pk=node.pool_id).update(
-        failures=Least(F("failures") + 1, 1000),
-        retry_at=now + datetime.timedelta(seconds=wait),
-        problem=problem[:300],
-        spot_retry_at=now + _SPOT_PAUSE if node.is_spot else capacity.spot_retry_at,
-    )
+    changes: dict[str, Any] = {"problem": problem[:300]}
+    if node.is_spot and capacity.replaces_spot:
+        wait, changes["spot_retry_at"] = _FIRST_WAIT_SECONDS, now + _SPOT_PAUSE
+    else:
+        wait = min(_FIRST_WAIT_SECONDS * 2 ** min(capacity.failures, 10), _LONGEST_WAIT_SECONDS)
+        changes["failures"] = Least(F("failures") + 1, 1000)
+    changes["retry_at"] = now + datetime.timedelta(seconds=wait)
+    PoolCapacity.objects.filter(pk=node.pool_id).update(**changes)

@@ -155,7 +155,8 @@ def _admission_command(pool: GpuPool, kind: str, token: str) -> str:
 class PoolLoad:
     """A pool with its price, its trainers and its runs. `oldest_at` is when the longest waiting run was queued.
 
-    `gpus` are those of all its trainers, or of those that it borrows, and `leased` those that its runs have.
+    `gpus` are those of all its trainers, or of those that it borrows, and `leased` those that runs have: its own, and
+    those to which it lends.
     """
 
     pool: GpuPool
@@ -181,6 +182,8 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
     running = _counts(runs.filter(status__in=RUN_HOLDING_LEASE), gpus=Sum("job__gpu_count"))
     waiting = runs.filter(status=RunStatus.QUEUED)
     queued = _counts(waiting)
+    lent = Run.objects.filter(pool__borrows_from__in=pools, status__in=RUN_HOLDING_LEASE).order_by()
+    lent_gpus = dict(lent.values_list("pool__borrows_from").annotate(Sum("job__gpu_count")))
     oldest = dict(waiting.order_by().values_list("pool").annotate(Min("created_at")))
     return [
         PoolLoad(
@@ -190,7 +193,7 @@ def list_loads(pools: Sequence[GpuPool]) -> list[PoolLoad]:
             live=live[pool.machines_id][0],
             workers=joined[pool.machines_id][0],
             gpus=joined[pool.machines_id][1],
-            leased=running[pool.pk][1],
+            leased=running[pool.pk][1] + lent_gpus.get(pool.pk, 0),
             running=running[pool.pk][0],
             queued=queued[pool.pk][0],
             oldest_at=oldest.get(pool.pk),
@@ -244,6 +247,6 @@ def show_pool(
         "members": [{"worker": worker, "jobs": jobs[worker.pk]} for worker in page.rows],
         "previous": f"?{urlencode(page.previous)}" if page.previous else "",
         "next": f"?{urlencode(page.next)}" if page.next else "",
-        "probes": newest_probes(pool=pool),
+        "probes": newest_probes(pool=pool.machines),
     }
     return render(request, "staff/machines/pool.html", context, status=status)

@@ -56,9 +56,10 @@ def show(request: OrganizationRequest) -> HttpResponse:
 
 def _pools(regions: list[str] | None, now: datetime.datetime) -> list[Part]:
     pools = [pool for pool in list_pools().filter(is_open=True) if is_allowed(regions, pool.region_id)]
-    workers = Worker.objects.filter(live_worker_filter(now), pool__in=pools).order_by()
+    machines = {pool.machines_id for pool in pools}
+    workers = Worker.objects.filter(live_worker_filter(now), pool__in=machines).order_by()
     live = dict(workers.values_list("pool").annotate(Count("pk")))
-    return [_pool(pool, live.get(pool.pk, 0)) for pool in pools]
+    return [_pool(pool, live.get(pool.machines_id, 0)) for pool in pools]
 
 
 def _pool(pool: GpuPool, live: int) -> Part:

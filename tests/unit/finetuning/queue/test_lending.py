@@ -13,6 +13,7 @@ from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, Job
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import find_open_pools
 from apps.finetuning.runs.lending import ask_machines_back
+from apps.finetuning.usage.allowances import set_allowance
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.finetuning import make_job, make_pool
 from tests.twins.capacity import limit
@@ -50,9 +51,13 @@ def test_borrowed_machines_take_runs_only_while_no_run_of_their_own_could_start(
 
     assert [each.claimed.spec.job_id for each in (first, second)] == [own.pk, borrowed.pk]
     assert second.run.pool == cheap and second.run.worker == floor.worker
-    job_in(floor.pool, gpus=4)
+    larger = job_in(floor.pool, gpus=4)
+    third = job_in(cheap)
+    assert claim().claimed.spec.job_id == third.pk, "the larger run waits for the GPU that its own pool holds"
+    first.succeed(floor.base_model)
     job_in(cheap)
-    assert claim() is None, "two GPUs are free, and a run of the lending pool waits for four"
+    assert claim() is None, "the larger run could start on what is lent"
+    assert ask_machines_back(now=db_now() + MINUTE / 2) == 2 and larger.pk
 
 
 def test_a_run_that_cannot_start_keeps_no_machine_from_borrowers(floor, rival, cheap, job_in, claim) -> None:
@@ -105,6 +110,51 @@ def test_no_run_is_asked_back_if_that_would_not_help(floor, cheap, job_in, claim
     assert not ask_machines_back(now=db_now()), "its own pool holds two of the four GPUs"
 
 
+def test_a_run_that_no_return_helps_hides_no_later_one(floor, cheap, job_in, claim) -> None:
+    job_in(floor.pool, gpus=2)
+    claim()
+    lent = job_in(cheap, gpus=2)
+    attempt = claim()
+    job_in(floor.pool, gpus=4, minutes=9)
+    job_in(floor.pool, minutes=1)
+
+    assert ask_machines_back(now=db_now()) == 1
+    assert attempt.claimed.spec.job_id == lent.pk and attempt.beat().is_drain_requested
+
+
+def test_a_run_is_asked_back_for_the_memory_of_its_machine(floor, cheap, job_in, claim) -> None:
+    Worker.objects.filter(pk=floor.worker.pk).update(memory_bytes=10)
+    for pool, minutes in ((cheap, 0), (floor.pool, 1)):
+        job = job_in(pool, minutes=minutes)
+        FineTuningJob.objects.filter(pk=job.pk).update(estimate=job.estimate | {"host_bytes": 6})
+        if pool == cheap:
+            assert claim() is not None
+    assert claim() is None, "three GPUs are free, and too little memory"
+
+    assert ask_machines_back(now=db_now()) == 1
+
+
+def test_a_run_that_its_members_allowance_holds_back_keeps_no_machine(floor, alice, cheap, job_in, claim) -> None:
+    limits = {"concurrent_gpus": 1}
+    set_allowance(
+        organization=floor.organization, scope="member", target=alice.pk, limits=limits, by=alice.pk, now=db_now()
+    )
+    own = job_in(floor.pool, gpus=2, minutes=1)
+    FineTuningJob.objects.filter(pk=own.pk).update(member_id=alice.pk)
+    borrowed = job_in(cheap)
+
+    assert claim().claimed.spec.job_id == borrowed.pk
+    assert not ask_machines_back(now=db_now())
+
+
+def test_of_several_borrowers_the_one_that_waited_longest_is_served(floor, cheap, job_in, claim) -> None:
+    other = make_pool("also-cheap")
+    GpuPool.objects.filter(pk=other.pk).update(is_spot=True, interruptions_per_hour=1.0, borrows_from=floor.pool)
+    job_in(other), job_in(cheap, minutes=5)
+
+    assert [claim().run.pool.name for _ in range(2)] == ["cheap", "also-cheap"]
+
+
 def test_its_quote_has_the_machines_speeds_and_queue_of_the_pool_that_lends(floor, cheap, job_in, claim) -> None:
     job_in(cheap)
     claim().start()
@@ -122,7 +172,19 @@ def test_its_quote_has_the_machines_speeds_and_queue_of_the_pool_that_lends(floo
     assert states()["cheap"].free_gpus == () and states()["cheap"].seconds_ahead > borrowing.seconds_ahead
 
 
+def test_a_job_waits_for_a_lent_machine_to_come_back(floor, cheap, job_in, claim) -> None:
+    for _ in range(4):
+        job_in(cheap)
+        claim()
+    waiting = job_in(floor.pool)
+
+    assert "comes back for it within minutes" in explain_wait(job=waiting, now=db_now()).reason
+
+
 def test_a_job_that_waits_says_whose_jobs_go_first(floor, cheap, job_in, claim) -> None:
+    blocked = job_in(floor.pool, gpus=8)
+    alone = job_in(cheap)
+    assert "is free and takes it" in explain_wait(job=alone, now=db_now()).reason, blocked.pk
     job_in(floor.pool, gpus=4)
     waiting = job_in(cheap)
 

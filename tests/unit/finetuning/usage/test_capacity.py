@@ -6,13 +6,14 @@ import pytest
 
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
-from apps.finetuning.models import CapacityNode, FineTuningJob, PoolCapacity, Run, Worker, WorkerToken
+from apps.finetuning.models import CapacityNode, FineTuningJob, GpuPool, PoolCapacity, Run, Worker, WorkerToken
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
 from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.runs import claims
 from apps.finetuning.usage.quotas import set_quota
+from tests.factories.finetuning import make_pool
 from tests.twins.capacity import SLURM, limit
 
 HOUR = 1_000_000_000
@@ -64,6 +65,22 @@ def test_a_pool_starts_a_node_for_a_job_and_is_empty_again_when_it_is_idle(floor
     assert claims.claim(worker=worker, base_models=None) is None
     assert engine.nodes == {}
     assert len(engine.started) == 1
+
+
+def test_a_lent_node_is_no_reason_for_another_one(floor, engine, elastic):
+    low = make_pool("low")
+    GpuPool.objects.filter(pk=low.pk).update(is_spot=True, interruptions_per_hour=1.0, borrows_from=floor.pool)
+    floor.job(pool=floor.pool.name)
+    elastic()
+    worker = engine.enrol(engine.started[0])
+    elastic()
+    Run.objects.update(status="cancelled", finished_at=db_now())
+    lent = floor.job(pool="low")
+    assert claims.claim(worker=worker, base_models=None).spec.job_id == lent.pk
+
+    floor.job(pool=floor.pool.name)
+    assert elastic() == ["running"], "the run gets the lent node"
+    assert elastic(later=61) == ["running"], "which stays while a run works on it"
 
 
 def test_a_lost_answer_starts_no_second_node(floor, engine, elastic):

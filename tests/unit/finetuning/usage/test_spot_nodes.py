@@ -117,6 +117,7 @@ def test_a_refused_spot_node_is_replaced_as_far_as_the_budget_pays(floor, engine
         floor.job()
     assert mixed() == [("requested", True)] * 3
     engine.fails_before = False
+    assert PoolCapacity.objects.get().failures == 0
     assert mixed(later=31) == [("released", True)] * 3 + [("starting", False)]
     assert engine.nodes[engine.started[0]].is_spot is False
 
@@ -128,6 +129,16 @@ def test_a_spot_node_taken_away_while_it_starts_is_replaced(floor, engine, mixed
     engine.nodes.clear()
     assert mixed() == [("lost", True), ("requested", False)]
     assert mixed(later=31)[1] == ("starting", False)
+
+
+def test_spot_nodes_keep_waiting_while_the_budget_pays_for_no_other(floor, engine, mixed):
+    costs = {"node_nano_per_hour": 10 * HOUR, "spot_node_nano_per_hour": 3 * HOUR, "budget_nano_per_hour": 14 * HOUR}
+    limit(floor.pool, maximum=4, on_demand_nodes=1, settings=SPOT_SLURM, **costs)
+    engine.has_no_spot = True
+    for _ in range(2):
+        floor.job()
+    assert mixed() == [("starting", False), ("starting", True)]
+    assert mixed(later=700) == [("starting", False), ("starting", True)]
 
 
 def test_idle_replacements_are_released_before_spot_nodes_and_the_first_node_last(floor, engine, mixed):
