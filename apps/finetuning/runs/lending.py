@@ -26,8 +26,8 @@ from apps.finetuning.usage.quotas import limit_reached
 _PATIENCE = datetime.timedelta(seconds=15)  # of a waiting run: a free machine takes it within seconds
 
 
-class _Plan(NamedTuple):
-    """The runs to ask back, so that a machine has room; those with the fewest GPUs are best."""
+class _Return(NamedTuple):
+    """What a machine gets back so that it has room: the fewest GPUs are best."""
 
     gpus: int
     machine: str
@@ -87,13 +87,13 @@ def _choose(job: FineTuningJob, on_machine: Mapping[str, list[Run]], machines: l
     return list({run.pk: run for plan in best for run in plan.asked}.values())
 
 
-def _plan_of(machine: Worker, held: Held, lent: list[Run], job: FineTuningJob) -> _Plan | None:
+def _plan_of(machine: Worker, held: Held, lent: list[Run], job: FineTuningJob) -> _Return | None:
     """Return which of the runs that are lent on the machine to ask, newest first; None if that makes no room."""
     for count in range(len(lent) + 1):
         left = _without(held, lent[:count])
         has_memory = has_room(left, worker=machine, host_bytes=job.estimate.get("host_bytes"))
         if has_memory and machine.gpu_count - left.gpus >= job.gpus_per_node:
-            return _Plan(held.gpus - left.gpus, machine.pk, lent[:count])
+            return _Return(held.gpus - left.gpus, machine.pk, lent[:count])
     return None
 
 
