@@ -54,6 +54,7 @@ SOURCES = (
     "apps/payments/autorecharge.py",
     "apps/payments/dunning.py",
     "apps/serving/operations.py",
+    "apps/serving/queries.py",
     "gpu_workers/serving/trials",
     "gpu_workers/train/attempt.py",
     "gpu_workers/train/data/encoding.py",
