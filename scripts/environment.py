@@ -188,6 +188,9 @@ def _known_variables(
         defaults |= {"REDIS_URL": embedded.redis_url, "CELERY_BROKER_URL": embedded.broker_url}
         defaults |= {"ANNEAL_TRAINER_BROKER_URL": embedded.trainer_broker_url}
     known = defaults | {name: value for name, value in given.items() if name not in _NOT_SETTABLE}
+    own_replica = defaults["ANNEAL_REPLICA_ADDRESSES"]
+    if own_replica not in known["ANNEAL_REPLICA_ADDRESSES"].split(","):  # those of other machines join it
+        known["ANNEAL_REPLICA_ADDRESSES"] += f",{own_replica}"
     mail = urlsplit(known["ANNEAL_EMAIL_URL"])
     if mail.scheme == "file":  # pages show the folder, but never the URL, which may contain a password
         known["ANNEAL_MAIL_FOLDER"] = unquote(mail.path)

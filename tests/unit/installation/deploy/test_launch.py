@@ -81,6 +81,16 @@ def test_free_ports_are_the_usual_ones(tmp_path: Path, take: Take) -> None:
     assert ports_of(prepared) == ("8000", "8001") and prepared.notes == ()
 
 
+def test_addresses_of_further_replicas_join_that_of_the_own_one(
+    tmp_path: Path, take: Take, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = prepare(tmp_path, is_debug=False, is_launch=True).known["ANNEAL_REPLICA_ADDRESSES"]
+    for given in ("10.20.0.0/16", f"10.20.0.0/16,{own}"):
+        monkeypatch.setenv("ANNEAL_REPLICA_ADDRESSES", given)
+        prepared = prepare(tmp_path, is_debug=False, is_launch=True)
+        assert prepared.known["ANNEAL_REPLICA_ADDRESSES"] == f"10.20.0.0/16,{own}"
+
+
 def test_a_taken_port_gives_way_to_the_next_free_one_and_is_named(tmp_path: Path, take: Take) -> None:
     take(8000)
 
