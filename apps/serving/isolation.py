@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 
 from apps.core import audit
 from apps.serving.models import Replica
-from apps.serving.placements import replan_around
+from apps.serving.placements import lock_around, replan_around
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +19,7 @@ def isolate_replica(*, replica_id: str, reason: str) -> None:
 
     Isolating an isolated replica again only counts the fault.
     """
+    lock_around(replica_id=replica_id)
     found = Replica.objects.filter(pk=replica_id)
     first = found.filter(isolated_at=None).update(
         isolated_at=Now(), isolated_because=reason[:300], generation=F("generation") + 1
@@ -32,6 +33,7 @@ def isolate_replica(*, replica_id: str, reason: str) -> None:
 @transaction.atomic
 def clear_replica(*, replica: Replica, by: str) -> None:
     """Trust the replica again. Its fault count stays."""
+    lock_around(replica_id=replica.pk)
     isolated = Replica.objects.filter(pk=replica.pk, isolated_at__isnull=False)
     if isolated.update(isolated_at=None, isolated_because="", generation=F("generation") + 1):
         audit.record(

@@ -16,9 +16,9 @@ from apps.catalog.queries import active_price, warm_sku
 from apps.core import audit
 from apps.core.database.tenancy import system
 from apps.core.errors import InvalidState, QuotaExceeded
-from apps.serving.models import Deployment
+from apps.serving.models import Deployment, Replica
 from apps.serving.placements import replan
-from apps.serving.ready_replicas import answering, ready_replicas
+from apps.serving.ready_replicas import able_fleets, answering, ready_replicas
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
         raise QuotaExceeded(gettext("Your balance is empty. Add credit to keep it warm."))
     with system():  # all tenants share the places; only the sum leaves this block
         places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
+        if not places and able_fleets().filter(base_model=base_model).exists():
+            places = Replica().capacity  # of the replica that starts for it
         kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
     if kept + 1 > MAX_KEPT_SHARE * places:
         raise QuotaExceeded(
@@ -87,6 +89,15 @@ def charge_warm(*, now: datetime.datetime) -> int:
             if get_balance(organization=deployment.organization_id).available_nano <= 0:
                 let_cool(version=deployment.adapter_version, by="system", now=now)
     return len(kept)
+
+
+def paying_deployments(*, base_model: BaseModel) -> QuerySet[Deployment]:
+    """Return what is kept warm of the base model, can be loaded, and pays for the time it is."""
+    if warm_price(base_model=base_model) is None:
+        return Deployment.objects.none()
+    unloadable = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
+    kept = _kept().filter(adapter_version__adapter__base_model=base_model)
+    return kept.exclude(adapter_version__status__in=unloadable)
 
 
 def _kept() -> QuerySet[Deployment]:

@@ -14,9 +14,9 @@ from django.db.models import CharField, Count, F, Func, Sum, Value
 from apps.billing.models import UsageSeries
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
-from apps.serving.models import Deployment, LoadedAdapter, MeteringCheck, Replica
+from apps.serving.models import Deployment, LoadedAdapter, MeteringCheck, ReplicaFleet
 from apps.serving.placement import demand_after
-from apps.serving.ready_replicas import answering, ready_replicas
+from apps.serving.ready_replicas import answering, ready_replicas, standing_replicas
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LOAD = {
@@ -44,7 +44,7 @@ def render_metrics() -> str:
 
 
 def _replicas() -> Iterator[str]:
-    replicas = list(Replica.objects.select_related("base_model").order_by("pk"))
+    replicas = list(standing_replicas().select_related("base_model").order_by("pk"))
     ready = set(ready_replicas().values_list("pk", flat=True))
     labels = {one.pk: {"replica": one.pk, "base_model": one.base_model.name} for one in replicas}
     counts: dict[tuple[str, str], int] = {
@@ -65,8 +65,12 @@ def _replicas() -> Iterator[str]:
         samples = [(labels[one.pk], float(one.load.get(name, 0))) for one in replicas]
         yield format_series(f"anneal_replica_{name}", "gauge", words, samples)
     checks = MeteringCheck.objects.order_by("replica_id", "-day").distinct("replica_id")
-    differences = [(labels[one.replica_id], one.difference_share) for one in checks]
+    differences = [(labels[one.replica_id], one.difference_share) for one in checks if one.replica_id in labels]
     yield format_series("anneal_replica_metering_difference", "gauge", _DIFFERENCE, differences)
+    fleets = list(ReplicaFleet.objects.select_related("base_model", "pool").order_by("pk"))
+    yield format_series("anneal_fleet_wanted_replicas", "gauge", "Replicas that requests need within the limits.", [
+        ({"pool": one.pool.name, "base_model": one.base_model.name}, float(one.wanted)) for one in fleets
+    ])  # fmt: skip
 
 
 def _adapters() -> Iterator[str]:

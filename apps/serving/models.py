@@ -32,9 +32,11 @@ class Replica(models.Model):
     revision = models.CharField(max_length=64, blank=True, help_text="SHA-256 of the base model's weights.")
     load = models.JSONField(default=dict, help_text="apps.contracts.serving.EngineLoad, {} before it was heard of")
     draining_at = models.DateTimeField(null=True, help_text="Gets nothing new and answers only what no other can.")
+    retired_at = models.DateTimeField(null=True, help_text="Its machine was released: it never comes back.")
     generation = models.BigIntegerField(default=0, help_text="Grows with each change of the desired set.")
     engine_generation = models.CharField(max_length=64, blank=True)
     is_ready = models.BooleanField(default=False)
+    readiness_changed_at = models.DateTimeField(db_default=Now(), help_text="Since when it is ready, or is not.")
     reason = models.CharField(max_length=300, blank=True)
     observed_at = models.DateTimeField(null=True)
     isolated_at = models.DateTimeField(null=True, help_text="Found faulty: asked nothing until it is cleared.")
@@ -70,6 +72,34 @@ class Replica(models.Model):
         accepted = {"capacity": self.capacity, "slots": self.slots, "max_rank": self.max_rank}
         reported = accepted | self.reported_room
         return reported if reported != accepted and self.whole_model_id is None else None
+
+
+class ReplicaFleet(models.Model):
+    """How many replicas of a base model an elastic pool starts, by the requests for the model and its adapters."""
+
+    id = IdField(prefix="fleet")
+    pool = models.ForeignKey("finetuning.GpuPool", on_delete=models.CASCADE, related_name="fleets")
+    base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="fleets")
+    region = models.ForeignKey("accounts.Region", on_delete=models.PROTECT, related_name="fleets")  # its pool's
+    minimum = models.PositiveSmallIntegerField(default=0)
+    maximum = models.PositiveSmallIntegerField(default=1)
+    requests_per_replica = models.PositiveSmallIntegerField(default=16, help_text="That one replica answers at once.")
+    idle_seconds = models.PositiveIntegerField(default=600, help_text="Without a need for so long, a replica stops.")
+    last_requested_at = models.DateTimeField(null=True, help_text="To within seconds.")
+    wanted = models.PositiveSmallIntegerField(default=0, help_text="By the last reconciliation.")
+    wanted_at = models.DateTimeField(null=True, help_text="When so many were last needed.")
+    able_at = models.DateTimeField(null=True, help_text="When a replica could last start: requests wait for it.")
+
+    tenancy_reason = "replicas are shared by all tenants"
+    app_access = "read"
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["pool", "base_model"], name="fleet_once"),
+            models.CheckConstraint(
+                name="fleet_limits", condition=models.Q(minimum__lte=models.F("maximum"), requests_per_replica__gte=1)
+            ),
+        ]
 
 
 class ReplicaToken(models.Model):

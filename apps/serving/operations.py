@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import F
+from django.db.models import Case, F, Value, When
 
 from apps.accounts.models import Organization, Region
 from apps.accounts.notices.events import announce
@@ -29,7 +29,7 @@ from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.serving.aliases import require_unaliased
 from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
-from apps.serving.placements import replan, replan_around
+from apps.serving.placements import lock_around, lock_placements, replan, replan_around
 from apps.serving.reconciliation import record_count
 from apps.serving.whole_models import desired_whole_model, give_place, record_whole_model, require_replica, withdraw
 
@@ -180,6 +180,7 @@ def _check_address(url: str) -> bool:
 @transaction.atomic
 def accept_address(*, replica: Replica, by: str) -> None:
     """Accept the address that the replica reported at enrolment: requests may be sent there."""
+    lock_around(replica_id=replica.pk)
     waiting = Replica.objects.filter(pk=replica.pk, is_address_accepted=False)
     if waiting.update(is_address_accepted=True, generation=F("generation") + 1):
         audit.record(organization=None, by=by, action="replica.accepted", target=replica.pk, url=replica.url)
@@ -189,6 +190,7 @@ def accept_address(*, replica: Replica, by: str) -> None:
 @transaction.atomic
 def accept_room(*, replica: Replica, capacity: int, slots: int, max_rank: int, by: str) -> None:
     """Accept that the replica holds this much: adapters in all, adapters in a batch, and the highest rank."""
+    lock_around(replica_id=replica.pk)
     Replica.objects.filter(pk=replica.pk, whole_model=None).update(capacity=capacity, slots=slots, max_rank=max_rank)
     room = {"capacity": capacity, "slots": slots, "max_rank": max_rank}
     audit.record(organization=None, by=by, action="replica.room_accepted", target=replica.pk, **room)
@@ -214,10 +216,20 @@ def describe_model(*, replica: Replica) -> dict[str, str]:
 def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
     """Start or end draining. Other replicas take over what a draining replica holds; it answers until they have."""
     now = db_now()
+    lock_placements(base_model_id=replica.base_model_id)  # before the replica's row, as each placer does
     Replica.objects.filter(pk=replica.pk).update(draining_at=now if is_draining else None)
     action = "replica.draining" if is_draining else "replica.taken_back"
     audit.record(organization=None, by=by, action=action, target=replica.pk)
     replan(base_model_id=replica.base_model_id, now=now)
+
+
+@transaction.atomic
+def retire_replica(*, replica: Replica) -> None:
+    """Forget what a replica held whose machine was released."""
+    lock_placements(base_model_id=replica.base_model_id)
+    replica.placements.all().delete()
+    replica.loaded.all().delete()
+    Replica.objects.filter(pk=replica.pk).update(is_ready=False, retired_at=db_now())
 
 
 def give_token(*, replica: Replica, token: str) -> None:
@@ -283,6 +295,7 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
     now = db_now()
     Replica.objects.filter(pk=replica.pk).update(
         is_ready=observed.is_ready,
+        readiness_changed_at=Case(When(is_ready=observed.is_ready, then=F("readiness_changed_at")), default=Value(now)),
         engine_generation=observed.engine_generation,
         reason=observed.reason[:300],
         observed_at=now,

@@ -2,7 +2,7 @@
 
 import datetime
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from django.db import connection, transaction
 from django.db.models import Case, DateTimeField, F, Q, Value, When, Window
@@ -11,7 +11,7 @@ from django.db.models.functions import Coalesce, Greatest, RowNumber
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
-from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica, ReplicaFleet
 from apps.serving.placement import (
     IDLE_SECONDS,
     QUICK_SECONDS,
@@ -22,6 +22,7 @@ from apps.serving.placement import (
     demand_after,
     place,
 )
+from apps.serving.ready_replicas import standing_replicas
 
 # A replica silent for this long loses its adapters to others; a newly enrolled one has longer.
 SILENT_SECONDS = 60
@@ -43,8 +44,13 @@ _NOTE = """
 
 
 @transaction.atomic
-def record_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> None:
-    """Count requests by version id, and place again at once when one of the versions has no place."""
+def record_requests(*, counts: Mapping[str, int], fleets: Collection[str] = (), now: datetime.datetime) -> None:
+    """Count requests by version id, and place again at once when one of the versions has no place.
+
+    Each of the `fleets` starts a replica, or keeps those that it has.
+    """
+    held = [fleet.pk for fleet in ReplicaFleet.objects.filter(pk__in=fleets).order_by("pk").select_for_update()]
+    ReplicaFleet.objects.filter(pk__in=held).update(last_requested_at=now)
     asked = Deployment.objects.filter(adapter_version__in=list(counts), removed_at=None)
     with connection.cursor() as cursor:
         cursor.execute(
@@ -66,7 +72,7 @@ def record_requests(*, counts: Mapping[str, int], now: datetime.datetime) -> Non
 
 def replan_all(*, now: datetime.datetime) -> int:
     """Place the adapters of every base model that has a replica; return how many must be loaded."""
-    bases = Replica.objects.filter(whole_model=None).values_list("base_model_id", flat=True).distinct()
+    bases = standing_replicas().filter(whole_model=None).values_list("base_model_id", flat=True).distinct()
     return sum(replan(base_model_id=base_model_id, now=now) for base_model_id in sorted(bases))
 
 
@@ -77,6 +83,17 @@ def replan_around(*, replica_id: str) -> None:
         replan(base_model_id=found, now=db_now())
 
 
+def lock_placements(*, base_model_id: str) -> None:
+    """Wait until no other transaction places adapters of the base model. Taken before rows of its replicas."""
+    lock(f"placement:{base_model_id}")
+
+
+def lock_around(*, replica_id: str) -> None:
+    """Lock the placements of the replica's base model, before the replica itself."""
+    for found in Replica.objects.filter(pk=replica_id, whole_model=None).values_list("base_model_id", flat=True):
+        lock_placements(base_model_id=found)
+
+
 @transaction.atomic
 def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     """Store which replica of the base model holds which adapters; return how many must be loaded.
@@ -84,8 +101,8 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     One placer runs at a time, and only replicas whose set changed are notified. While no replica reports, nothing
     changes: a fleet that comes back finds what it held.
     """
-    lock(f"placement:{base_model_id}")
-    replicas = list(Replica.objects.filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
+    lock_placements(base_model_id=base_model_id)
+    replicas = list(standing_replicas().filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
     rooms = [replica.room for replica in replicas if _is_there(replica, now)]
     if not rooms:
         return 0

@@ -16,7 +16,7 @@ from apps.contracts.serving import LoadState
 from apps.core.database.tenancy import system
 from apps.serving.models import Alias, Deployment, Placement, Replica
 from apps.serving.operations import token_of
-from apps.serving.ready_replicas import credible, ready_replicas, spoken_lately
+from apps.serving.ready_replicas import able_fleets, credible, ready_replicas, spoken_lately
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,20 @@ class Upstream:
 
 
 @dataclass(frozen=True)
+class FleetRoute:
+    """A fleet that can start a replica now, or has one, and its region."""
+
+    fleet_id: str
+    region: str
+
+
+@dataclass(frozen=True)
 class Route:
     """How a public model name is answered. `organization_id` None: a base model, open to every customer.
 
     A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `draining` answer only
     what no other can. `is_loading`: a replica should load it, none has yet, and none has failed. `is_cold`: no replica
-    has a place for it until it is requested.
+    has a place for it until it is requested. `fleets` start replicas of its base model on request.
     """
 
     model_name: str
@@ -49,13 +57,15 @@ class Route:
     is_cold: bool = False
     media: tuple[str, ...] = ()  # accepted input besides text
     draining: tuple[Upstream, ...] = ()
+    fleets: tuple[FleetRoute, ...] = ()
 
     def limited_to(self, regions: Collection[str]) -> "Route":
         """Return the route for an organization whose requests may be answered in these regions alone."""
         staying, draining = (
             tuple(one for one in found if one.region in regions) for found in (self.upstreams, self.draining)
         )
-        return replace(self, upstreams=staying or draining, draining=draining)
+        fleets = tuple(fleet for fleet in self.fleets if fleet.region in regions)
+        return replace(self, upstreams=staying or draining, draining=draining, fleets=fleets)
 
 
 @dataclass(frozen=True)
@@ -97,10 +107,19 @@ def list_routes() -> list[Route]:
     """Return every name that may be requested now, with the replicas that confirmed it."""
     replicas = list(ready_replicas().filter(token__isnull=False).select_related("token"))
     ready = {r.pk: _Ready(r, Upstream(r.pk, r.url, token_of(replica=r), r.region_id)) for r in replicas}
-    return [*_base_routes(ready), *_adapter_routes(ready, replicas)]
+    fleets = _fleets()
+    return [*_base_routes(ready, fleets), *_adapter_routes(ready, replicas, fleets)]
 
 
-def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
+def _fleets() -> dict[str, tuple[FleetRoute, ...]]:
+    """Return by base model the fleets that were found able to start a replica lately."""
+    found: dict[str, tuple[FleetRoute, ...]] = defaultdict(tuple)
+    for fleet in able_fleets().order_by("pk"):
+        found[fleet.base_model_id] += (FleetRoute(fleet.pk, fleet.region_id),)
+    return found
+
+
+def _base_routes(ready: dict[str, _Ready], fleets: Mapping[str, tuple[FleetRoute, ...]]) -> list[Route]:
     served = BaseModel.objects.filter(is_installed=True, retired_at=None)
     found: dict[str, list[_Ready]] = defaultdict(list)
     for one in ready.values():
@@ -117,12 +136,15 @@ def _base_routes(ready: dict[str, _Ready]) -> list[Route]:
             upstreams=_upstreams(found[base.pk]),
             media=base.media,
             draining=_draining(found[base.pk]),
+            fleets=fleets[base.pk],
         )
         for base in served
     ]
 
 
-def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[Route]:
+def _adapter_routes(
+    ready: dict[str, _Ready], replicas: list[Replica], fleets: Mapping[str, tuple[FleetRoute, ...]]
+) -> list[Route]:
     loaded: dict[str, list[_Ready]] = defaultdict(list)
     refused: set[str] = set()
     said = credible().filter(replica_id__in=ready, adapter_version__adapter__base_model=F("replica__base_model"))
@@ -148,6 +170,7 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
             is_cold=not loaded[version.pk] and version.pk in cold,
             # Merged models were trained and tested on text alone.
             media=() if _is_whole(version) else version.adapter.base_model.media,
+            fleets=fleets[version.adapter.base_model_id] if _would_load(version) else (),
         )
         for version in versions
     ]
@@ -156,6 +179,11 @@ def _adapter_routes(ready: dict[str, _Ready], replicas: list[Replica]) -> list[R
 def _is_whole(version: AdapterVersion) -> bool:
     """Return whether no engine loads the version as an adapter: it answers as a whole model."""
     return version.status == AdapterVersionStatus.FILES_ONLY
+
+
+def _would_load(version: AdapterVersion) -> bool:
+    """Return whether a replica that starts for the version would load it."""
+    return not _is_whole(version) and version.status != AdapterVersionStatus.REFUSED
 
 
 def _current_deployments() -> QuerySet[Deployment]:
@@ -232,16 +260,29 @@ def serving_states(*, versions: Iterable[AdapterVersion]) -> dict[str, ServingSt
 
 _FILES_ONLY = "No engine can load it as an adapter, and it has no replica of its own. You can download its files."
 _WAITING = "Waiting for a replica of its base model to load it."
-_COLD = "It was unloaded because it had no recent requests. The next request loads it and waits."
+_COLD = "It is not loaded because it had no recent requests. The next request loads it and waits."
 
 
 def _cold_ids(versions: Collection[str]) -> set[str]:
-    """Return those of the versions that only lack a place."""
+    """Return those of the versions that only lack a place, or a replica that starts on request."""
     with system():  # places are every tenant's; only ids leave this block
         deployed = _current_deployments().filter(adapter_version__in=versions)
         deployments = list(deployed.select_related("adapter_version__adapter", "organization"))
         limited = {each.organization_id: each.organization.regions for each in deployments}
-        return _wanted_and_cold(ready_replicas(), deployments, limited)[1]
+        ready, fleets = list(ready_replicas()), _fleets()
+        wanted, cold = _wanted_and_cold(ready, deployments, limited)
+    for deployment in deployments:
+        version, regions = deployment.adapter_version, limited[deployment.organization_id]
+        base_model_id = version.adapter.base_model_id
+        has_replica = any(
+            replica.base_model_id == base_model_id and is_allowed(regions, replica.region_id)
+            for replica in ready
+            if replica.whole_model_id is None
+        )
+        may_start = any(is_allowed(regions, fleet.region) for fleet in fleets[base_model_id])
+        if may_start and _would_load(version) and not has_replica and version.pk not in wanted:
+            cold.add(version.pk)
+    return cold
 
 
 def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:

@@ -6,14 +6,25 @@ from django.db.models import Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
 from apps.contracts.serving import LoadState
-from apps.serving.models import LoadedAdapter, Placement, Replica
+from apps.serving.models import LoadedAdapter, Placement, Replica, ReplicaFleet
 
 _STALE = datetime.timedelta(seconds=30)  # a replica silent for this long gets no requests
+_ABLE = datetime.timedelta(seconds=90)  # pools are looked at every ten seconds, and half a minute after a fault
+
+
+def standing_replicas() -> QuerySet[Replica]:
+    """Return all replicas, apart from those whose machine was released."""
+    return Replica.objects.filter(retired_at=None)
 
 
 def ready_replicas() -> QuerySet[Replica]:
     trusted = Replica.objects.filter(isolated_at=None, is_address_accepted=True)
     return trusted.filter(is_ready=True, observed_at__gte=Now() - _STALE)
+
+
+def able_fleets() -> QuerySet[ReplicaFleet]:
+    """Return the fleets that have a replica or could start one, as far as their pools were looked at lately."""
+    return ReplicaFleet.objects.filter(maximum__gt=0, able_at__gte=Now() - _ABLE)
 
 
 def answering() -> QuerySet[LoadedAdapter]:

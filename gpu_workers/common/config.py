@@ -36,7 +36,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     base_model_roots: tuple[Path, ...] = ()  # a base model's local path must lie inside one of these
     base_models: tuple[str, ...] | None = None  # ids installed here; None: downloads them
     self_check_gpu_key: str | None = None  # set if NVML's name is not a key of the catalog
-    node_address: str = ""  # where other machines of the pool reach this one, if it polls; "": it trains alone
+    node_address: str = ""  # where other machines reach this one; "": it trains alone
+    replica_port: int = 0  # of a machine that was started to serve; 0: a free one
     log_level: str = "INFO"
 
     def require_broker_url(self) -> str:
@@ -64,6 +65,7 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
         base_models=_optional_list(env, "ANNEAL_BASE_MODELS"),
         self_check_gpu_key=env.get("ANNEAL_GPU_KEY") or None,
         node_address=env.get("ANNEAL_NODE_ADDRESS", ""),
+        replica_port=_integer(env, "ANNEAL_REPLICA_PORT", 0),
         log_level=env.get("ANNEAL_LOG_LEVEL", "INFO"),
     )
 
@@ -185,7 +187,12 @@ def hub_addresses() -> HubAddresses:
 
 def downloading_environment(hub_token: str | None) -> dict[str, str]:
     """Return this process's environment with the token; without one, what the machine's owner has set holds."""
-    return dict(os.environ) | ({"HF_TOKEN": hub_token} if hub_token else {})
+    return environment_with({"HF_TOKEN": hub_token} if hub_token else {})
+
+
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with these variables."""
+    return dict(os.environ) | dict(variables)
 
 
 def visible_devices() -> tuple[str, ...] | None:

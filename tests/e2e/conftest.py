@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.platform import Platform
+from tests.services.slurm import slurm  # noqa: F401 - fixture
 
 
 @pytest.fixture(scope="session")

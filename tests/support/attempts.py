@@ -240,5 +240,8 @@ def age_nodes(seconds: float) -> None:
             ("finetuning_capacitynode", "requested_at"), ("finetuning_worker", "created_at"),
             ("finetuning_run", "finished_at"), ("finetuning_poolcapacity", "retry_at"),
             ("finetuning_workertoken", "expires_at"), ("finetuning_poolcapacity", "spot_retry_at"),
+            ("serving_replicafleet", "last_requested_at"), ("serving_replicafleet", "wanted_at"),
+            ("serving_replica", "draining_at"), ("serving_replica", "created_at"),
+            ("serving_replica", "readiness_changed_at"),
         ):  # fmt: skip
             cursor.execute(f"UPDATE {table} SET {column} = {column} - make_interval(secs => %s)", [seconds])

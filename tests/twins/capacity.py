@@ -1,10 +1,12 @@
 """An engine of elastic pools in memory, and the limits of a pool."""
 
 from apps.contracts.worker_api import EnrollRequest
-from apps.finetuning.models import GpuPool, PoolCapacity, Worker
+from apps.finetuning.models import CapacityNode, GpuPool, PoolCapacity, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.capacity.settings import set_capacity
+from apps.serving.models import Replica
+from apps.serving.operations import accept_address, register_replica
 
 SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
 
@@ -44,8 +46,24 @@ class Engine:
         self.nodes = {name: node for name, node in self.nodes.items() if name[-8:] not in external_ids}
 
     def enrol(self, name: str) -> Worker:
-        request = EnrollRequest(token=self.nodes[name].token, kind="trainer", hostname=name, gpus=(), software={})
+        node = self.nodes[name]
+        request = EnrollRequest(token=node.token, kind=node.kind, hostname=name, gpus=(), software={})
         return operations.enroll(request=request)[0]
+
+    def serve(self, name: str, *, in_progress: int = 0, is_ready: bool = True) -> Replica:
+        """Enrol a node's replica, which stays in touch for the test."""
+        worker = self.enrol(name)
+        base_model = CapacityNode.objects.get(worker=worker).fleet.base_model
+        replica, _ = register_replica(worker_id=worker.pk, base_model=base_model, url=f"http://{name[-8:]}:8003")
+        accept_address(replica=replica, by="user_test")
+        Replica.objects.filter(pk=replica.pk).update(is_ready=is_ready, observed_at="2100-01-01T00:00Z")
+        report(replica, in_progress=in_progress)
+        return replica
+
+
+def report(replica: Replica, *, in_progress: int) -> None:
+    """Have the replica report that it works on so many requests."""
+    Replica.objects.filter(pk=replica.pk).update(load={"running": in_progress, "waiting": 0})
 
 
 def limit(pool: GpuPool, **changes) -> PoolCapacity:

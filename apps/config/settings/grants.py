@@ -36,6 +36,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "serving.deployment": "write",  # requests for an adapter are noted, so that replicas keep it
         "serving.placement": "write",  # and a cold adapter is placed at once
         "serving.replica": "write",
+        "serving.replicafleet": "write",  # and requests for a base model, so that its fleet starts a replica
         "catalog": "read",
         "catalog.hubtoken": "none",
         "catalog.hublookup": "none",

@@ -78,6 +78,9 @@ class CapacityNode(models.Model):
 
     id = IdField(prefix="node")
     pool = models.ForeignKey(GpuPool, on_delete=models.CASCADE, related_name="nodes")
+    fleet = models.ForeignKey(
+        "serving.ReplicaFleet", on_delete=models.CASCADE, null=True, related_name="nodes", help_text="Null: it trains."
+    )
     status = models.CharField(max_length=10, choices=choices_of(NODE_TRANSITIONS), default=NodeStatus.REQUESTED)
     is_spot = models.BooleanField(default=False, help_text="In a pool with nodes of both kinds.")
     external_id = models.CharField(max_length=64, blank=True, help_text="As the engine calls it.")

@@ -28,6 +28,7 @@ from apps.finetuning.models import (
     WorkerKind,
     WorkerToken,
 )
+from apps.finetuning.pools.capacity.settings import require_only_fleets
 from apps.finetuning.runs.leases import sha256_hex
 from apps.serving.models import Replica
 
@@ -119,9 +120,12 @@ def edit_pool(
             gettext("Some nodes of this pool are spot: make all of them on demand first."),
             param="interruptions_per_hour",
         )
+    if pool.region_id != changes["region_id"]:
+        require_only_fleets(pool=pool, region=region, param="region")
     for name, value in changes.items():
         setattr(pool, name, value)
     pool.save(update_fields=list(changes))  # waits for enrolments, so that the next line finds their replicas
+    pool.fleets.update(region_id=region)
     Replica.objects.filter(worker__pool=pool).update(region_id=region)
     GpuPool.objects.filter(borrows_from=pool).update(region_id=region)
     audit.record(

@@ -27,8 +27,7 @@ from apps.interfaces.staff.access import operator_view
 from apps.interfaces.staff.machines.pools import list_loads
 from apps.payments.lifecycle import RefundStatus
 from apps.payments.models import CardRefund
-from apps.serving.models import Replica
-from apps.serving.ready_replicas import ready_replicas
+from apps.serving.ready_replicas import ready_replicas, standing_replicas
 
 _SHOWN = 8
 _RECENT = datetime.timedelta(hours=24)
@@ -135,7 +134,7 @@ def show(request: HttpRequest) -> HttpResponse:
         "revenue_nano": sum(each.revenue_nano for each in margins),
         "margin_nano": None if None in costs else sum(each.margin_nano or 0 for each in margins),
         "ready_replicas": ready_replicas().count(),
-        "replicas": Replica.objects.count(),
+        "replicas": standing_replicas().count(),
     }
     return render(request, "staff/home.html", context)
 
@@ -157,9 +156,9 @@ def _alerts() -> list[Alert]:
     adjustments = Adjustment.objects.filter(status=AdjustmentStatus.REQUESTED).count()
     prices = PriceRequest.objects.filter(decided_at=None).count()
     refunds = CardRefund.objects.filter(status=RefundStatus.WAITING).count()
-    strangers = Replica.objects.filter(is_address_accepted=False).count()
+    strangers = standing_replicas().filter(is_address_accepted=False).count()
     overrun = FineTuningJob.objects.filter(status=JobStatus.PAUSED, overran_at__isnull=False).count()
-    isolated = Replica.objects.filter(isolated_at__isnull=False).count()
+    isolated = standing_replicas().filter(isolated_at__isnull=False).count()
     failing = len(list_failing())
     broken = sum(1 for check in list_newest_checks() if check.difference_count)
     counts = (asked, adjustments, prices, refunds, strangers, overrun, isolated, failing, broken)

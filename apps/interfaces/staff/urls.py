@@ -23,6 +23,7 @@ urlpatterns = [
     path("regions/home", regions.set_home, name="region_home"),
     path("pools/<str:pool_id>", pools.detail, name="pool_detail"),
     path("pools/<str:pool_id>/capacity", capacity.set_capacity, name="pool_capacity"),
+    path("pools/<str:pool_id>/fleet", capacity.set_fleet, name="pool_fleet"),
     path("pools/<str:pool_id>/token", pools.issue_token, name="pool_token"),
     path("pools/<str:pool_id>/calibrations", calibrations.index, name="pool_calibrations"),
     path("pools/<str:pool_id>/calibrations/use", calibrations.use, name="calibration_use"),

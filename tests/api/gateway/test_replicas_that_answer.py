@@ -12,6 +12,7 @@ import openai
 import pytest
 from django.db import transaction
 
+from apps.accounts.models import home_region
 from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
@@ -24,11 +25,19 @@ from apps.interfaces.gateway.engines.routes import MAX_LOAD_SECONDS, REFRESH_SEC
 from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, Upstreams
 from apps.interfaces.gateway.requests.schema import parse_completion
 from apps.serving.aliases import point_alias
-from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement
+from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, ReplicaFleet
 from apps.serving.operations import desired_state
 from apps.serving.queries import Route, Upstream
-from tests.factories.finetuning import make_checkpoint
-from tests.factories.serving import BASE_MODEL, CONTEXT_LENGTH, load, make_adapter, make_served_model
+from tests.factories.finetuning import find_pool, make_checkpoint, make_pool
+from tests.factories.serving import (
+    BASE_MODEL,
+    CONTEXT_LENGTH,
+    load,
+    make_adapter,
+    make_replica,
+    make_served_model,
+    make_tenant,
+)
 from tests.support.gateway.processes import HI, error_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
 
@@ -87,6 +96,38 @@ def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world,
         assert answer.result().status_code == 200, answer.result().text
     replica.refresh_from_db()
     assert replica.generation > 0
+
+
+def test_requests_wait_for_the_first_replica_and_are_answered_and_counted_once(gateway, world, engine):
+    tenant = make_tenant("Early", world.base_model)
+    with transaction.atomic():
+        base_model = make_served_model("asleep")
+        version = make_adapter(tenant.organization, base_model)
+        place = {"pool": find_pool() or make_pool(), "base_model": base_model, "region_id": home_region()}
+        fleet = ReplicaFleet.objects.create(able_at="2100-01-01T00:00Z", **place)
+    wait_until_known(gateway, world, "asleep")
+    http = gateway.http(tenant.key)
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [
+            pool.submit(http.post, "/v1/chat/completions", json={"model": name, "messages": said("asleep")})
+            for name in ("asleep", version.model_name)
+        ]
+        wait_until(ReplicaFleet.objects.filter(pk=fleet.pk).exclude(last_requested_at=None).exists, "nothing asked")
+        assert not any(answer.done() for answer in answers)
+        replica = make_replica(base_model, engine.url)
+        assert answers[0].result().status_code == 200, answers[0].result().text
+        wait_until(Placement.objects.filter(adapter_version=version).exists, "its adapter has no place")
+        assert not answers[1].done()
+        load(version, replica)
+        assert answers[1].result().status_code == 200, answers[1].result().text
+
+    assert len(wait_for_usage(tenant, 2)) == 2
+    assert sum(body["messages"] == said("asleep") for body in engine.bodies) == 2
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
 
 
 def test_a_checkpoint_that_is_named_for_the_first_time_is_made_and_answers(gateway, world):

@@ -11,6 +11,7 @@ CONSOLE: dict[str, Url] = {
     "staff:region_home": staff("GET", "POST", refs={"region": "region"}),
     "staff:pool_detail": staff("GET", "POST", ids={"pool_id": "pool"}),
     "staff:pool_capacity": staff("POST", ids={"pool_id": "pool"}, data={"kind": "static"}),
+    "staff:pool_fleet": staff("POST", ids={"pool_id": "pool"}),
     "staff:pool_token": staff("POST", ids={"pool_id": "pool"}, data={"kind": "trainer"}),
     "staff:pool_calibrations": staff("GET", ids={"pool_id": "pool"}),
     "staff:calibration_use": staff("POST", ids={"pool_id": "pool"}, data={"number": ""}),

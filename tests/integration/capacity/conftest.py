@@ -1,3 +1,4 @@
 """Fixtures of pools whose machines an engine starts."""
 
 from tests.services.internal_api import internal_url  # noqa: F401 - fixture
+from tests.services.slurm import slurm  # noqa: F401 - fixture

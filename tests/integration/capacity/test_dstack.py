@@ -21,7 +21,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
 from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import claims
-from gpu_workers.common.config import read_config
+from gpu_workers.common.config import read_config, read_engine_config
 from tests.support.attempts import age_nodes
 from tests.twins.dstack import TOKEN, serve_dstack
 
@@ -179,6 +179,13 @@ def test_the_run_is_not_repeated_and_its_worker_reads_what_it_needs(twin, settin
     assert (config.internal_url, config.pool) == (NODE.internal_url, NODE.pool)
     assert config.enroll_token_file.read_text() == ONCE
     assert config.enroll_token_file.stat().st_mode & 0o777 == 0o600
+
+    Dstack(settings, token=TOKEN).request(
+        NodeRequest(**vars(NODE) | {"name": PREFIX + "node-" + "4" * 26, "is_replica": True})
+    )
+    serving = twin.rows["anneal-node-" + "4" * 26]["run_spec"]["configuration"]
+    assert serving["commands"][0].endswith("exec python -m gpu_workers.serving.node")
+    assert read_engine_config(serving["env"]).extra_arguments == ("--tensor-parallel-size", "2")
 
     Dstack(msgspec.structs.replace(settings, gpu=None), token=TOKEN).request(
         NodeRequest(**vars(NODE) | {"name": PREFIX + "node-" + "3" * 26})

@@ -6,6 +6,7 @@ import time
 
 from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
+from gpu_workers.common.config import read_config, read_engine_config
 
 WORKER = """#!/bin/sh
 trap '' TERM
@@ -52,3 +53,25 @@ def test_spot_nodes_go_to_their_own_partition(monkeypatch):
         (True, False), (False, True), (False, True),
     ]  # fmt: skip
     assert all("--qos=normal" in words for words in asked)
+
+
+def test_a_node_that_serves_runs_a_replica_on_all_its_gpus(tmp_path, monkeypatch):
+    python = tmp_path / ".venv-engines" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/shown\nenv >> {tmp_path}/shown\n')
+    python.chmod(0o755)
+    scripts: list[str] = []
+    monkeypatch.setattr(Slurm, "_run", lambda *_, script: scripts.append(script) or "1")
+    settings = SlurmSettings(partition="gpu", install_dir=str(tmp_path), work_dir=str(tmp_path / "nodes"))
+    name = "anneal-pool-" + "1" * 26 + "-node-" + "2" * 26
+    node = NodeRequest(name=name, pool="p", token="t", internal_url="u", idle_seconds=9, is_replica=True, gpus=2)
+    Slurm(settings).request(node)
+    subprocess.run(["sh", "-c", scripts[0]], check=True)
+
+    arguments, *variables = (tmp_path / "shown").read_text().splitlines()
+    assert arguments == "-m gpu_workers.serving.node"
+    environment = dict(each.split("=", 1) for each in variables if "=" in each)
+    assert read_engine_config(environment).extra_arguments == ("--tensor-parallel-size", "2")
+    config = read_config(environment)
+    assert config.node_address
+    assert config.work_dir == tmp_path / "nodes" / ("2" * 26), "short enough for a socket"

@@ -20,7 +20,7 @@ from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
 from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import claims
-from gpu_workers.common.config import read_config
+from gpu_workers.common.config import read_config, read_engine_config
 from tests.support.attempts import age_nodes
 from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
 
@@ -180,6 +180,15 @@ def test_the_job_runs_once_without_rights(settings):
     pod = job_manifest(plain, NODE)["spec"]["template"]["spec"]
     assert not pod.keys() & {"nodeSelector", "serviceAccountName", "tolerations"}
     assert pod["containers"][0]["resources"]["limits"].keys() == {"cpu", "memory"}
+
+
+def test_a_node_that_serves_listens_where_the_chart_lets_gateways_reach_it(settings):
+    node = NodeRequest(**vars(NODE) | {"is_replica": True})
+    [container] = job_manifest(settings, node)["spec"]["template"]["spec"]["containers"]
+    assert (container["name"], container["command"]) == ("replica", ["python", "-m", "gpu_workers.serving.node"])
+    environment = {each["name"]: each.get("value", "10.0.0.1") for each in container["env"]}
+    assert read_config(environment).replica_port == 8003
+    assert read_engine_config(environment).extra_arguments == ("--tensor-parallel-size", "2")
 
 
 def test_spot_nodes_have_labels_of_their_own_and_tolerate_them_as_taints(settings):

@@ -19,6 +19,7 @@ from apps.batches.completions.records import get_allowance
 from apps.batches.files import create_file
 from apps.batches.operations import create_batch
 from apps.billing.queries import get_balance
+from apps.catalog.operations import set_price
 from apps.contracts.worker_api import ConversionClaim
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
@@ -31,7 +32,8 @@ from apps.finetuning.conversions.orders import list_offers
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.moves import list_moves, move_job
 from apps.finetuning.jobs.waits import WaitCause, explain_wait
-from apps.finetuning.models import Conversion, Examination, FineTuningJob, GpuPool, Worker
+from apps.finetuning.models import Conversion, Examination, FineTuningJob, GpuPool, PoolCapacity, Worker
+from apps.finetuning.pools.capacity.fleets import lock_fleets, plan_fleets
 from apps.finetuning.pools.operations import edit_pool, issue_worker_token
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import get_quotes
@@ -42,7 +44,7 @@ from apps.finetuning.results.uploaded_adapters import upload_adapter
 from apps.finetuning.runs.leases import StaleLease
 from apps.interfaces.gateway.engines.routes import Routes, _Table
 from apps.serving.evals.operations import create_eval
-from apps.serving.models import Alias, Placement, Replica
+from apps.serving.models import Alias, Deployment, Placement, Replica, ReplicaFleet
 from apps.serving.operations import desired_state
 from apps.serving.placements import replan
 from apps.serving.queries import list_alias_routes, list_routes
@@ -251,6 +253,44 @@ def test_adapters_and_requests_stay_on_replicas_of_the_region(world: Regions, ri
     assert sent.startswith("region_refused: Your organization is limited to eu, and this model is served in us alone.")
     cold = {route.organization_id for route in list_routes() if route.adapter_version_id and route.is_cold}
     assert organization.pk not in cold, "no request brings it back"
+
+
+def test_replicas_start_where_the_organization_may_be_answered(world: Regions) -> None:
+    base, organization = world.floor.base_model, world.organization
+    version = make_adapter(organization, base)
+    for pool in GpuPool.objects.all():
+        ReplicaFleet.objects.create(pool=pool, base_model=base, region_id=pool.region_id, able_at="2100-01-01T00:00Z")
+
+    def started_by(model_name: str) -> set[str]:
+        """Return the regions whose fleets a request asks for a replica."""
+        routes = routes_now()
+        routes._count(routes.require_known(model_name, organization_id=organization.pk), organization.pk)
+        return set(ReplicaFleet.objects.filter(pk__in=routes._asked_fleets).values_list("region", flat=True))
+
+    names = (base.name, version.model_name)
+    assert [len(started_by(name)) for name in names] == [1, 1], "one replica is enough"
+    there = make_replica(base, "unix:///us")
+    Replica.objects.filter(pk=there.pk).update(region="us")
+    assert [started_by(name) for name in names] == [{"us"}] * 2, "where it is answered now"
+    world.limit("eu")
+    assert [started_by(name) for name in names] == [{"eu"}] * 2
+
+    Replica.objects.filter(pk=there.pk).delete()
+    set_price(sku=f"warm:{base.name}", unit="warm_ms", price_nano=1, per=1, by="system", now=db_now())
+    Deployment.objects.filter(adapter_version=version).update(pinned_at=db_now())
+    assert {region for region in ("eu", "us") if starts_without_requests(region)} == {"eu"}, "it is kept warm"
+    ReplicaFleet.objects.filter(region="eu").update(maximum=0)
+    sent = refusal(lambda: asyncio.run(routes_now().find(base.name, organization_id=organization.pk)))
+    assert sent.startswith("region_refused: Your organization is limited to eu, and this model is served in us alone.")
+
+
+def starts_without_requests(region: str) -> bool:
+    pool = GpuPool.objects.get(region=region)
+    capacity, _ = PoolCapacity.objects.get_or_create(pool=pool, defaults={"kind": "slurm"})
+    with transaction.atomic():
+        fleets = lock_fleets(pool_id=pool.pk)
+        plan = plan_fleets(fleets, capacity=capacity, nodes=[], may_start=True, most_new=5, now=db_now())
+    return bool(plan.new)
 
 
 def test_a_whole_model_gets_no_replica_elsewhere_and_loses_the_one_it_has(world: Regions) -> None:

@@ -5,6 +5,7 @@ import datetime
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Worker
+from apps.serving.models import ReplicaFleet
 from tests.factories.serving import make_replica
 from tests.support.pages import text
 
@@ -17,6 +18,11 @@ def test_the_status_says_which_pools_take_jobs_and_which_models_answer(floor, or
 
     assert "Jobs start here." in page() and "No replica is ready." in page()
     assert "Parts do not work" in page()
+
+    place = {"pool": floor.pool, "base_model": floor.base_model, "region_id": floor.pool.region_id}
+    fleet = ReplicaFleet.objects.create(able_at=db_now(), **place)
+    assert "A replica starts with the next request" in page() and "Everything works" in page()
+    fleet.delete()
 
     make_replica(floor.base_model, "http://10.0.0.1")
     assert "It and its adapters answer." in page() and "Everything works" in page()

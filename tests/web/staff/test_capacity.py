@@ -6,6 +6,7 @@ from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.finetuning.models import CapacityNode, CapacityToken, GpuPool, PoolCapacity
 from apps.finetuning.quotes.pool_facts import find_open_pools
+from apps.serving.models import ReplicaFleet
 from tests.support.pages import text
 from tests.twins.kubernetes import make_certificate
 
@@ -86,6 +87,36 @@ def test_an_operator_opens_a_pool_that_borrows_machines(olga, client_for, floor)
     assert [row.live for row in listed.context["rows"]] == [1, 1]
     refused = console.post(f"{created['Location']}/token", {"kind": "trainer"}, follow=True)
     assert "Add the machine to local-cpu." in text(refused)
+
+
+def test_an_operator_has_replicas_start_on_request_and_sees_them(olga, client_for, floor):
+    console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
+    body = {
+        "base_model": floor.base_model.pk, "minimum": "0", "maximum": "3", "requests_per_replica": "8",
+        "idle_seconds": "300",
+    }  # fmt: skip
+    refused = console.post(f"{page}/fleet", body)
+    assert refused.status_code == 422
+    assert "Choose what starts the machines of this pool first." in text(refused)
+    assert not ReplicaFleet.objects.exists()
+
+    console.post(f"{page}/capacity", BODY)
+    for field, value in {"base_model": "bm_none", "minimum": "4", "maximum": "-1", "idle_seconds": "1"}.items():
+        refused = console.post(f"{page}/fleet", body | {field: value})
+        assert refused.status_code == 422
+        assert field in refused.context["fleet_form"].errors, (field, refused.context["fleet_form"].errors)
+    assert console.post(f"{page}/fleet", body).status_code == 302
+    fleet = ReplicaFleet.objects.get()
+    assert (fleet.base_model, fleet.maximum, fleet.requests_per_replica) == (floor.base_model, 3, 8)
+    assert AuditEntry.objects.filter(action="pool.fleet_set").exists()
+
+    CapacityNode.objects.create(pool=floor.pool, fleet=fleet, status="starting")
+    shown = text(console.get(page))
+    assert "Replicas that start on request" in shown and f"Replica of {floor.base_model.display_name}" in shown
+    assert "0, 3" in shown and "never" in shown
+    opened = console.get(page, {"fleet": fleet.pk}).context["fleet_form"]
+    assert {name: str(opened[name].value()) for name in body} == body
+    assert console.get(page, {"fleet": "none"}).context["fleet_form"]["maximum"].value() == 1
 
 
 def test_a_pool_without_workers_can_be_quoted_if_it_starts_them(olga, client_for, floor):
@@ -210,10 +241,12 @@ def test_an_operator_connects_dstack_and_its_token_goes_to_no_other_engine(olga,
     assert save(project="other").context["capacity_form"].errors.keys() == {"project"}
 
 
-def test_only_an_operator_connects_a_cluster(alice, bob, charlie, client_for, floor, ca):
+def test_only_an_operator_connects_a_cluster_and_has_replicas_started(alice, bob, charlie, client_for, floor, ca):
     for person in (alice, bob, charlie, None):
-        answer = client_for(person).post(f"/staff/pools/{floor.pool.pk}/capacity", kubernetes(ca))
-        assert answer.status_code in (302, 403, 404)
-        assert "/staff/" not in answer.headers.get("Location", "").partition("?")[0]
+        for address, body in (("capacity", kubernetes(ca)), ("fleet", {"base_model": floor.base_model.pk})):
+            answer = client_for(person).post(f"/staff/pools/{floor.pool.pk}/{address}", body)
+            assert answer.status_code in (302, 403, 404)
+            assert "/staff/" not in answer.headers.get("Location", "").partition("?")[0]
     assert not PoolCapacity.objects.exists()
     assert not CapacityToken.objects.exists()
+    assert not ReplicaFleet.objects.exists()

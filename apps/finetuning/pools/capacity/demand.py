@@ -1,5 +1,6 @@
 """How many nodes a pool needs. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,12 @@ def wanted_nodes(*, waiting: Sequence[int], busy: Sequence[int], limits: Limits)
         else:
             free[place] -= need
     return max(min(max(len(free), limits.minimum), limits.most), len(busy))
+
+
+def wanted_replicas(*, in_progress: int, per_replica: int, is_needed: bool, others: int) -> int:
+    """Return how many replicas answer these requests at once, beside `others`; at least one of all if `is_needed`."""
+    needed = max(math.ceil(in_progress / per_replica), int(is_needed))
+    return max(needed - others, 0)
 
 
 def kinds_of_further_nodes(

@@ -3,6 +3,7 @@
 The run's name follows from the node's, and a tag holds the whole name. The one-time token is a variable of the run.
 """
 
+import shlex
 from collections.abc import Collection
 from typing import Annotated, Literal
 
@@ -29,7 +30,7 @@ _TOKEN_FILE = f"{HOME}/token"
 _COMMAND = (
     'umask 077; printf %s "$ANNEAL_NODE_TOKEN" > "$ANNEAL_ENROLL_TOKEN_FILE"; unset ANNEAL_NODE_TOKEN; '
     'ANNEAL_NODE_ADDRESS="$(hostname -I | cut -d " " -f 1)"; export ANNEAL_NODE_ADDRESS; '
-    "exec python -m gpu_workers.trainer.polling --exit-when-idle {idle_seconds}"
+    "exec python {arguments}"
 )
 _Word = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_-]{0,99}\Z")]
 _Gpu = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z][A-Za-z0-9]{0,30}(:[0-9]{1,4}GB)?\Z")]
@@ -133,12 +134,11 @@ class Dstack:
             gpu = {"name": [kind], "count": node.gpus} | ({"memory": memory} if memory else {})
         task: dict[str, object] = {
             "type": "task", "name": name, "image": settings.image, "user": str(settings.user_id),
-            "entrypoint": "/bin/sh -c", "commands": [_COMMAND.format(idle_seconds=node.idle_seconds)],
+            "entrypoint": "/bin/sh -c", "commands": [_COMMAND.format(arguments=shlex.join(node.arguments))],
             "working_dir": "/srv/anneal",
             "env": {
-                "ANNEAL_INTERNAL_URL": node.internal_url, "ANNEAL_POOL": node.pool,
-                "ANNEAL_WORK_DIR": f"{HOME}/trainer", "ANNEAL_ENROLL_TOKEN_FILE": _TOKEN_FILE,
-                "ANNEAL_NODE_TOKEN": node.token,
+                **node.variables, "ANNEAL_WORK_DIR": f"{HOME}/{node.kind}",
+                "ANNEAL_ENROLL_TOKEN_FILE": _TOKEN_FILE, "ANNEAL_NODE_TOKEN": node.token,
             },
             # With the architecture, dstack's server need not read the image's registry.
             "resources": {"cpu": {"arch": "x86"}, "gpu": gpu},

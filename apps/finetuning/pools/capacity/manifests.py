@@ -19,6 +19,7 @@ GRACE_SECONDS = 120  # a worker saves and uploads within 110 seconds
 _TTL_SECONDS = 300
 POOL_LABEL, NAME_ANNOTATION = "anneal/pool", "anneal/node"
 HOME, _TOKEN_DIR = "/var/lib/anneal", "/run/anneal"
+REPLICA_PORT = 8003  # of a replica's pod, which has an address of its own; as in the chart
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _WORD = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _SELECTED = rf"([a-z0-9][a-z0-9.-]{{0,100}}/)?{_WORD}=({_WORD})?"
@@ -146,22 +147,18 @@ def _container(settings: KubernetesSettings, node: NodeRequest) -> dict[str, obj
     resources = {"cpu": settings.cpu, "memory": settings.memory}
     if settings.gpu_resource:
         resources[settings.gpu_resource] = str(node.gpus)
-    environment: list[dict[str, object]] = [
-        {"name": name, "value": value}
-        for name, value in (
-            ("ANNEAL_INTERNAL_URL", node.internal_url),
-            ("ANNEAL_POOL", node.pool),
-            ("ANNEAL_WORK_DIR", f"{HOME}/trainer"),
-            ("ANNEAL_ENROLL_TOKEN_FILE", f"{_TOKEN_DIR}/token"),
-        )
-    ]
+    variables = node.variables | {
+        "ANNEAL_WORK_DIR": f"{HOME}/{node.kind}",
+        "ANNEAL_ENROLL_TOKEN_FILE": f"{_TOKEN_DIR}/token",
+    }
+    if node.is_replica:
+        variables["ANNEAL_REPLICA_PORT"] = str(REPLICA_PORT)
+    environment: list[dict[str, object]] = [{"name": name, "value": value} for name, value in variables.items()]
     environment.append({"name": "ANNEAL_NODE_ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
     return {
-        "name": "trainer",
+        "name": node.kind,
         "image": settings.image,
-        "command": [
-            "python", "-m", "gpu_workers.trainer.polling", "--exit-when-idle", str(node.idle_seconds),
-        ],
+        "command": ["python", *node.arguments],
         "env": environment,
         "resources": {"requests": resources, "limits": resources},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},

@@ -10,16 +10,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from django.conf import settings
 from django.db import transaction
-from django.db.models import F, Q
-from django.db.models.functions import Least
+from django.db.models import Q
 
 from apps.accounts.shares import list_sharing
 from apps.core.database.clock import db_now
-from apps.core.database.transitions import advance, try_advance
+from apps.core.database.transitions import advance
 from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, NodeStatus
 from apps.finetuning.models import (
     CapacityKind,
@@ -27,30 +24,44 @@ from apps.finetuning.models import (
     FineTuningJob,
     PoolCapacity,
     Worker,
-    WorkerKind,
     WorkerToken,
 )
 from apps.finetuning.models.capacity import name_prefix
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.demand import Limits, kinds_of_further_nodes, wanted_nodes
-from apps.finetuning.pools.capacity.port import Capacity, CapacityError, ListedNode, NodeRequest
-from apps.finetuning.pools.capacity.settings import engine_of
-from apps.finetuning.runs.leases import sha256_hex
+from apps.finetuning.pools.capacity.fleets import (
+    WORKED,
+    has_worked_steadily,
+    is_at_work,
+    let_nobody_wait,
+    lock_fleets,
+    plan_fleets,
+    replica_of,
+    wait_for_operator,
+)
+from apps.finetuning.pools.capacity.port import CapacityError, ListedNode
+from apps.finetuning.pools.capacity.settings import engine_of, limits_of
+from apps.finetuning.pools.capacity.starts import (
+    ENROL_WITHIN,
+    FIRST_WAIT_SECONDS,
+    SPOT_PAUSE,
+    close_token,
+    note_failed_start,
+    start_node,
+)
 from apps.finetuning.runs.queue.queue_order import queue_order
 from apps.finetuning.usage.occupancy import has_worked, is_leased, last_work, leased_gpus
 from apps.finetuning.usage.quotas import reason_to_wait
+from apps.serving.models import ReplicaFleet
+from apps.serving.operations import retire_replica
 
 logger = logging.getLogger(__name__)
 
 _TURN = datetime.timedelta(seconds=120)  # longer than a task may take
-_ENROL_WITHIN = datetime.timedelta(hours=1)  # after the engine's own queue
 _SILENT_AT_MOST = datetime.timedelta(minutes=10)  # of a worker without a lease
-_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30, 1800
 _SPOT_WAITS_AT_MOST = datetime.timedelta(minutes=10)  # in the engine's queue
-_SPOT_PAUSE = datetime.timedelta(minutes=30)  # after a spot node did not start
 _STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
 _LOOKED_AT = 50  # queued runs
-_LOOKS_AFTER_ALL = 3600  # a node of a minimum renews itself when it was idle for so long
 _BY = "system"
 
 
@@ -80,8 +91,9 @@ def reconcile_pool(*, pool_id: str) -> None:
         _reconcile(PoolCapacity.objects.select_related("pool").get(pk=pool_id))
     except CapacityError as error:
         logger.warning("capacity of %s: %s", pool_id, error)
-        pause = now + datetime.timedelta(seconds=_FIRST_WAIT_SECONDS)  # an engine that hangs delays the other pools
+        pause = now + datetime.timedelta(seconds=FIRST_WAIT_SECONDS)  # an engine that hangs delays the other pools
         PoolCapacity.objects.filter(pk=pool_id).update(problem=str(error)[:300], busy_until=pause)
+        let_nobody_wait(pool_id=pool_id)
     finally:
         PoolCapacity.objects.filter(pk=pool_id, busy_until=turn).update(busy_until=None)
 
@@ -94,9 +106,9 @@ def _reconcile(capacity: PoolCapacity) -> None:
         engine.release(external_ids=plan.releases)
     try:
         for node in plan.starts:
-            _start(engine, capacity, node)
+            start_node(engine, capacity, node)
     except CapacityError as error:
-        _note_failed_start(node, str(error))
+        note_failed_start(node, str(error))
     PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=db_now()), pk=capacity.pk).update(problem="")
 
 
@@ -108,12 +120,16 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     if (capacity.kind, capacity.settings) != asked:
         return NodePlan(starts=(), releases=())  # the list may be of another engine
     _keep_waiting_tokens(capacity.pool_id, listed, now)
+    fleets = lock_fleets(pool_id=capacity.pool_id)
     unfinished = CapacityNode.objects.filter(pool=capacity.pool_id).exclude(status__in=NODE_ENDED)
-    unfinished = unfinished.select_for_update(of=("self",)).select_related("worker", "token")
-    nodes = list(unfinished.order_by("requested_at", "pk"))
-    for node in nodes:
+    unfinished = unfinished.select_for_update(of=("self",)).select_related("worker__replica", "token")
+    every = list(unfinished.order_by("requested_at", "pk"))
+    for node in every:
         _observe(node, listed.get(node.name), capacity, now)
-    nodes = [node for node in nodes if node.status not in NODE_ENDED]
+    may_start = PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=now), pk=capacity.pk).exists()
+    every = [node for node in every if node.status not in NODE_ENDED]
+    serving = _plan_replicas(fleets, capacity, every, may_start, now)
+    nodes = [node for node in every if node.fleet_id is None]
     leased = leased_gpus(workers=[node.worker_id for node in nodes if node.worker_id])
     for node in nodes:
         worker = node.worker
@@ -123,7 +139,7 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
             _drain(node, "An operator cordoned it.", now)
         elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker):
             _drain(node, "Its worker was silent for ten minutes.", now)
-    limits = _limits(capacity)
+    limits = limits_of(capacity, replicas=len(serving))
     has_spot = _has_spot(capacity, nodes, listed, limits, now)
     nodes = [node for node in nodes if node.status not in NODE_ENDED]
     alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
@@ -134,7 +150,7 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     PoolCapacity.objects.filter(pk=capacity.pk).update(wanted=wanted)
     for node in _surplus(alive, len(alive) - wanted, leased, capacity, now):
         _drain(node, "It was not needed any more.", now)
-    requested = [node for node in alive if node.status == NodeStatus.REQUESTED]
+    requested = [node for node in (*serving, *alive) if node.status == NodeStatus.REQUESTED]
     kinds = kinds_of_further_nodes(
         min(wanted - len(alive), limits.most - len(nodes), _STARTS_AT_ONCE - len(requested)),
         alive=[node.is_spot for node in alive],
@@ -143,12 +159,39 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
         has_spot=has_spot,
     )
     requested += [CapacityNode.objects.create(pool=capacity.pool, is_spot=is_spot) for is_spot in kinds]
-    may_start = PoolCapacity.objects.filter(Q(retry_at=None) | Q(retry_at__lte=now), pk=capacity.pk).exists()
-    kept = {node.name for node in nodes if node.status in (NodeStatus.STARTING, NodeStatus.RUNNING)}
+    kept = {node.name for node in (*serving, *nodes) if node.status in (NodeStatus.STARTING, NodeStatus.RUNNING)}
     return NodePlan(
         starts=requested if may_start else (),
         releases=[machine.external_id for name, machine in listed.items() if name not in kept],
     )
+
+
+def _plan_replicas(
+    fleets: Sequence[ReplicaFleet],
+    capacity: PoolCapacity,
+    unfinished: Sequence[CapacityNode],
+    may_start: bool,
+    now: datetime.datetime,
+) -> list[CapacityNode]:
+    """Release and create nodes of the pool's fleets; return those that have not ended. They are never spot."""
+    nodes = [node for node in unfinished if node.fleet_id is not None]
+    most_new = _STARTS_AT_ONCE - sum(node.status == NodeStatus.REQUESTED for node in unfinished) if may_start else 0
+    if capacity.budget_nano_per_hour is not None and capacity.node_nano_per_hour:
+        most_new = min(most_new, _unspent(capacity, unfinished) // capacity.node_nano_per_hour)
+    plan = plan_fleets(fleets, capacity=capacity, nodes=nodes, may_start=may_start, most_new=most_new, now=now)
+    for node, reason in (*plan.leaving, *plan.failed):
+        _drain(node, reason, now)
+    for node, reason in plan.failed:
+        note_failed_start(node, f"{node.name}: {reason}")
+    return [*(node for node in nodes if node.status not in NODE_ENDED), *plan.new]
+
+
+def _unspent(capacity: PoolCapacity, unfinished: Sequence[CapacityNode]) -> int:
+    """Return what is left of the pool's budget for an hour, in nano-USD."""
+    spot_nodes = sum(node.is_spot for node in unfinished)
+    spent = spot_nodes * capacity.spot_node_nano_per_hour
+    spent += (len(unfinished) - spot_nodes) * capacity.node_nano_per_hour
+    return max((capacity.budget_nano_per_hour or 0) - spent, 0)
 
 
 def _keep_waiting_tokens(pool_id: str, listed: Mapping[str, ListedNode], now: datetime.datetime) -> None:
@@ -159,42 +202,56 @@ def _keep_waiting_tokens(pool_id: str, listed: Mapping[str, ListedNode], now: da
     waiting = [machine.external_id for machine in listed.values() if machine.is_waiting]
     nodes = CapacityNode.objects.filter(pool=pool_id, status=NodeStatus.STARTING, external_id__in=waiting)
     tokens = WorkerToken.objects.filter(pk__in=nodes.values("token"), used_at=None)
-    tokens.update(expires_at=now + _ENROL_WITHIN)
+    tokens.update(expires_at=now + ENROL_WITHIN)
 
 
 def _observe(node: CapacityNode, machine: ListedNode | None, capacity: PoolCapacity, now: datetime.datetime) -> None:
     """Move the row to where the machine is."""
     if node.status == NodeStatus.REQUESTED and machine is not None:
         advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=machine.external_id)
-    if node.status == NodeStatus.STARTING and node.worker is not None:
+    if node.status == NodeStatus.STARTING and node.worker is not None and (node.fleet_id is None or is_at_work(node)):
         advance(node, to=NodeStatus.RUNNING, transitions=NODE_TRANSITIONS, reason="")
-        PoolCapacity.objects.filter(pk=node.pool_id).update(failures=0, retry_at=None, problem="")
+        if node.fleet_id is None:  # a replica that becomes ready may still end at its first request
+            PoolCapacity.objects.filter(pk=node.pool_id).update(failures=0, retry_at=None, problem="")
     if node.status == NodeStatus.REQUESTED:
         return
     if machine is None:
         _end(node, capacity, now)
-    elif node.status == NodeStatus.STARTING and (node.token is None or node.token.expires_at <= now):
+    elif node.status == NodeStatus.STARTING and node.worker is None and not _may_enrol(node, now):
         _drain(node, "It did not enrol within an hour.", now)
-        _note_failed_start(node, f"{node.name} did not enrol within an hour.")
-    elif node.status == NodeStatus.STARTING and node.reason != machine.reason:
-        CapacityNode.objects.filter(pk=node.pk).update(reason=machine.reason)
+        note_failed_start(node, f"{node.name} did not enrol within an hour.")
+    elif node.status == NodeStatus.STARTING and node.reason != (reason := machine.reason or wait_for_operator(node)):
+        CapacityNode.objects.filter(pk=node.pk).update(reason=reason)
+
+
+def _may_enrol(node: CapacityNode, now: datetime.datetime) -> bool:
+    return node.token is not None and node.token.expires_at > now
 
 
 def _end(node: CapacityNode, capacity: PoolCapacity, now: datetime.datetime) -> None:
     """Record that the engine has the node no more, and refuse its credential from now on."""
     to, reason = NodeStatus.RELEASED, node.reason or "It was idle and ended."
     if node.status == NodeStatus.STARTING:
-        to, reason = NodeStatus.LOST, "It ended before it enrolled."
-        _note_failed_start(node, f"{node.name} ended before it enrolled: look at the engine's log of it.")
+        ended = "ended before it enrolled" if node.worker is None else "ended before its replica was ready"
+        to, reason = NodeStatus.LOST, f"It {ended}."
+        note_failed_start(node, f"{node.name} {ended}: look at the engine's log of it.")
     elif node.worker is not None and is_leased(worker=node.worker):
         to, reason = NodeStatus.LOST, "It was taken away while a run worked on it."
+    elif node.status == NodeStatus.RUNNING and node.fleet_id is not None:
+        to, reason = NodeStatus.LOST, "Its replica ended by itself."
+        if not has_worked_steadily(node, now):
+            note_failed_start(node, f"{node.name} ended by itself: look at the engine's log of it.")
     elif node.status == NodeStatus.RUNNING and _has_crashed(node.worker, capacity, now):
         to, reason = NodeStatus.LOST, "It ended before it worked."
-        _note_failed_start(node, f"{node.name} ended before it worked: look at the engine's log of it.")
+        note_failed_start(node, f"{node.name} ended before it worked: look at the engine's log of it.")
     advance(node, to=to, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
-    _close_token(node, now)
+    if reason in WORKED:
+        PoolCapacity.objects.filter(pk=node.pool_id).update(failures=0)
+    close_token(node, now)
     if node.worker is not None and node.worker.revoked_at is None:
         operations.revoke(worker=node.worker, by=_BY)
+    if (replica := replica_of(node)) is not None:
+        retire_replica(replica=replica)
 
 
 def _drain(node: CapacityNode, reason: str, now: datetime.datetime) -> None:
@@ -203,7 +260,7 @@ def _drain(node: CapacityNode, reason: str, now: datetime.datetime) -> None:
         advance(node, to=NodeStatus.RELEASED, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
     else:
         advance(node, to=NodeStatus.DRAINING, transitions=NODE_TRANSITIONS, reason=reason)
-    _close_token(node, now)
+    close_token(node, now)
     if node.worker is not None:
         operations.cordon(worker=node.worker, by=_BY)
 
@@ -213,10 +270,6 @@ def _has_crashed(worker: Worker | None, capacity: PoolCapacity, now: datetime.da
     if worker is None or (now - worker.created_at).total_seconds() >= capacity.idle_seconds:
         return False
     return not has_worked(worker=worker)
-
-
-def _close_token(node: CapacityNode, now: datetime.datetime) -> None:
-    WorkerToken.objects.filter(pk=node.token_id, used_at=None).update(expires_at=now)
 
 
 def _surplus(
@@ -269,7 +322,7 @@ def _has_spot(
         return True
     late = [node for node in waiting if node.external_id and now - node.requested_at > _SPOT_WAITS_AT_MOST]
     if late:
-        PoolCapacity.objects.filter(pk=capacity.pk).update(spot_retry_at=now + _SPOT_PAUSE)
+        PoolCapacity.objects.filter(pk=capacity.pk).update(spot_retry_at=now + SPOT_PAUSE)
     paused = PoolCapacity.objects.filter(pk=capacity.pk, spot_retry_at__gt=now).exists()
     if paused:
         late += [node for node in waiting if node.status == NodeStatus.REQUESTED]
@@ -309,56 +362,3 @@ def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> 
             before.append(job)
             needs += [job.gpus_per_node] * job.node_count
     return needs
-
-
-def _limits(capacity: PoolCapacity) -> Limits:
-    return Limits(
-        minimum=capacity.minimum,
-        maximum=capacity.maximum,
-        gpus_per_node=capacity.gpus_per_node,
-        node_nano=capacity.node_nano_per_hour,
-        budget_nano=capacity.budget_nano_per_hour,
-        on_demand=capacity.on_demand_nodes,
-        spot_nano=capacity.spot_node_nano_per_hour,
-    )
-
-
-def _start(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None:
-    """Issue a token and request the node. Raises CapacityError; the row then waits for the next try."""
-    with transaction.atomic():
-        _close_token(node, db_now())
-        token = operations.issue_worker_token(
-            pool=capacity.pool, kind=WorkerKind.TRAINER, base_model=None, life=_ENROL_WITHIN, by=_BY
-        )
-        issued = WorkerToken.objects.get(token_sha256=sha256_hex(token))
-        waiting = CapacityNode.objects.filter(pk=node.pk, status=NodeStatus.REQUESTED)
-        waiting.update(token=issued, requested_at=db_now())
-    external_id = engine.request(
-        NodeRequest(
-            name=node.name,
-            pool=capacity.pool.name,
-            token=token,
-            internal_url=settings.INTERNAL_URL,
-            idle_seconds=max(capacity.idle_seconds, _LOOKS_AFTER_ALL if capacity.minimum else 0),
-            gpus=capacity.gpus_per_node,
-            is_spot=None if capacity.on_demand_nodes is None else node.is_spot,
-        )
-    )
-    try_advance(node, to=NodeStatus.STARTING, transitions=NODE_TRANSITIONS, external_id=external_id)
-
-
-def _note_failed_start(node: CapacityNode, problem: str) -> None:
-    """Show the problem to the operator and wait before the next start, twice as long each time.
-
-    After a spot node that on-demand nodes may replace, the wait stays short, and further spot nodes wait longer.
-    """
-    logger.warning("capacity of %s: %s", node.pool_id, problem)
-    now, capacity = db_now(), PoolCapacity.objects.get(pk=node.pool_id)
-    changes: dict[str, Any] = {"problem": problem[:300]}
-    if node.is_spot and capacity.replaces_spot:
-        wait, changes["spot_retry_at"] = _FIRST_WAIT_SECONDS, now + _SPOT_PAUSE
-    else:
-        wait = min(_FIRST_WAIT_SECONDS * 2 ** min(capacity.failures, 10), _LONGEST_WAIT_SECONDS)
-        changes["failures"] = Least(F("failures") + 1, 1000)
-    changes["retry_at"] = now + datetime.timedelta(seconds=wait)
-    PoolCapacity.objects.filter(pk=node.pool_id).update(**changes)

@@ -8,17 +8,21 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.catalog.models import BaseModel
 from apps.core import audit
+from apps.core.database.locks import lock
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.messages.translation import later
 from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
 from apps.finetuning.lifecycle import NODE_ENDED
 from apps.finetuning.models import CapacityKind, CapacityNode, CapacityToken, GpuPool, PoolCapacity
+from apps.finetuning.pools.capacity.demand import Limits
 from apps.finetuning.pools.capacity.dstack import Dstack, DstackSettings
 from apps.finetuning.pools.capacity.kubernetes import Kubernetes
 from apps.finetuning.pools.capacity.manifests import ApiToken, KubernetesSettings, wrong_setting
 from apps.finetuning.pools.capacity.port import Capacity, CapacityError
 from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
+from apps.serving.models import ReplicaFleet
 
 MAX_NODES = 200
 MAX_GPUS_PER_NODE = 64
@@ -123,6 +127,8 @@ def set_capacity(
         _require_spot(pool, kind, kept, spot_nano=spot_node_nano_per_hour, budget_nano=budget_nano_per_hour)
     capacity, _ = PoolCapacity.objects.select_for_update().get_or_create(pool=pool)
     _require_same_engine(capacity, kind, kept)
+    if kind != CapacityKind.STATIC:
+        require_only_fleets(pool=pool, region=pool.region_id, param="kind")
     _keep_token(capacity, kind, kept, token)
     values = {
         "kind": kind, "minimum": minimum, "maximum": maximum, "gpus_per_node": gpus_per_node,
@@ -177,7 +183,8 @@ def _require_same_engine(capacity: PoolCapacity, kind: str, settings: Mapping[st
         changed = next((name for name in names if settings.get(name) != capacity.settings.get(name)), "")
     if changed and capacity.pool.nodes.exclude(status__in=NODE_ENDED).exists():
         raise InvalidState(
-            gettext("Nodes of this pool still run: set the maximum to 0 and wait until they are gone."), param=changed
+            gettext("Nodes of this pool still run: set both maximums, also of its replicas, to 0 and wait."),
+            param=changed,
         )
 
 
@@ -241,7 +248,41 @@ def _fix_of(name: str) -> str:
 
 def list_recent_nodes(*, pool: GpuPool) -> list[CapacityNode]:
     """Return the pool's newest nodes, ended ones included."""
-    return list(pool.nodes.select_related("worker").order_by("-requested_at", "-pk")[:_SHOWN_NODES])
+    return list(
+        pool.nodes.select_related("worker", "fleet__base_model").order_by("-requested_at", "-pk")[:_SHOWN_NODES]
+    )
+
+
+def require_only_fleets(*, pool: GpuPool, region: str, param: str) -> None:
+    """Raise InvalidValue if another pool starts replicas in the region of a base model of which this pool does."""
+    for fleet in pool.fleets.filter(maximum__gt=0).select_related("base_model").order_by("base_model"):
+        require_only_fleet(pool=pool, base_model=fleet.base_model, region=region, param=param)
+
+
+def require_only_fleet(*, pool: GpuPool, base_model: BaseModel, region: str, param: str) -> None:
+    """Raise InvalidValue if another pool starts replicas of the base model in the region."""
+    lock(f"fleets:{base_model.pk}")
+    beside = ReplicaFleet.objects.filter(base_model=base_model, region=region, maximum__gt=0).exclude(pool=pool)
+    other = beside.exclude(pool__capacity__kind=CapacityKind.STATIC).select_related("pool").first()
+    if other is not None:
+        text = gettext("%(pool)s starts replicas of %(model)s in this region already.")
+        raise InvalidValue(text % {"pool": other.pool.name, "model": base_model.display_name}, param=param)
+
+
+def limits_of(capacity: PoolCapacity, *, replicas: int) -> Limits:
+    """Return the limits of the pool's nodes that train. The budget also pays for those that serve."""
+    budget_nano = capacity.budget_nano_per_hour
+    if budget_nano is not None:
+        budget_nano = max(budget_nano - replicas * capacity.node_nano_per_hour, 0)
+    return Limits(
+        minimum=capacity.minimum,
+        maximum=capacity.maximum,
+        gpus_per_node=capacity.gpus_per_node,
+        node_nano=capacity.node_nano_per_hour,
+        budget_nano=budget_nano,
+        on_demand=capacity.on_demand_nodes,
+        spot_nano=capacity.spot_node_nano_per_hour,
+    )
 
 
 def engine_of(capacity: PoolCapacity) -> Capacity:

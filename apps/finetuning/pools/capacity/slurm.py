@@ -20,10 +20,10 @@ _SCRIPT = """#!/bin/sh
 umask 077
 mkdir -p {work_dir} || exit 1
 printf %s {token} > {work_dir}/token
-export ANNEAL_INTERNAL_URL={internal_url} ANNEAL_POOL={pool}
+export {variables}
 export ANNEAL_WORK_DIR={work_dir} ANNEAL_ENROLL_TOKEN_FILE={work_dir}/token
 export ANNEAL_BASE_MODEL_ROOTS={model_root} ANNEAL_NODE_ADDRESS="$(hostname)"
-{python} -m gpu_workers.trainer.polling --exit-when-idle {idle_seconds} &
+{python} {arguments} &
 worker=$!
 trap 'kill -TERM $worker' TERM
 wait $worker
@@ -84,15 +84,14 @@ class Slurm:
         arguments += [f"--account={settings.account}"] if settings.account else []
         arguments += [f"--qos={qos}"] if qos else []
         arguments += [f"--gres={settings.gres}"] if settings.gres else []
-        work_dir = f"{settings.work_dir}/{node.name}"
+        work_dir = f"{settings.work_dir}/{node.name.split('-')[-1]}"  # short: a socket's path has 107 characters
         script = _SCRIPT.format(
             work_dir=shlex.quote(work_dir),
             token=shlex.quote(node.token),
-            internal_url=shlex.quote(node.internal_url),
-            pool=shlex.quote(node.pool),
+            variables=" ".join(f"{name}={shlex.quote(value)}" for name, value in node.variables.items()),
             model_root=shlex.quote(settings.model_root or ""),
             python=shlex.quote(f"{settings.install_dir}/.venv-engines/bin/python"),
-            idle_seconds=node.idle_seconds,
+            arguments=shlex.join(node.arguments),
         )
         return self._run("sbatch", *arguments, script=script).strip().split(";")[0]
 

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -34,6 +34,7 @@ MIN_SECONDS_BETWEEN_REFRESHES = 0.25
 # Requests are counted this often, because adapters are placed on replicas by demand.
 STORE_SECONDS = 5.0
 MAX_LOAD_SECONDS = 20.0  # longest wait of a request for an adapter that a replica is loading
+MAX_START_SECONDS = 60.0  # longest wait for the first replica of a base model; clients and proxies wait longer
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,10 @@ class Routes:
         self._table = _Table({}, {}, 0.0, {})
         self._asked_at = -math.inf
         self._reading = asyncio.Lock()
+        self._storing = asyncio.Lock()
         self._news = asyncio.Condition()
         self._asked: Counter[str] = Counter()  # requests by adapter version since the last store
+        self._asked_fleets: set[str] = set()
         self._stored_at = -math.inf
 
     async def refresh(self) -> None:
@@ -106,28 +109,36 @@ class Routes:
     async def find(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a base model or of the organization's own adapter once a replica can answer it.
 
-        Waits for an adapter that is being loaded and requests a cold one. Raises ModelNotFound; RegionRefused when
-        only replicas in regions have it that the organization may not use; Unavailable when no replica has it in time.
+        Waits for a replica that is starting and for an adapter that is being loaded, and requests both. Raises
+        ModelNotFound; RegionRefused when only replicas in regions have it that the organization may not use;
+        Unavailable when no replica has it in time.
         """
         ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
         if ready is not None and ready.upstreams:
-            if ready.adapter_version_id:
-                self._asked[ready.adapter_version_id] += 1
+            self._count(ready, organization_id)
             return ready
         if ready is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
                 await self._ask_for_checkpoint(model_name, organization_id)
         model_name = self._resolve_alias(model_name, organization_id)
-        await self._count_request(self._visible(model_name, organization_id))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
-                await self._news.wait_for(lambda: not self._is_loading(model_name, organization_id))
+        await self._count_request(self._visible(model_name, organization_id), organization_id)
+        await self._wait_while(self._is_starting, model_name, organization_id, seconds=MAX_START_SECONDS)
+        await self._ask_for_place(self._visible(model_name, organization_id))
+        await self._wait_while(self._is_loading, model_name, organization_id, seconds=MAX_LOAD_SECONDS)
         route = self.require_known(model_name, organization_id=organization_id)
         if not route.upstreams:
             self._require_region(route, organization_id)
             raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
+
+    async def _wait_while(
+        self, is_pending: Callable[[str, str], bool], model_name: str, organization_id: str, *, seconds: float
+    ) -> None:
+        """Wait until the table says otherwise, or for so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._news:
+                await self._news.wait_for(lambda: not is_pending(model_name, organization_id))
 
     async def _ask_for_checkpoint(self, model_name: str, organization_id: str) -> None:
         """Request the model of a checkpoint that is named for the first time, and wait for its route.
@@ -161,26 +172,52 @@ class Routes:
             )
         return route
 
-    async def _count_request(self, route: Route | None) -> None:
-        """Count the request of an adapter in the next batch; for a cold adapter, store the counts at once."""
-        if route is None or not route.adapter_version_id:
+    def _count(self, route: Route, organization_id: str) -> None:
+        """Count the request in the next batch: of its adapter, and of the fleets where it can be answered."""
+        if route.adapter_version_id:
+            self._asked[route.adapter_version_id] += 1
+        base = self._visible(route.base_model_name, organization_id)
+        answering = route.upstreams or (base.upstreams if base is not None else ())
+        regions = {upstream.region for upstream in answering} or {fleet.region for fleet in route.fleets[:1]}
+        self._asked_fleets.update(fleet.fleet_id for fleet in route.fleets if fleet.region in regions)
+
+    async def _ask_for_place(self, route: Route | None) -> None:
+        """Have an adapter placed whose request was counted before its first replica was there."""
+        if route is not None and route.is_cold and route.fleets:
+            self._asked[route.adapter_version_id] += 0
+            await self._store_at_once()
+
+    async def _count_request(self, route: Route | None, organization_id: str) -> None:
+        """Count the request; of a cold adapter, and if a replica must start first, store the counts at once."""
+        if route is None:
             return
-        self._asked[route.adapter_version_id] += 1
-        if route.is_cold:
-            with suppress(*DATABASE_ERRORS):
-                await self._store_counts()
-                await self._refresh_since(time.monotonic())
+        self._count(route, organization_id)
+        if route.is_cold or (route.fleets and not route.upstreams):
+            await self._store_at_once()
+
+    async def _store_at_once(self) -> None:
+        """Store the counts and read the table again. All concurrent callers share one store and one read."""
+        try:
+            async with self._storing:
+                if self._asked or self._asked_fleets:
+                    await asyncio.sleep(self._stored_at + MIN_SECONDS_BETWEEN_REFRESHES - time.monotonic())
+                    await self._store_counts()
+            await self._refresh_since(time.monotonic())
+        except DATABASE_ERRORS as error:
+            logger.warning("requests were not counted: %s", error)
 
     async def _store_counts(self) -> None:
         """Store the counts. Raises one of DATABASE_ERRORS; the counts are then kept for the next time."""
         asked, self._asked = self._asked, Counter()
+        fleets, self._asked_fleets = self._asked_fleets, set()
         self._stored_at = time.monotonic()
-        if not asked:
+        if not asked and not fleets:
             return
         try:
-            await self._database.call(lambda: record_requests(counts=asked, now=db_now()))
+            await self._database.call(lambda: record_requests(counts=asked, fleets=fleets, now=db_now()))
         except DATABASE_ERRORS:
             self._asked.update(asked)
+            self._asked_fleets |= fleets
             raise
 
     def _resolve_alias(self, model_name: str, organization_id: str) -> str:
@@ -204,8 +241,10 @@ class Routes:
     def _require_region(self, route: Route, organization_id: str) -> None:
         """Raise RegionRefused if all replicas that could answer are where the organization's data may not be."""
         regions = self._table.regions.get(organization_id)
-        able = [self._table.routes.get(name) for name in (route.model_name, route.base_model_name)]
-        found = {one.region for each in able if each is not None for one in each.upstreams}
+        named = (self._table.routes.get(name) for name in (route.model_name, route.base_model_name))
+        able = [each for each in named if each is not None]
+        found = {one.region for each in able for one in each.upstreams}
+        found |= {one.region for each in able for one in each.fleets}
         if regions is not None and found and not found & regions:
             allowed, others = ", ".join(sorted(regions)), ", ".join(sorted(found))
             raise RegionRefused(
@@ -213,6 +252,14 @@ class Routes:
                 "another model, or ask the operator of this installation for a replica.",
                 param="model",
             )
+
+    def _is_starting(self, model_name: str, organization_id: str) -> bool:
+        """Return whether a fleet may start the first replica that could answer, or take one back that drains."""
+        route = self._visible(model_name, organization_id)
+        if route is None or route.upstreams or not route.fleets:
+            return False
+        base = self._visible(route.base_model_name, organization_id)
+        return base is not None and set(base.upstreams) <= set(base.draining)
 
     def _is_loading(self, model_name: str, organization_id: str) -> bool:
         route = self._visible(model_name, organization_id)

@@ -41,6 +41,7 @@ from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
 from apps.interfaces.gateway.surfaces.response_answers import ResponseRenderer
 from apps.interfaces.gateway.surfaces.responses import as_sent, parse_response
 from apps.interfaces.gateway.surfaces.stored_answers import CompletionTooLarge, Keeper
+from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)
 
@@ -203,12 +204,20 @@ class Inference:
             return await services.bodies.parse_aside(caller.share_holder, partial(_parse_large, parse), raw), taken
         return parse(raw), taken
 
+    def _require_media(self, request: EngineRequest, route: Route) -> None:
+        if request.media:
+            require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
+
     async def _answer(
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
     ) -> None:
-        route = await self._services.routes.find(request.model_name, organization_id=caller.organization_id)
-        if request.media:
-            require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
+        routes, of = self._services.routes, {"organization_id": caller.organization_id}
+        known = routes.known(request.model_name, **of)
+        if known is not None:  # before a replica starts for it
+            routes.prices_of(known, is_batched=client.is_batched, **of)
+            self._require_media(request, known)
+        route = await routes.find(request.model_name, **of)
+        self._require_media(request, route)
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
         if request.stored:

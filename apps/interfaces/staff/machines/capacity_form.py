@@ -4,11 +4,14 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from django import forms
+from django.db.models import Q
 from django.http import QueryDict
 
+from apps.catalog.models import BaseModel
 from apps.core.messages.translation import later
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning.models import CapacityKind, GpuPool, PoolCapacity
+from apps.finetuning.pools.capacity.fleets import MAX_REQUESTS_PER_REPLICA
 from apps.finetuning.pools.capacity.manifests import MAX_CA_CHARACTERS
 from apps.finetuning.pools.capacity.settings import (
     MAX_GPUS_PER_NODE,
@@ -216,6 +219,44 @@ class CapacityForm(forms.Form):
         }
 
 
+class FleetForm(forms.Form):
+    """The limits of the replicas that a pool starts for one base model."""
+
+    base_model = forms.ModelChoiceField(
+        queryset=BaseModel.objects.none(), empty_label=later("Choose a base model"), label=later("Base model")
+    )
+    minimum = forms.IntegerField(min_value=0, max_value=MAX_NODES, initial=0, label=later("Minimum replicas"))
+    maximum = forms.IntegerField(
+        min_value=0,
+        max_value=MAX_NODES,
+        initial=1,
+        label=later("Maximum replicas"),
+        help_text=later("0: no replica starts any more."),
+    )
+    requests_per_replica = forms.IntegerField(
+        min_value=1,
+        max_value=MAX_REQUESTS_PER_REPLICA,
+        initial=16,
+        label=later("Requests for each replica"),
+        help_text=later("With more at once, another replica starts."),
+    )
+    idle_seconds = forms.IntegerField(
+        min_value=MIN_IDLE_SECONDS,
+        max_value=MAX_IDLE_SECONDS,
+        initial=600,
+        label=later("Seconds before a replica stops"),
+        help_text=later("After it was last needed."),
+    )
+
+    def __init__(
+        self, data: QueryDict | None = None, *, pool: GpuPool, initial: dict[str, object] | None = None
+    ) -> None:
+        super().__init__(data, auto_id="fleet_%s", initial=initial)  # the page has other forms with such names
+        # Those that the pool has, so that one that was retired can be set to 0.
+        usable = Q(is_installed=True, retired_at=None) | Q(fleets__pool=pool)
+        self.fields["base_model"].queryset = BaseModel.objects.filter(usable).distinct().order_by("name")  # type: ignore[attr-defined]
+
+
 def capacity_form_of(pool: GpuPool) -> CapacityForm:
     """Return the form with the pool's settings."""
     usual: dict[str, object] = {name: _usual(name) for name in LIMITS}
@@ -237,6 +278,13 @@ def capacity_form_of(pool: GpuPool) -> CapacityForm:
             **capacity.settings,
         }
     )
+
+
+def fleet_form_of(pool: GpuPool, *, fleet_id: str) -> FleetForm:
+    """Return the form with the limits of this fleet of the pool, or with the usual ones."""
+    fleet = pool.fleets.filter(pk=fleet_id).first() if fleet_id else None
+    names = FleetForm.declared_fields
+    return FleetForm(pool=pool, initial={name: getattr(fleet, name) for name in names} if fleet else None)
 
 
 def _usual(name: str) -> int:

@@ -29,12 +29,13 @@ from apps.finetuning import queries
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, Worker, WorkerKind
 from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity.fleets import list_fleets
 from apps.finetuning.pools.capacity.settings import list_recent_nodes
 from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
 from apps.finetuning.usage.occupancy import jobs_on
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
-from apps.interfaces.staff.machines.capacity_form import CapacityForm, capacity_form_of
+from apps.interfaces.staff.machines.capacity_form import CapacityForm, FleetForm, capacity_form_of, fleet_form_of
 from apps.interfaces.staff.machines.pool_forms import NewPoolForm, PoolEditForm, WorkerTokenForm
 
 _SESSION_COMMAND = "admission_command"
@@ -230,6 +231,7 @@ def show_pool(
     *,
     token_form: WorkerTokenForm | None = None,
     capacity_form: CapacityForm | None = None,
+    fleet_form: FleetForm | None = None,
     status: int = 200,
 ) -> HttpResponse:
     """Answer with the pool's page, and those of its forms that were refused."""
@@ -242,6 +244,8 @@ def show_pool(
         "capacity": getattr(pool, "capacity", None),
         "capacity_form": capacity_form or capacity_form_of(pool),
         "nodes": list_recent_nodes(pool=pool),
+        "fleets": list_fleets(pool=pool),
+        "fleet_form": fleet_form or fleet_form_of(pool, fleet_id=request.GET.get("fleet", "")),
         "token_form": token_form or WorkerTokenForm(),
         "command": shown[1] if shown else "",
         "members": [{"worker": worker, "jobs": jobs[worker.pk]} for worker in page.rows],

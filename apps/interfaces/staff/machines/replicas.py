@@ -18,7 +18,7 @@ from apps.serving import operations
 from apps.serving.isolation import clear_replica
 from apps.serving.metrics import metrics_token
 from apps.serving.models import Replica
-from apps.serving.ready_replicas import answering
+from apps.serving.ready_replicas import answering, standing_replicas
 from apps.serving.reconciliation import list_checks
 
 
@@ -102,7 +102,9 @@ def clear(request: HttpRequest, replica_id: str) -> HttpResponse:
 
 def _replicas() -> QuerySet[Replica]:
     """Return the replicas, each with the number of adapters that it has loaded."""
-    rows = Replica.objects.select_related("base_model", "worker", "whole_model__adapter", "whole_model__organization")
+    rows = standing_replicas().select_related(
+        "base_model", "worker", "whole_model__adapter", "whole_model__organization"
+    )
     return rows.annotate(loaded_count=Count("loaded", filter=Q(loaded__state=LoadState.LOADED)))
 
 

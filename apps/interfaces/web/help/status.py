@@ -13,13 +13,14 @@ from apps.accounts.models import is_allowed
 from apps.accounts.queries import regions_of
 from apps.accounts.roles import Permission
 from apps.billing.usage.traffic import list_traffic, total_of
+from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.queries import list_pools
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.serving.ready_replicas import ready_replicas
+from apps.serving.ready_replicas import able_fleets, ready_replicas
 
 _HOUR = datetime.timedelta(hours=1)
 
@@ -75,18 +76,21 @@ def _pool(pool: GpuPool, live: int) -> Part:
 
 
 def _models(regions: list[str] | None) -> list[Part]:
-    replicas = ready_replicas().filter(whole_model=None)
+    replicas, fleets = ready_replicas().filter(whole_model=None), able_fleets()
     if regions is not None:
-        replicas = replicas.filter(region__in=regions)
+        replicas, fleets = replicas.filter(region__in=regions), fleets.filter(region__in=regions)
     answering = set(replicas.values_list("base_model", flat=True))
+    starting = set(fleets.values_list("base_model", flat=True))
+
+    def note(model: BaseModel) -> str:
+        if model.pk in answering:
+            return gettext("It and its adapters answer.")
+        if model.pk in starting:
+            return gettext("A replica starts with the next request, which waits for it.")
+        return gettext("No replica is ready. Requests get a 503 error.")
+
+    works = answering | starting
     return [
-        Part(
-            model.display_name,
-            model.name,
-            model.pk in answering,
-            gettext("It and its adapters answer.")
-            if model.pk in answering
-            else gettext("No replica is ready. Requests get a 503 error."),
-        )
+        Part(model.display_name, model.name, model.pk in works, note(model))
         for model in list_base_models(only_installed=True)
     ]

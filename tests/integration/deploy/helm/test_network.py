@@ -4,6 +4,7 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
+from apps.finetuning.pools.capacity.manifests import REPLICA_PORT
 from scripts.processes import PROGRAMS
 from tests.integration.deploy.helm.chart import SERVICES, Object, Rendering, pods
 
@@ -115,6 +116,17 @@ def test_programs_of_compose_with_a_way_out_have_one(network: Network) -> None:
 
 def test_only_the_process_that_starts_nodes_reaches_the_clusters(network: Network) -> None:
     assert [name for name in network.labels if network.leaves_for(name, "10.96.0.1", 443)] == ["celery"]
+
+
+def test_gateways_reach_the_nodes_that_serve(rendered: Rendering) -> None:
+    [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == "anneal-to-nodes-that-serve"]
+    [nodes] = [
+        each["spec"] for each in rendered if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "nodes"
+    ]
+
+    assert policy["podSelector"]["matchLabels"] == {"anneal/reaches-replicas": "true"}
+    assert policy["egress"][0]["ports"] == [{"protocol": "TCP", "port": REPLICA_PORT}]
+    assert {"ports": [{"protocol": "TCP", "port": REPLICA_PORT}]} in nodes["ingress"]
 
 
 @pytest.mark.parametrize(

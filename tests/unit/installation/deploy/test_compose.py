@@ -57,11 +57,11 @@ def test_the_table_of_programs_names_every_variable_that_the_code_reads() -> Non
     folded = {"ANNEAL_CANARY", "ANNEAL_ENGINE"}  # beginnings of two names each
     of_one_engine = {"ANNEAL_ENGINE_BASE_MODEL_PATH", "ANNEAL_ENGINE_SERVED_NAME"}  # without a serving agent
 
-    of_polling = {"ANNEAL_NODE_ADDRESS"}  # of a worker that polls, which operators start themselves
+    of_nodes = {"ANNEAL_NODE_ADDRESS", "ANNEAL_REPLICA_PORT"}  # of workers that operators or elastic pools start
 
     read = set(re.findall(r'"((?:ANNEAL|STRIPE)_[A-Z_]+)"', sources))
 
-    assert read - folded - of_one_engine - of_polling - FROM_DOCKERFILE - known == set()
+    assert read - folded - of_one_engine - of_nodes - FROM_DOCKERFILE - known == set()
 
 
 def test_every_program_logs_in_as_its_own_role(program: Program) -> None:
