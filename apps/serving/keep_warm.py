@@ -17,12 +17,13 @@ from apps.core import audit
 from apps.core.database.tenancy import system
 from apps.core.errors import InvalidState, QuotaExceeded
 from apps.serving.models import Deployment, Replica
-from apps.serving.placements import replan
+from apps.serving.placements import lock_placements, replan
 from apps.serving.ready_replicas import able_fleets, answering, ready_replicas
 
 logger = logging.getLogger(__name__)
 
 MAX_KEPT_SHARE = 0.5  # of a base model's places
+MAX_OF_ONE_SHARE = 0.25  # of them, for one organization; one adapter always
 
 
 def warm_price(*, base_model: BaseModel) -> PriceRule | None:
@@ -44,18 +45,29 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
         )
     if deployment is None:
         raise InvalidState(gettext("This version is not served. Serve it first."), param="model")
+    if version.status == AdapterVersionStatus.REFUSED:
+        raise InvalidState(gettext("An engine refused this adapter. It cannot be kept warm."), param="model")
     if version.status == AdapterVersionStatus.FILES_ONLY:
         raise InvalidState(gettext("This model has a replica of its own, which never gives it up."), param="model")
     if deployment.pinned_at is not None:
         return deployment
     if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:
         raise QuotaExceeded(gettext("Your balance is empty. Add credit to keep it warm."))
-    with system():  # all tenants share the places; only the sum leaves this block
+    with system():  # all tenants share the places; only sums leave this block
+        lock_placements(base_model_id=base_model.pk)  # so that two at once do not share the last place
         places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
         if not places and able_fleets().filter(base_model=base_model).exists():
             places = Replica().capacity  # of the replica that starts for it
-        kept = _kept().filter(adapter_version__adapter__base_model=base_model).count()
-    if kept + 1 > MAX_KEPT_SHARE * places:
+        kept = _kept().filter(adapter_version__adapter__base_model=base_model)
+        count, own = kept.count(), kept.filter(organization=version.organization_id).count()
+    most_of_one = max(int(MAX_OF_ONE_SHARE * places), 1)
+    if own >= most_of_one:
+        raise QuotaExceeded(
+            gettext("Your organization keeps %(count)s of at most %(most)s adapters warm. Stop keeping one warm first.")
+            % {"count": own, "most": most_of_one},
+            code="no_place_left",
+        )
+    if count + 1 > MAX_KEPT_SHARE * places:
         raise QuotaExceeded(
             gettext("The replicas of this base model can't keep more adapters warm. Try again later."),
             code="no_place_left",

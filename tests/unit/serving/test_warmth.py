@@ -79,3 +79,24 @@ def test_without_a_price_or_a_place_it_is_refused(version) -> None:
     version.adapter.base_model.replicas.update(capacity=1)
     with pytest.raises(QuotaExceeded, match="keep more adapters warm"):
         keep_warm(version=version, by="user_1", now=db_now())
+    AdapterVersion.objects.filter(pk=version.pk).update(status="refused")
+    version.refresh_from_db()
+    with pytest.raises(InvalidState, match="refused this adapter"):
+        keep_warm(version=version, by="user_1", now=db_now())
+
+
+def test_one_organization_leaves_places_for_others(organization, rival, version) -> None:
+    price(version)
+    base_model = version.adapter.base_model
+    base_model.replicas.update(capacity=8)
+    give_credit(rival, USD)
+    mine, theirs = ([make_adapter(owner, base_model) for _ in range(3)] for owner in (organization, rival))
+    for kept in (*mine[:2], *theirs[:2]):
+        keep_warm(version=kept, by="user_1", now=db_now())
+    with pytest.raises(QuotaExceeded, match="keeps 2 of at most 2 adapters warm"):
+        keep_warm(version=mine[2], by="user_1", now=db_now())
+
+    let_cool(version=theirs[0], by="user_1", now=db_now())
+    with pytest.raises(QuotaExceeded, match="keeps 2 of at most 2"):
+        keep_warm(version=mine[2], by="user_1", now=db_now())
+    keep_warm(version=theirs[2], by="user_1", now=db_now())
