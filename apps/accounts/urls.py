@@ -8,6 +8,8 @@ from allauth.mfa.webauthn import views as webauthn
 from django.urls import path, re_path, reverse_lazy
 from django.views.decorators.http import require_http_methods, require_safe
 
+from apps.accounts.login.second_factor import limited
+
 # allauth treats a PUT as a POST, and some of its pages answer a POST that has no meaning.
 form = require_http_methods(["GET", "HEAD", "POST"])
 page = require_safe
@@ -39,15 +41,15 @@ urlpatterns = [
     path("second-factor/", page(mfa.index), name="mfa_index"),
     path("second-factor/ask/", form(mfa.authenticate), name="mfa_authenticate"),
     path("second-factor/confirm/", form(mfa.reauthenticate), name="mfa_reauthenticate"),
-    path("second-factor/app/add/", form(totp.activate_totp), name="mfa_activate_totp"),
+    path("second-factor/app/add/", form(limited(totp.activate_totp)), name="mfa_activate_totp"),
     path("second-factor/app/remove/", form(totp.deactivate_totp), name="mfa_deactivate_totp"),
     path("second-factor/recovery-codes/", page(recovery_codes.view_recovery_codes), name="mfa_view_recovery_codes"),
     path(
         "second-factor/recovery-codes/new/",
-        form(recovery_codes.generate_recovery_codes),
+        form(limited(recovery_codes.generate_recovery_codes)),
         name="mfa_generate_recovery_codes",
     ),
-    path("second-factor/passkeys/add/", form(webauthn.add_webauthn), name="mfa_add_webauthn"),
+    path("second-factor/passkeys/add/", form(limited(webauthn.add_webauthn)), name="mfa_add_webauthn"),
     path("second-factor/passkeys/confirm/", form(webauthn.reauthenticate_webauthn), name="mfa_reauthenticate_webauthn"),
     path("second-factor/passkeys/<int:pk>/remove/", form(_remove_passkey), name="mfa_remove_webauthn"),
 ]

@@ -5,6 +5,9 @@ it yet, so pages that demand one check the session too.
 """
 
 import base64
+import datetime
+from functools import wraps
+from typing import Any
 
 from allauth.account.authentication import get_authentication_records
 from allauth.mfa.adapter import DefaultMFAAdapter
@@ -13,7 +16,7 @@ from allauth.mfa.utils import is_mfa_enabled
 from django.conf import settings
 from django.contrib import messages
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -21,10 +24,16 @@ from django.utils.translation import gettext
 
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
+from apps.core.database.clock import db_now
+from apps.core.database.tenancy import system
+from apps.core.errors import RateLimited
+from apps.core.http.access import View, answer
 from apps.core.messages.translation import later
+from apps.core.models import AuditEntry
 from apps.core.secrets.resealing import resealed
 from apps.core.secrets.sealing import place_of, seal, unseal
 
+MAX_MADE_AN_HOUR = 20
 _ADDED_HERE = "second_factor_added"
 _FACTORS = [Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN]
 _SEALED = {"secret", "seed"}  # the sealed values of `data`: an app's, and that of recovery codes
@@ -86,6 +95,35 @@ def require_of_operator(request: HttpRequest) -> HttpResponse | None:
     if not settings.OPERATOR_MFA:
         return None
     return require_second_factor(request, why=gettext("Operators of this installation need a second factor."))
+
+
+def limited(view: View) -> View:
+    """Have a view that makes factors or codes refuse a person who fills the logs of their organizations with them.
+
+    It checks before the view, because allauth reports what was made after it is committed.
+    """
+
+    @wraps(view)
+    def checked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        def run() -> HttpResponseBase:
+            if request.method == "POST" and isinstance(request.user, User):
+                _require_few(request.user)
+            return view(request, *args, **kwargs)
+
+        return answer(request, run)
+
+    return checked
+
+
+def _require_few(user: User) -> None:
+    made = ("person.second_factor_added", "person.recovery_codes_made")
+    since = db_now() - datetime.timedelta(hours=1)
+    with system():
+        rows = AuditEntry.objects.filter(organization=None, actor=user.pk, action__in=made, created_at__gt=since)
+        count = rows[:MAX_MADE_AN_HOUR].count()
+    if count >= MAX_MADE_AN_HOUR:
+        text = gettext("You added %(most)s second factors and sets of recovery codes within an hour. Try again later.")
+        raise RateLimited(text % {"most": MAX_MADE_AN_HOUR}, retry_after_seconds=3600)
 
 
 def note_added(*, request: HttpRequest, user: User, authenticator: Authenticator, **_: object) -> None:

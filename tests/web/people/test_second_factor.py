@@ -12,6 +12,7 @@ from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
 from django.core.management import call_command
 from django.test import Client
 
+from apps.accounts.login import second_factor
 from apps.accounts.models import ApiKey, Organization, User
 from apps.core.models import AuditEntry
 from tests.factories.accounts import PASSWORD
@@ -109,6 +110,24 @@ def test_a_removed_factor_is_audited_and_no_longer_asked_for(alice, organization
     assert AuditEntry.objects.filter(action="person.second_factor_removed", organization=organization).count() == 2
     answer = Client().post("/accounts/login/", {"login": alice.email, "password": PASSWORD})
     assert answer.headers["Location"] == "/"
+
+
+def test_new_codes_do_not_fill_the_logs_of_a_persons_organizations(alice, bob, organization, client_for):
+    browser = client_for(alice)
+    add_app(browser)  # the app, and its recovery codes
+    made = AuditEntry.objects.filter(
+        action__in=("person.second_factor_added", "person.recovery_codes_made"), organization=organization
+    )
+    for count in range(made.count(), second_factor.MAX_MADE_AN_HOUR):
+        assert browser.post("/accounts/second-factor/recovery-codes/new/").status_code == 302, count
+    kept = Authenticator.objects.get(type="recovery_codes").data, made.count()
+
+    refused = browser.post("/accounts/second-factor/recovery-codes/new/")
+
+    assert refused.status_code == 429 and "within an hour" in refused.content.decode()
+    assert refused.headers["Retry-After"]
+    assert (Authenticator.objects.get(type="recovery_codes").data, made.count()) == kept
+    add_app(client_for(bob))
 
 
 def test_the_console_wants_a_second_factor_where_the_installation_does(olga, client_for, settings):
