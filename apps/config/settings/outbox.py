@@ -22,7 +22,7 @@ OUTBOX_TOPICS = {
     "billing.low_balance": Topic("apps.billing.invoices.mail.send_low_balance", lane="mail"),
     "billing.report": Topic("apps.billing.invoices.mail.send_report", lane="mail"),
     "budget.exhausted": Topic("apps.finetuning.tasks.pause_over_budget", is_urgent=True),
-    "checkpoint.named": Topic("apps.finetuning.tasks.serve_named_checkpoint"),
+    "checkpoint.named": Topic("apps.finetuning.tasks.serve_named_checkpoint", lane="data-middle"),
     "dataset.changes": Topic("apps.datasets.tasks.compare_rows", lane="data-middle", waits_while_suspended=True),
     "dataset.compare": Topic("apps.datasets.tasks.compare", lane="data-middle", waits_while_suspended=True),
     "dataset.count": Topic("apps.datasets.tasks.count", lane="data-middle", waits_while_suspended=True),

@@ -37,6 +37,7 @@ def request_model(*, organization_id: str, model_name: str) -> bool:
             topic="checkpoint.named",
             key=f"checkpoint:{checkpoint.pk}",
             payload={"organization_id": organization_id, "checkpoint_id": checkpoint.pk},
+            organization=organization_id,  # gigabytes may be copied, so organizations take turns
         )
     return True
 

@@ -123,7 +123,33 @@ def test_requests_wait_for_the_first_replica_and_are_answered_and_counted_once(g
         assert answers[1].result().status_code == 200, answers[1].result().text
 
     assert len(wait_for_usage(tenant, 2)) == 2
-    assert sum(body["messages"] == said("asleep") for body in engine.bodies) == 2
+    assert sum(body.get("messages") == said("asleep") for body in engine.bodies) == 2
+
+
+def test_what_nobody_can_pay_for_starts_no_replica_and_takes_no_place(gateway, world, engine):
+    tenant = make_tenant("Penniless", world.base_model, credit_nano=0)
+    with transaction.atomic():
+        asleep, crowded = make_served_model("unpaid"), make_served_model("unpaid-cold", engine.url)
+        crowded.replicas.update(capacity=1)
+        version, _ = (make_adapter(tenant.organization, crowded) for _ in range(2))
+        Placement.objects.filter(adapter_version=version).delete()
+        LoadedAdapter.objects.filter(adapter_version=version).delete()
+        Deployment.objects.filter(adapter_version=version).update(created_at="2000-01-01T00:00Z")
+        place = {"pool": find_pool() or make_pool(), "base_model": asleep, "region_id": home_region()}
+        fleet = ReplicaFleet.objects.create(able_at="2100-01-01T00:00Z", **place)
+    checkpoint = make_checkpoint(tenant.organization, world.base_model, step=7)
+    wait_until_known(gateway, world, "unpaid")
+    sleep(REFRESH_SECONDS + 0.5)
+    http = gateway.http(tenant.key)
+
+    for name in ("unpaid", version.model_name, name_of(checkpoint)):
+        answer = http.post("/v1/chat/completions", json={"model": name, "messages": HI})
+        assert answer.status_code == 429 and error_of(answer)["code"] == "insufficient_quota", (name, answer.text)
+
+    fleet.refresh_from_db()
+    assert fleet.last_requested_at is None
+    assert Deployment.objects.get(adapter_version=version).last_requested_at is None
+    assert not OutboxMessage.objects.filter(topic="checkpoint.named", share=tenant.organization.pk).exists()
 
 
 def said(text: str) -> list[dict[str, str]]:

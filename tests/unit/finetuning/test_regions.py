@@ -264,7 +264,8 @@ def test_replicas_start_where_the_organization_may_be_answered(world: Regions) -
     def started_by(model_name: str) -> set[str]:
         """Return the regions whose fleets a request asks for a replica."""
         routes = routes_now()
-        routes._count(routes.require_known(model_name, organization_id=organization.pk), organization.pk)
+        route = routes.require_known(model_name, organization_id=organization.pk)
+        routes.count(route, organization_id=organization.pk)
         return set(ReplicaFleet.objects.filter(pk__in=routes._asked_fleets).values_list("region", flat=True))
 
     names = (base.name, version.model_name)

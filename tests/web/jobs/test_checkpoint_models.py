@@ -122,6 +122,7 @@ def test_a_name_that_was_never_served_is_made_when_it_is_asked_for(floor, organi
     assert request_model(organization_id=organization.pk, model_name=name)
     assert request_model(organization_id=organization.pk, model_name=name)  # the same effect, once
     [asked] = OutboxMessage.objects.filter(topic="checkpoint.named")
+    assert (asked.lane, asked.share) == ("data-middle", organization.pk), "a large copy delays no short task"
     serve_named_checkpoint(**asked.payload)
 
     assert AdapterVersion.objects.get().model_name == name

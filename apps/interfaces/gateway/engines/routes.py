@@ -109,13 +109,13 @@ class Routes:
     async def find(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a base model or of the organization's own adapter once a replica can answer it.
 
+        The caller has checked the balance, and counts the request of a route that is ready once it is paid for.
         Waits for a replica that is starting and for an adapter that is being loaded, and requests both. Raises
         ModelNotFound; RegionRefused when only replicas in regions have it that the organization may not use;
         Unavailable when no replica has it in time.
         """
         ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
         if ready is not None and ready.upstreams:
-            self._count(ready, organization_id)
             return ready
         if ready is None:
             with suppress(*DATABASE_ERRORS):
@@ -172,7 +172,7 @@ class Routes:
             )
         return route
 
-    def _count(self, route: Route, organization_id: str) -> None:
+    def count(self, route: Route, *, organization_id: str) -> None:
         """Count the request in the next batch: of its adapter, and of the fleets where it can be answered."""
         if route.adapter_version_id:
             self._asked[route.adapter_version_id] += 1
@@ -191,7 +191,7 @@ class Routes:
         """Count the request; of a cold adapter, and if a replica must start first, store the counts at once."""
         if route is None:
             return
-        self._count(route, organization_id)
+        self.count(route, organization_id=organization_id)
         if route.is_cold or (route.fleets and not route.upstreams):
             await self._store_at_once()
 

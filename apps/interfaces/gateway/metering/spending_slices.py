@@ -122,6 +122,12 @@ class SpendingSlices:
             key_slices.refill = asyncio.ensure_future(self._refill(owner, key_slices))
         return SliceShare(current, amount_nano)
 
+    async def require_room(self, organization_id: str, key_id: str, amount_nano: int) -> None:
+        """Check that the amount could be set aside now. Raises as `reserve` does."""
+        share = await self.reserve(organization_id, key_id, amount_nano)
+        share.settle(0)
+        self.record_settled(share.slice_id, 1)
+
     async def _refill(self, owner: _Owner, key_slices: _KeySlices) -> None:
         """Lease more before it is needed, so that no request waits for it."""
         try:

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from apps.adapters.operations import CHECKPOINT_MARK
 from apps.batches.completions.records import CompletionRecord
 from apps.billing.usage.metering import UsageRecord, price_ceiling
 from apps.core.errors import Unavailable
@@ -129,6 +130,22 @@ class Metering:
         self._spending_slices = spending_slices
         self._recorder = recorder
         self._faults = faults
+
+    async def require_affordable(
+        self, caller: InferenceCaller, route: Route | None, request: EngineRequest, *, is_batched: bool
+    ) -> None:
+        """Check the balance for the worst case of a request that cannot be answered yet. Raises as `admit` does.
+
+        Without a route, only a checkpoint's name may become a model: then any credit is enough.
+        """
+        if route is None and CHECKPOINT_MARK not in request.model_name:
+            return
+        amount_nano = 1
+        if route is not None:
+            prices = self._routes.prices_of(route, organization_id=caller.organization_id, is_batched=is_batched)
+            bounds = bounds_of(request, route.context_length)
+            amount_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
+        await self._spending_slices.require_room(caller.organization_id, caller.key_id, amount_nano)
 
     async def admit(
         self,

@@ -211,17 +211,19 @@ class Inference:
     async def _answer(
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
     ) -> None:
-        routes, of = self._services.routes, {"organization_id": caller.organization_id}
-        known = routes.known(request.model_name, **of)
-        if known is not None:  # before a replica starts for it
-            routes.prices_of(known, is_batched=client.is_batched, **of)
+        routes, organization_id = self._services.routes, caller.organization_id
+        known = routes.known(request.model_name, organization_id=organization_id)
+        is_ready = known is not None and bool(known.upstreams)
+        if known is not None:
             self._require_media(request, known)
-        route = await routes.find(request.model_name, **of)
-        self._require_media(request, route)
+        if not is_ready:  # it may start a replica, take the place of another adapter, or copy a checkpoint
+            await self._services.metering.require_affordable(caller, known, request, is_batched=client.is_batched)
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
         if request.stored:
-            await self._services.completion_room.require(caller.organization_id)
+            await self._services.completion_room.require(organization_id)
+        route = await routes.find(request.model_name, organization_id=organization_id)
+        self._require_media(request, route)
         ulid, upstreams = client.ulid, self._services.upstreams
         usage_id, charged_id = f"use_{ulid}", ""
         if client.is_batched:  # its sender may repeat it, and pays for one whole answer
@@ -231,6 +233,8 @@ class Inference:
             caller, route, request, meter, usage_id=usage_id, charged_id=charged_id
         )
         progress.is_metered = True
+        if is_ready:  # what waited was counted, so that a replica has it
+            routes.count(route, organization_id=organization_id)
         renderer = self._surface.renderer(ulid, route.model_name, request)
         keeper = None
         if request.stored and isinstance(renderer, Renderer):
