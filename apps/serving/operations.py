@@ -8,6 +8,7 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Case, F, Value, When
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, Region
 from apps.accounts.notices.events import announce
@@ -22,7 +23,7 @@ from apps.contracts.serving import DesiredAdapter, DesiredState, LoadState, Obse
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system
-from apps.core.errors import InvalidValue
+from apps.core.errors import InvalidValue, RateLimited
 from apps.core.messages import outbox
 from apps.core.objects.store import store
 from apps.core.secrets.sealing import place_of, seal, unseal
@@ -34,16 +35,26 @@ from apps.serving.reconciliation import record_count
 from apps.serving.whole_models import desired_whole_model, give_place, record_whole_model, require_replica, withdraw
 
 _URL_SECONDS = 3600
+MAX_DEPLOYMENTS_AN_HOUR = 10  # of a version
 
 
 @transaction.atomic
 def deploy(*, version: AdapterVersion, by: str) -> Deployment:
-    """Request that the version is served. Deploying it again changes nothing. Raises InvalidState."""
+    """Request that the version is served. Deploying it again changes nothing. Raises InvalidState, RateLimited."""
     require_replica(version=version)
     deployment, is_new = _get_or_create_deployment(version, by=by)
     if is_new:
+        _require_few_deployments(version)
         place_adapters(base_model_id=version.adapter.base_model_id)
     return deployment
+
+
+def _require_few_deployments(version: AdapterVersion) -> None:
+    """Raise RateLimited for a version that was served and taken offline again and again: others' adapters make room."""
+    recent = Deployment.objects.filter(adapter_version=version, created_at__gt=db_now() - datetime.timedelta(hours=1))
+    if recent.count() > MAX_DEPLOYMENTS_AN_HOUR:
+        text = gettext("A model can be served %(most)s times within an hour. Try again later.")
+        raise RateLimited(text % {"most": MAX_DEPLOYMENTS_AN_HOUR}, retry_after_seconds=600)
 
 
 @transaction.atomic

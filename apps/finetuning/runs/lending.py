@@ -8,11 +8,13 @@ checkpoint and queue again, as on a spot machine that is taken away.
 import datetime
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 from django.db import transaction
 from django.db.models import Min, Q
 
+from apps.accounts.shares import list_sharing
 from apps.finetuning import events
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worker
@@ -23,6 +25,7 @@ from apps.finetuning.usage.occupancy import Held, held_of
 from apps.finetuning.usage.offers import could_join, read_offer
 from apps.finetuning.usage.quotas import limit_reached
 
+MAX_LEFT_IN_AN_HOUR = 5  # jobs that were cancelled before they started
 _PATIENCE = datetime.timedelta(seconds=15)  # of a waiting run: a free machine takes it within seconds
 
 
@@ -143,8 +146,10 @@ def _startable(
 ) -> Iterator[tuple[FineTuningJob, datetime.datetime]]:
     """Yield the jobs whose queued runs the worker could take if it got back what it lends, and since when these wait.
 
-    Of its own pool, in the order of the queue, without those that a limit holds back.
+    Of its own pool, in the order of the queue, without those that a limit holds back, and without those of who cancels
+    jobs again and again before they start.
     """
+    is_fickle = cache(partial(_is_fickle, pool_id=worker.pool_id, now=now))
     own = _without(held_of(workers=[worker.pk]).get(worker.pk, Held()), lent)
     free_bytes = worker.memory_bytes - own.host_bytes if own.gpus and worker.memory_bytes is not None else None
     for candidates in list_candidates(
@@ -153,10 +158,25 @@ def _startable(
     ):  # fmt: skip
         for each in (found for found in candidates if found.fits):
             job = FineTuningJob.objects.filter(runs=each.run_id, status=JobStatus.QUEUED).first()
-            if job is None or limit_reached(job=job, holder=each.holder, now=now):
+            if job is None or is_fickle(each.holder) or limit_reached(job=job, holder=each.holder, now=now):
                 continue
             if job.node_count == 1 or _joining(worker, job, now) >= job.node_count:
                 yield job, each.created_at
+
+
+def _is_fickle(holder: str, *, pool_id: str, now: datetime.datetime) -> bool:
+    """Return whether a share holder's jobs take no machine back, because many were cancelled before they started.
+
+    Each may have interrupted a borrowed run, and cost nothing.
+    """
+    left = FineTuningJob.objects.filter(
+        organization__in=list_sharing(organizations=[holder]),
+        pool=pool_id,
+        status=JobStatus.CANCELLED,
+        started_at=None,
+        finished_at__gt=now - datetime.timedelta(hours=1),
+    )
+    return left.count() >= MAX_LEFT_IN_AN_HOUR
 
 
 def _joining(worker: Worker, job: FineTuningJob, now: datetime.datetime) -> int:

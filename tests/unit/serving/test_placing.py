@@ -3,6 +3,7 @@
 import datetime
 
 import pytest
+from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import record_verdict
@@ -10,9 +11,10 @@ from apps.catalog.models import BaseModel
 from apps.contracts.serving import EngineLoad, LoadState, ObservedAdapter, ObservedState
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
+from apps.core.errors import RateLimited
 from apps.serving import placements
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica
-from apps.serving.operations import desired_state, record_observed
+from apps.serving.operations import MAX_DEPLOYMENTS_AN_HOUR, deploy, desired_state, record_observed, undeploy
 from apps.serving.placements import record_requests, replan
 from apps.serving.queries import list_routes, serving_states
 from tests.factories.serving import make_adapter, make_replica, make_served_model
@@ -170,3 +172,20 @@ def test_a_replica_is_told_which_versions_an_engine_has_answered_with(replica, v
 
     told = {adapter.version_id: adapter.is_tried for adapter in desired_state(replica=replica).adapters}
     assert told == {tried.pk: is_tried, versions[2].pk: False}
+
+
+def test_serving_a_model_again_and_again_is_limited(organization, base_model) -> None:
+    """Each time the adapters of others make room for it."""
+    version = make_adapter(organization, base_model)
+    served = Deployment.objects.filter(adapter_version=version)
+    for _ in range(MAX_DEPLOYMENTS_AN_HOUR - 1):
+        undeploy(version=version, by="user_1", now=db_now())
+        deploy(version=version, by="user_1")
+    undeploy(version=version, by="user_1", now=db_now())
+
+    with pytest.raises(RateLimited, match="10 times within an hour"), transaction.atomic():
+        deploy(version=version, by="user_1")
+
+    assert not served.filter(removed_at=None).exists()
+    served.update(created_at=db_now() - datetime.timedelta(hours=1))
+    deploy(version=version, by="user_1")

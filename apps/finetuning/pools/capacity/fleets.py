@@ -33,6 +33,7 @@ _DRAINS_AT_LEAST = datetime.timedelta(seconds=15)  # gateways read routes every 
 _DRAINS_AT_MOST = datetime.timedelta(minutes=10)
 _SILENT_AT_MOST = datetime.timedelta(minutes=10)
 _READY_WITHIN = datetime.timedelta(hours=1)  # a large model may be downloaded first
+_MOST_GROWTH = 4  # times as many replicas at a time: one that reports too much does not start them all
 _SURPLUS, _DRAINED = WORKED = "It was not needed any more.", "It was drained."
 _STEADY = datetime.timedelta(minutes=10)
 _BY = "system"
@@ -235,7 +236,7 @@ def _note_wanted(fleet: ReplicaFleet, maximum: int, now: datetime.datetime) -> i
     ready = ready_replicas().filter(base_model=fleet.base_model_id, region=fleet.region_id, whole_model=None)
     found = list(ready.select_related("worker__node"))
     needed = wanted_replicas(
-        in_progress=_in_progress(found),
+        in_progress=sum(min(_in_progress([replica]), _MOST_GROWTH * fleet.requests_per_replica) for replica in found),
         per_replica=fleet.requests_per_replica,
         is_needed=_was_asked(fleet, now) or _is_kept_warm(fleet),
         others=sum(replica.draining_at is None and _fleet_of(replica) != fleet.pk for replica in found),

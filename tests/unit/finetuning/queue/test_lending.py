@@ -7,12 +7,13 @@ import pytest
 from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
+from apps.finetuning.jobs.control import request_cancellation
 from apps.finetuning.jobs.waits import explain_wait
 from apps.finetuning.lifecycle import MAX_LOST_ATTEMPTS
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, JobEvent, Run, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.quotes.pool_facts import find_open_pools
-from apps.finetuning.runs.lending import ask_machines_back
+from apps.finetuning.runs.lending import MAX_LEFT_IN_AN_HOUR, ask_machines_back
 from apps.finetuning.usage.allowances import set_allowance
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.finetuning import make_job, make_pool
@@ -88,6 +89,21 @@ def test_a_waiting_run_gets_the_newest_borrowed_machines_back(floor, cheap, job_
     attempts[0].succeed(floor.base_model)
     again = claim()
     assert again.claimed.spec.job_id == jobs[2].pk and again.claimed.spec.resume_from is not None
+
+
+def test_who_cancels_jobs_before_they_start_interrupts_no_more_borrowed_runs(floor, cheap, job_in, claim) -> None:
+    """Each cancelled job costs nothing, and would stop a run of somebody else."""
+    job_in(cheap, minutes=9, gpus=4)
+    borrowed = claim().start()
+    for _ in range(MAX_LEFT_IN_AN_HOUR):
+        waiting = job_in(floor.pool, minutes=1)
+        request_cancellation(job=waiting, by="user_test", now=db_now())
+    job_in(floor.pool, minutes=1)
+    assert ask_machines_back(now=db_now()) == 0
+    assert not borrowed.beat().is_drain_requested
+
+    FineTuningJob.objects.filter(status="cancelled").update(finished_at=db_now() - 61 * MINUTE)
+    assert ask_machines_back(now=db_now()) == 1
 
 
 def test_a_job_may_give_its_machine_back_as_often_as_it_is_asked(floor, cheap, job_in, claim, reload) -> None:

@@ -148,6 +148,15 @@ def test_replicas_that_joined_by_hand_count_and_are_never_stopped(floor, engine,
     assert by_hand.draining_at is None
 
 
+def test_a_replica_that_reports_too_much_does_not_start_all_replicas(floor, engine, elastic, fleet):
+    set_fleet(floor, maximum=100)
+    by_hand = make_replica(floor.base_model, "unix:///nowhere")
+    report(by_hand, in_progress=10**9)
+    for _ in range(3):
+        elastic()
+    assert len(engine.started) == 3
+
+
 def test_an_adapter_that_is_kept_warm_keeps_a_replica(floor, engine, elastic, fleet):
     version = make_adapter(floor.organization, floor.base_model)
     Deployment.objects.filter(adapter_version=version).update(pinned_at=db_now())
