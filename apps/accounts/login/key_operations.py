@@ -186,9 +186,11 @@ def issue_member_token(
     project_id: str = "",
     limits: KeyLimits = NO_LIMITS,
     most: int | None = None,
+    made_with: ApiKey | None = None,
 ) -> IssuedKey:
     """Create a key, valid for minutes, that acts for a member: inference only.
 
+    `made_with`: the key whose work it does. It shares that key's budget and is revoked with it.
     Raises PermissionDenied, and RateLimited above `most` (MAX_MEMBER_TOKENS) of this name that are valid at once.
 
     Not audited one by one: it grants nothing beyond the session, and its use is metered.
@@ -204,6 +206,8 @@ def issue_member_token(
         api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,
         name=name, scopes=sorted(scopes), created_by_id=membership.user_id, created_at=now, expires_at=now + lifetime,
         project_id=project_id or default_project_id(membership.organization_id),
+        made_with=made_with.pk if made_with else "",
+        first_key=made_with.first_key or made_with.pk if made_with else "",
         **asdict(limits),
     )  # fmt: skip
 

@@ -81,6 +81,7 @@ def invite_member(
         _require_room(organization, by, email, now)
         invitation = _mail(organization, email, now, role=role, invited_by=by, only_for_address=only_for_address)
     else:
+        require_grantable(acting, invitation.role, identity=identity)
         invitation.role, invitation.invited_by, invitation.only_for_address = role, by, only_for_address
         invitation.save(update_fields=["role", "invited_by", "only_for_address"])
     audit.record(
@@ -224,8 +225,10 @@ def _require_sender_may_still_grant(invitation: Invitation, members: list[Member
 
 @transaction.atomic
 def revoke_invitation(*, organization: Organization, invitation_id: str, by: User, now: datetime.datetime) -> None:
-    """Withdraw an open invitation. Raises NotFound, InvitationClosed."""
+    """Withdraw an open invitation. Raises NotFound, InvitationClosed, and PermissionDenied for a role above `by`'s."""
+    acting = lock_members(organization, by)
     invitation = get_invitation(organization=organization, id=invitation_id)
+    require_grantable(acting, invitation.role)
     open_now = Invitation.objects.filter(pk=invitation.pk).still_open()
     if not open_now.update(revoked_at=now):
         raise InvitationClosed(gettext("This invitation was already used or withdrawn."))

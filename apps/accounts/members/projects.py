@@ -110,6 +110,13 @@ def require_work_in(*, project_id: str, actor: str) -> None:
         raise PermissionDenied(text % {"name": viewer.project.name})
 
 
+def require_active(*, project_id: str) -> None:
+    """Raise InvalidState for an archived project, in which nothing new begins."""
+    archived = Project.objects.filter(pk=project_id).exclude(archived_at=None).first()
+    if archived:
+        raise InvalidState(gettext("The project %(name)s is archived.") % {"name": archived.name}, param="project")
+
+
 def may_manage_project(*, project_id: str, membership: Membership) -> bool:
     """Return whether a member may change the project and who works in it."""
     return has_permission(membership.role, Permission.MEMBER_MANAGE) or is_project_admin(

@@ -7,7 +7,7 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.login.key_operations import issue_member_token
-from apps.accounts.models import Organization
+from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import KeyLimits, find_actor
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions
@@ -86,5 +86,6 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         project_id=job.project_id,
         limits=limits,
         most=_MOST_KEYS,
+        made_with=ApiKey.objects.for_organization(job.organization_id).filter(pk=job.created_by).first(),
     )
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from apps.accounts.members.projects import project_of_new, require_work_in
+from apps.accounts.members.projects import project_of_new, require_active, require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
 from apps.batches.completions.operations import check_metadata
@@ -119,9 +119,11 @@ def create_run(
 ) -> EvalRun:
     """Create a run; its items are read next. `data_source` is `source` as it was sent, `id` what `find_started` finds.
 
-    Raises InvalidValue, UnknownFile, QuotaExceeded, and PermissionDenied for a viewer of the eval's project.
+    Raises InvalidValue, UnknownFile, QuotaExceeded, InvalidState if the eval's project is archived, and
+    PermissionDenied for a viewer of it.
     """
     require_work_in(project_id=evaluated.project_id, actor=by)
+    require_active(project_id=evaluated.project_id)
     organization_id = evaluated.organization_id
     check_metadata(metadata)
     criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])

@@ -60,6 +60,18 @@ def test_a_member_is_not_invited_again(organization: Organization, alice: User, 
         invite_member(organization=organization, email=bob.email.upper(), role="viewer", by=alice, now=db_now())
 
 
+def test_an_admin_neither_changes_nor_withdraws_the_invitation_of_an_owner(organization, alice, ann):
+    invitation = invite(organization, alice, role="owner")
+
+    with pytest.raises(PermissionDenied, match="Only an owner"):
+        invite(organization, ann, role="viewer")
+    with pytest.raises(PermissionDenied, match="Only an owner"):
+        revoke_invitation(organization=organization, invitation_id=invitation.pk, by=ann, now=db_now())
+
+    invitation.refresh_from_db()
+    assert (invitation.role, invitation.invited_by, invitation.revoked_at) == ("owner", alice, None)
+
+
 def test_a_removed_admin_does_not_come_back_by_an_invitation_of_their_own(organization, alice, ann):
     invitation = invite(organization, ann, role="admin")
 

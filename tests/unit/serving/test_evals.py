@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from django.db import connection
 
+from apps.accounts.members.projects import archive_project, create_project
 from apps.accounts.models import Organization
 from apps.batches import operations as batches
 from apps.batches import worker
@@ -13,7 +14,7 @@ from apps.batches.models import Batch, BatchFile
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, SimilarityGrader, StringCheckGrader, TextTooLong, fill
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.objects.store import ObjectMissing
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.api.openai.eval_objects import ItemRenderer
@@ -111,6 +112,21 @@ def test_a_question_longer_than_the_context_of_its_model_is_an_error_of_its_item
     run.refresh_from_db()
     assert (run.status, run.errored, run.batch) == (EvalRunStatus.COMPLETED, 2, None)
     assert "too long for the model" in run.items.first().answers
+
+
+def test_no_run_begins_in_an_archived_project(tenant) -> None:
+    project = create_project(
+        organization=tenant.organization, name="Closed", is_private=False, by=tenant.owner, now=db_now()
+    )
+    evaluated = make_eval(tenant.organization, EXACT)
+    Eval.objects.filter(pk=evaluated.pk).update(project_id=project.pk)
+    evaluated.refresh_from_db()
+    archive_project(organization=tenant.organization, id=project.pk, by=tenant.owner, now=db_now())
+
+    with pytest.raises(InvalidState, match="is archived"):
+        operations.create_run(
+            evaluated=evaluated, name="", data_source={}, source=OFFLINE, metadata={}, cost_limit_nano=None, by="user_1"
+        )
 
 
 def test_a_text_is_refused_and_never_cut(db) -> None:

@@ -10,6 +10,8 @@ from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import issue_member_token, revoke_key
 from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits, list_keys
+from apps.billing.budget_settings import set_budget
+from apps.billing.budgets import attribution_of_key, room_nano
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -19,6 +21,7 @@ from apps.finetuning.runs.judges import open_judge
 from apps.finetuning.runs.leases import Lease, StaleLease
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.factories.finetuning import make_training_file
+from tests.factories.money import USD
 from tests.factories.serving import make_adapter
 
 pytestmark = pytest.mark.django_db
@@ -63,6 +66,25 @@ def test_a_trainer_that_was_taken_over_spends_little_more_with_its_keys_than_a_j
     with pytest.raises(RateLimited):
         open_judge(lease=attempt.lease, now=db_now())
     assert ApiKey.objects.filter(name=f"Judge of {job.pk}").count() == 4
+
+
+def test_a_judge_spends_from_the_budget_of_the_key_that_created_its_job(create, claim, alice, floor):
+    made = make_key(floor.organization, alice).key
+    create(by=made.pk)
+    budget = set_budget(
+        organization=floor.organization, scope="key", target=made.pk, limit_nano=USD, mode="block", by=alice.pk,
+        now=db_now(),
+    )  # fmt: skip
+
+    token = ApiKey.objects.get(pk=find_key(secret=open_judge(lease=claim().lease, now=db_now()).key).key_id)
+
+    with transaction.atomic():
+        attribution = attribution_of_key(organization=floor.organization, key_id=token.pk)
+        room = room_nano(organization=floor.organization, attribution=attribution)
+    assert room is not None and room[1] == budget
+    revoke_key(organization=floor.organization, key_id=made.pk, by=alice, now=db_now())
+    token.refresh_from_db()
+    assert token.revoked_at is not None
 
 
 def test_a_judges_keys_leave_its_makers_playground_open(create, claim, bob, monkeypatch):
