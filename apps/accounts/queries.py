@@ -283,7 +283,8 @@ def find_actor(*, organization: Organization | str, actor: str, now: datetime.da
         keys = ApiKey.objects.for_organization(organization)
         key = keys.filter(pk=actor, revoked_at=None).first()
         first = key and (key.first_key or key.pk)
-        line = keys.usable(now=now).filter(Q(pk=first) | Q(first_key=first)) if key else keys.none()
+        replaced = Q(first_key=first, kind=KeyKind.SECRET)  # a judge's key shares the budget, and is no successor
+        line = keys.usable(now=now).filter(Q(pk=first) | replaced) if key else keys.none()
         people = list(line.values_list("created_by_id", flat=True)[:1])
     return Membership.objects.for_organization(organization).filter(user_id__in=people).first()
 

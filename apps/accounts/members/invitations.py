@@ -76,12 +76,13 @@ def invite_member(
     if only_for_address is None:
         only_for_address = has_permission(role, Permission.MEMBER_MANAGE)
     rows = Invitation.objects.for_organization(organization).still_open()
+    for replaced in rows.filter(email__iexact=email, expires_at__gt=now):
+        require_grantable(acting, replaced.role, identity=identity)
     invitation: Invitation | None = rows.filter(email__iexact=email, created_at__gt=now - _A_DAY).first()
     if invitation is None:
         _require_room(organization, by, email, now)
         invitation = _mail(organization, email, now, role=role, invited_by=by, only_for_address=only_for_address)
     else:
-        require_grantable(acting, invitation.role, identity=identity)
         invitation.role, invitation.invited_by, invitation.only_for_address = role, by, only_for_address
         invitation.save(update_fields=["role", "invited_by", "only_for_address"])
     audit.record(

@@ -63,8 +63,10 @@ def test_a_member_is_not_invited_again(organization: Organization, alice: User, 
 def test_an_admin_neither_changes_nor_withdraws_the_invitation_of_an_owner(organization, alice, ann):
     invitation = invite(organization, alice, role="owner")
 
-    with pytest.raises(PermissionDenied, match="Only an owner"):
-        invite(organization, ann, role="viewer")
+    for hours in (0, 48):
+        age(hours=hours)
+        with pytest.raises(PermissionDenied, match="Only an owner"):
+            invite(organization, ann, role="viewer")
     with pytest.raises(PermissionDenied, match="Only an owner"):
         revoke_invitation(organization=organization, invitation_id=invitation.pk, by=ann, now=db_now())
 

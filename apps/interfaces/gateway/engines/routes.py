@@ -114,14 +114,14 @@ class Routes:
         ModelNotFound; RegionRefused when only replicas in regions have it that the organization may not use;
         Unavailable when no replica has it in time.
         """
-        ready = self._visible(self._resolve_alias(model_name, organization_id), organization_id)
+        ready = self.known(model_name, organization_id=organization_id)
         if ready is not None and ready.upstreams:
             return ready
         if ready is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
                 await self._ask_for_checkpoint(model_name, organization_id)
-        model_name = self._resolve_alias(model_name, organization_id)
+        model_name = self.resolve_alias(model_name, organization_id=organization_id)
         await self._count_request(self._visible(model_name, organization_id), organization_id)
         await self._wait_while(self._is_starting, model_name, organization_id, seconds=MAX_START_SECONDS)
         await self._ask_for_place(self._visible(model_name, organization_id))
@@ -158,7 +158,7 @@ class Routes:
 
     def known(self, model_name: str, *, organization_id: str) -> Route | None:
         """Return the route of a name that the organization may use, even if no replica can answer it, or None."""
-        return self._visible(self._resolve_alias(model_name, organization_id), organization_id)
+        return self._visible(self.resolve_alias(model_name, organization_id=organization_id), organization_id)
 
     def require_known(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a name that the organization may use, even if no replica can answer it.
@@ -220,10 +220,10 @@ class Routes:
             self._asked_fleets |= fleets
             raise
 
-    def _resolve_alias(self, model_name: str, organization_id: str) -> str:
+    def resolve_alias(self, model_name: str, *, organization_id: str) -> str:
         """Return the version name that an alias of the organization stands for in this request.
 
-        A model's own name is never taken by an alias.
+        A canary is drawn here, so a request asks once. A model's own name is never taken by an alias.
         """
         alias = self._table.aliases.get((organization_id, model_name))
         if alias is None or self._visible(model_name, organization_id) is not None:

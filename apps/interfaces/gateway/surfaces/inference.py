@@ -204,6 +204,14 @@ class Inference:
             return await services.bodies.parse_aside(caller.share_holder, partial(_parse_large, parse), raw), taken
         return parse(raw), taken
 
+    async def _require_room(self, caller: InferenceCaller, request: EngineRequest, route: Route) -> None:
+        """Check what the request needs besides tokens: its media, its schemas and the room for a stored answer."""
+        self._require_media(request, route)
+        if request.schemas:
+            await self._services.grammars.require(caller.share_holder, request.schemas)
+        if request.stored:
+            await self._services.completion_room.require(caller.organization_id)
+
     def _require_media(self, request: EngineRequest, route: Route) -> None:
         if request.media:
             require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
@@ -212,22 +220,25 @@ class Inference:
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
     ) -> None:
         routes, organization_id = self._services.routes, caller.organization_id
-        known = routes.known(request.model_name, organization_id=organization_id)
-        is_ready = known is not None and bool(known.upstreams)
+        model_name = routes.resolve_alias(request.model_name, organization_id=organization_id)
+        known = routes.known(model_name, organization_id=organization_id)
         if known is not None:
-            self._require_media(request, known)
+            await self._require_room(caller, request, known)
+            known = routes.known(model_name, organization_id=organization_id)  # as it is now
+        is_ready = known is not None and bool(known.upstreams)
         if not is_ready:  # it may start a replica, take the place of another adapter, or copy a checkpoint
             await self._services.metering.require_affordable(caller, known, request, is_batched=client.is_batched)
-        if request.schemas:
-            await self._services.grammars.require(caller.share_holder, request.schemas)
-        if request.stored:
-            await self._services.completion_room.require(organization_id)
-        route = await routes.find(request.model_name, organization_id=organization_id)
-        self._require_media(request, route)
+        route = await routes.find(model_name, organization_id=organization_id)
+        if known is None:
+            await self._require_room(caller, request, route)
         ulid, upstreams = client.ulid, self._services.upstreams
         usage_id, charged_id = f"use_{ulid}", ""
         if client.is_batched:  # its sender may repeat it, and pays for one whole answer
-            upstreams.turns.require_spare(caller.share_holder, [each.replica_id for each in route.upstreams])
+            try:
+                upstreams.turns.require_spare(caller.share_holder, [each.replica_id for each in route.upstreams])
+            except Unavailable:
+                routes.count(route, organization_id=organization_id)  # the batch is paid for, and asks again
+                raise
             usage_id, charged_id = new_id("use"), f"{REPEATABLE_PREFIX}{ulid}"
         ticket = await self._services.metering.admit(
             caller, route, request, meter, usage_id=usage_id, charged_id=charged_id

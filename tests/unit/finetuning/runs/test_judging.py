@@ -71,12 +71,13 @@ def test_a_trainer_that_was_taken_over_spends_little_more_with_its_keys_than_a_j
 def test_a_judge_spends_from_the_budget_of_the_key_that_created_its_job(create, claim, alice, floor):
     made = make_key(floor.organization, alice).key
     create(by=made.pk)
+    attempt = claim()
     budget = set_budget(
         organization=floor.organization, scope="key", target=made.pk, limit_nano=USD, mode="block", by=alice.pk,
         now=db_now(),
     )  # fmt: skip
 
-    token = ApiKey.objects.get(pk=find_key(secret=open_judge(lease=claim().lease, now=db_now()).key).key_id)
+    token = ApiKey.objects.get(pk=find_key(secret=open_judge(lease=attempt.lease, now=db_now()).key).key_id)
 
     with transaction.atomic():
         attribution = attribution_of_key(organization=floor.organization, key_id=token.pk)
@@ -85,6 +86,17 @@ def test_a_judge_spends_from_the_budget_of_the_key_that_created_its_job(create, 
     revoke_key(organization=floor.organization, key_id=made.pk, by=alice, now=db_now())
     token.refresh_from_db()
     assert token.revoked_at is not None
+
+
+def test_a_judges_key_keeps_no_expired_key_acting(create, claim, alice, floor):
+    made = make_key(floor.organization, alice).key
+    create(by=made.pk)
+    attempt = claim()
+    open_judge(lease=attempt.lease, now=db_now())
+    ApiKey.objects.filter(pk=made.pk).update(expires_at=db_now())
+
+    with pytest.raises(PermissionDenied, match="has expired"):
+        open_judge(lease=attempt.lease, now=db_now())
 
 
 def test_a_judges_keys_leave_its_makers_playground_open(create, claim, bob, monkeypatch):
