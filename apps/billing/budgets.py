@@ -4,7 +4,8 @@ Every function that decides or counts runs under the wallet's lock, so two holds
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -81,13 +82,13 @@ def attribution_of_actor(
 ) -> Attribution:
     """Return the attribution of a job that `by` started.
 
-    A label of the job overrides the key's label of the same name. What a key starts is in its project; `project_id` is
-    that of what a member starts, or else the default.
+    A key's label overrides the job's label of the same name, so that no key leaves its budget. What a key starts is in
+    its project; `project_id` is that of what a member starts, or else the default.
     """
     own = {str(name): str(value) for name, value in labels.items()}
     if by.startswith("key_"):
         found = attribution_of_key(organization=organization, key_id=by)
-        return Attribution(by, found.member_id, {**found.labels, **own}, found.project_id)
+        return Attribution(by, found.member_id, {**own, **found.labels}, found.project_id)
     project_id = project_id or default_project_id(organization)
     return Attribution("", by if by.startswith("user_") else "", own, project_id)
 
@@ -251,17 +252,21 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
 # --- Spending and alerts ----------------------------------------------------------------------------------------------
 
 
-def record_spending(*, organization: Organization | str, attribution: Attribution, amount_nano: int) -> None:
-    """Add a charge (negative: a refund) to every budget it falls under, and alert.
+def record_spending(*, organization: Organization | str, charges: Iterable[tuple[Attribution, int]]) -> None:
+    """Add charges in nano-USD (negative: refunds) to every budget that they fall under, and alert.
 
-    Call it with the posting, under the wallet's lock, before the charge shows in the month's holds or series.
+    Call it with the postings, under the wallet's lock, before the charges show in the month's holds or series.
     """
     require_transaction()
-    if not amount_nano:
-        return
-    for budget in list_budgets(organization=organization).filter(attribution.targets()):
+    budgets = list_budgets(organization=organization)
+    amounts = Counter[str]()
+    for attribution, amount_nano in charges:
+        if amount_nano:
+            found = budgets.filter(attribution.targets()).values_list("pk", flat=True)
+            amounts.update(dict.fromkeys(found, amount_nano))
+    for budget in budgets.filter(pk__in=amounts):
         period = period_of(budget, db_now())
-        period.spent_nano = max(period.spent_nano + amount_nano, 0)
+        period.spent_nano = max(period.spent_nano + amounts[budget.pk], 0)
         period.save(update_fields=["spent_nano"])
         send_alerts(budget, period)
 
@@ -286,7 +291,8 @@ def _alert_title(budget: Budget, threshold: int) -> str:
 
 def send_alerts(budget: Budget, period: BudgetPeriod) -> None:
     """Announce each threshold that the month's spending reached, once; stop jobs if the budget says so."""
-    for threshold in budget.thresholds:
+    sent = BudgetAlert.objects.filter(budget=budget, month=period.month).values_list("threshold", flat=True)
+    for threshold in sorted(set(budget.thresholds) - set(sent)):
         if period.spent_nano * 100 < budget.limit_nano * threshold:
             continue
         alert, is_new = BudgetAlert.objects.get_or_create(

@@ -270,7 +270,7 @@ def settle_hold(*, hold_id: str, capture_nano: int, by: str, reason: str = "") -
     rest = found.amount_nano - capture_nano
     held, revenue = beside(wallet, AccountKind.HOLD), beside(wallet, AccountKind.REVENUE)
     if found.purpose == HoldPurpose.JOB and wallet.has_budgets:  # budgets count requests when their series are charged
-        record_spending(organization=found.organization_id, attribution=Attribution.of_hold(found), amount_nano=charge)
+        record_spending(organization=found.organization_id, charges=[(Attribution.of_hold(found), charge)])
     found.status, found.captured_nano, found.closed_at = HoldStatus.CLOSED, capture_nano, wallet.locked_at
     if charge or rest:
         post(
@@ -351,9 +351,7 @@ def refund_source(*, organization: Organization | str, source: str, by: str, rea
                 organization_id=wallet.owner_id, sources=[found.source], amount_nano=amount_nano, now=db_now()
             ),
         )
-        record_spending(
-            organization=found.organization_id, attribution=Attribution.of_hold(found), amount_nano=-amount_nano
-        )
+        record_spending(organization=found.organization_id, charges=[(Attribution.of_hold(found), -amount_nano)])
         found.refunded_nano += amount_nano
         found.save(update_fields=["refunded_nano"])
         total += amount_nano

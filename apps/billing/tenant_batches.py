@@ -19,7 +19,7 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
 
     A row is the organization's id, a tuple that starts with it, or an object with that key. A failure is logged as
     critical and listed under the ledger checks as `name` until a run has none. The next run repeats it, so `work` must
-    be one transaction.
+    be one transaction, or several of which each is whole.
     """
     total = 0
     failed: list[list[str]] = []

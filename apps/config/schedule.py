@@ -31,7 +31,7 @@ SCHEDULE: dict[str, dict[str, Any]] = {
     "sweep old checkpoints": {"task": "finetuning.sweep_checkpoints", "schedule": 3_600.0},
     "sweep expired tokens": {"task": "accounts.sweep_expired_tokens", "schedule": 3_600.0},
     "prune notifications": {"task": "accounts.prune_notifications", "schedule": 3_600.0},
-    "rate usage": {"task": "billing.rate_usage", "schedule": 5.0},
+    "rate usage": {"task": "billing.rate_usage", "schedule": 5.0, "options": {"expires": 5}},
     "prune traffic": {"task": "billing.prune_traffic", "schedule": 3600.0},
     "give volume back": {"task": "billing.post_rebates", "schedule": 3600.0},
     "sample storage": {"task": "finetuning.sample_storage", "schedule": 900.0},

@@ -223,7 +223,7 @@ def _post_refund(wanted: Adjustment, wallet: LedgerAccount, by: str) -> LedgerTr
     left = wanted.amount_nano
     for hold in _refundable(wallet, wanted.source):
         part = min(left, hold.captured_nano - hold.refunded_nano)
-        record_spending(organization=hold.organization_id, attribution=Attribution.of_hold(hold), amount_nano=-part)
+        record_spending(organization=hold.organization_id, charges=[(Attribution.of_hold(hold), -part)])
         hold.refunded_nano += part
         hold.save(update_fields=["refunded_nano"])
         left -= part

@@ -9,12 +9,16 @@ Locks are always taken in the same order: wallet, series by key, holds by id.
 import datetime
 import hashlib
 import logging
-from collections.abc import Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 
 import msgspec
 from django.db import IntegrityError, connection, transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from apps.billing.budgets import attribution_of_key, record_spending
 from apps.billing.ledger import beside, lock_wallet, post
@@ -262,6 +266,7 @@ def _keep_aside(record: UsageRecord, sha256: str) -> None:
     UsageConflict.objects.bulk_create([conflict], ignore_conflicts=True)
 
 
+_LINES_AT_ONCE, _SECONDS_OF_ONE = 200, 3.0  # a wallet is locked, and the others wait, for so long at most
 _SERIES_KEY = ("price_rule_id", "subject", "key_id", "adapter_version_id", "day")
 
 # --- Rating -----------------------------------------------------------------------------------------------------------
@@ -277,43 +282,61 @@ def rate_usage() -> int:
     return for_each(organizations, _rate_one, name="what was used is charged", now=db_now())
 
 
-@transaction.atomic
 def _rate_one(organization_id: str) -> int:
-    return rate_organization(wallet=lock_wallet(organization=organization_id))
+    """Charge an organization in small transactions, for a few seconds at most: the next run does the rest."""
+    total, last, until = 0, 0, time.monotonic() + _SECONDS_OF_ONE
+    while time.monotonic() < until:
+        with transaction.atomic():
+            wallet = lock_wallet(organization=organization_id)
+            later = _unrated(wallet).filter(pk__gt=last).order_by("pk")
+            found = list(later.values_list("pk", flat=True)[:_LINES_AT_ONCE])
+            if not found:
+                break
+            total, last = total + rate_organization(wallet=wallet, series=found), found[-1]
+    return total
 
 
-def rate_organization(*, wallet: LedgerAccount) -> int:
-    """Charge the owner of the locked wallet for everything recorded so far; return the nano posted.
+def rate_organization(*, wallet: LedgerAccount, series: Sequence[int] | None = None) -> int:
+    """Charge the owner of the locked wallet for everything recorded so far, or for `series`; return the nano posted.
 
     Money comes from the open slices it was reserved in, then from the wallet. What neither can pay stays unrated until
     there is credit again: this is usage of a slice that was closed before its gateway could report it. No request in it
     costs more than was reserved for it (`record_usage`).
     """
     require_transaction()
-    series = UsageSeries.objects.filter(organization_id=wallet.owner_id, request_count__gt=F("rated_request_count"))
-    lines = list(series.order_by(*_SERIES_KEY).select_related("price_rule").select_for_update(of=("self",)))
+    unrated = _unrated(wallet) if series is None else _unrated(wallet).filter(pk__in=series)
+    lines = list(unrated.order_by(*_SERIES_KEY).select_related("price_rule").select_for_update(of=("self",)))
     if not lines:
         return 0
     of_wallet = open_slices().filter(organization_id=wallet.owner_id)
     slices = list(of_wallet.order_by("pk").select_for_update())
-    has_budgets = Budget.objects.filter(organization_id=wallet.owner_id, ended_at=None).exists()
-    total = 0
+    of_key: dict[str, list[Hold]] = defaultdict(list)
+    for one in slices:
+        of_key[one.key_id].append(one)
+    paid = Counter[str]()  # by key
     for line in lines:
-        paid = _post_line(line, wallet, slices)
-        if has_budgets:
-            whose = attribution_of_key(organization=wallet.owner_id, key_id=line.key_id)
-            record_spending(organization=wallet.owner_id, attribution=whose, amount_nano=paid)
+        paid[line.key_id] += _post_line(line, wallet, chain(of_key[line.key_id], slices))
+    if Budget.objects.filter(organization_id=wallet.owner_id, ended_at=None).exists():
+        whose = partial(attribution_of_key, organization=wallet.owner_id)
+        charges = [(whose(key_id=key_id), amount_nano) for key_id, amount_nano in paid.items()]
+        record_spending(organization=wallet.owner_id, charges=charges)
+    for line in lines:  # once the budgets were counted
         line.save(update_fields=["posted_nano", "rated_quantity", "rated_request_count"])
-        total += paid
-    return total
+    return paid.total()
 
 
-def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: list[Hold]) -> int:
+def _unrated(wallet: LedgerAccount) -> QuerySet[UsageSeries]:
+    return UsageSeries.objects.filter(organization_id=wallet.owner_id, request_count__gt=F("rated_request_count"))
+
+
+def _post_line(line: UsageSeries, wallet: LedgerAccount, slices: Iterable[Hold]) -> int:
+    """Charge a line from the slices in their order, then from the wallet; return the nano that were paid."""
     price = line.price_rule
     due = rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per) - line.posted_nano
-    # Capture up to `due` from the slices, the key's own first, at most the used part of each.
     from_slices = 0
-    for one in sorted(slices, key=lambda each: each.key_id != line.key_id):
+    for one in slices:
+        if from_slices == due:
+            break
         part = min(min(one.used_nano, one.amount_nano) - one.captured_nano, due - from_slices)
         if part > 0:
             one.captured_nano += part

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 # Also after a semicolon, a tab or a line break: where a comma is the decimal point, spreadsheets split there, and they
-# ignore the quotes of a cell that stands after a comma.
-_FORMULA_STARTS = re.compile(r"^(?=[=+\-@\t\r])|(?<=[;\t\r\n])(?=[=+\-@])")
+# ignore the quotes of a cell that stands after a comma, and those before an equals sign.
+_FORMULA_STARTS = re.compile(r'^(?="*[=+\-@\t\r])|(?<=[;\t\r\n])(?="*[=+\-@])')
 _ROWS_PER_CHUNK = 200
 
 

@@ -8,13 +8,24 @@ from itertools import count
 import msgspec
 import pytest
 from django.db import IntegrityError, transaction
+from django.db.models import F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
 from apps.billing.books.reconciliation import list_newest_checks
+from apps.billing.budget_settings import set_budget
 from apps.billing.ledger import account
-from apps.billing.models import AccountKind, Hold, LedgerAccount, LedgerCheck, LedgerEntry, UsageConflict, UsageEvent
+from apps.billing.models import (
+    AccountKind,
+    Hold,
+    LedgerAccount,
+    LedgerCheck,
+    LedgerEntry,
+    UsageConflict,
+    UsageEvent,
+    UsageSeries,
+)
 from apps.billing.operations import InsufficientBalance
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage import metering
@@ -319,6 +330,37 @@ def test_recording_rating_leasing_and_closing_at_once_lose_and_invent_nothing():
     assert get_ledger_sum_nano() == 0
 
 
+def test_a_tenant_with_very_many_series_is_charged_in_small_transactions(customer, monkeypatch):
+    """Its wallet is locked for a moment at a time, and the other tenants wait for none of it."""
+    monkeypatch.setattr(metering, "_LINES_AT_ONCE", 3)
+    rate, sizes = metering.rate_organization, []
+    monkeypatch.setattr(metering, "rate_organization", lambda **of: sizes.append(len(of["series"])) or rate(**of))
+    record_usage(records=[customer.record(key_id=f"key_{number}") for number in range(4)])
+
+    rate_usage()
+
+    assert sizes == [3, 3, 2]
+    assert not UsageSeries.objects.filter(request_count__gt=F("rated_request_count")).exists()
+
+    monkeypatch.setattr(metering, "_SECONDS_OF_ONE", 0.0)
+    record_usage(records=[customer.record(key_id="key_late")])
+    assert rate_usage() == 0, "the next run does it"
+
+
+def test_a_budget_is_counted_once_for_all_series(customer, django_assert_max_num_queries):
+    owner = customer.organization
+    set_budget(
+        organization=owner, scope="organization", target="", limit_nano=1_000, mode="alert", by="user_1", now=db_now(),
+        thresholds=tuple(range(1, 11)),
+    )  # fmt: skip
+    record_usage(records=[customer.record()])
+    rate_usage()  # every alert is sent
+    record_usage(records=[customer.record(key_id=f"key_{number}") for number in range(20)])
+
+    with django_assert_max_num_queries(180):  # 40 series, each with one posting
+        rate_usage()
+
+
 def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypatch, caplog):
     customers = [make_customer() for _ in range(3)]
     broken = sorted(each.organization.pk for each in customers)[0]
@@ -326,8 +368,8 @@ def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypat
     record_usage(records=records)
     rate = metering.rate_organization
 
-    def rate_or_fail(*, wallet: LedgerAccount) -> int:
-        posted = rate(wallet=wallet)
+    def rate_or_fail(*, wallet: LedgerAccount, series: list[int]) -> int:
+        posted = rate(wallet=wallet, series=series)
         if wallet.organization_id == broken:
             raise ZeroDivisionError("a bug")
         return posted

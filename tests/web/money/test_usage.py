@@ -307,6 +307,8 @@ def test_the_export_adds_up(use, floor, claim, client_for, vera):
         *((cell, f"'{cell}") for cell in ("=1+1", "+1", "-1", "@SUM(A1)", "\t1", "\r1")),
         ("x;=1+1;y", "x;'=1+1;y"),
         ("x\n@SUM(A1)\r\n-1\t+1", "x\n'@SUM(A1)\r\n'-1\t'+1"),
+        ('x;"=1+1;', "x;'\"=1+1;"),
+        ('"=1+1', "'\"=1+1"),
         ("a-b = c; d + e", "a-b = c; d + e"),
     ],
 )

@@ -81,9 +81,10 @@ def test_a_launch_above_an_allowance_names_it_and_who_can_raise_it(roomy, organi
 def test_a_job_counts_for_the_maker_of_its_key_and_the_labels_of_both(roomy, organization, alice, key):
     set_key_labels(organization=organization, key_id=key.key.pk, labels={"team": "ads", "stage": "test"}, by=alice.pk)
 
-    job = job_of(roomy, key.key.pk, metadata={"team": "search"})
+    job = job_of(roomy, key.key.pk, metadata={"team": "search", "kind": "nightly"})
 
-    assert (job.member_id, job.labels) == (alice.pk, {"team": "search", "stage": "test"})
+    labels = {"team": "ads", "stage": "test", "kind": "nightly"}  # no key leaves the budget of its labels
+    assert (job.member_id, job.labels) == (alice.pk, labels)
 
 
 def test_an_allowance_stays_within_the_quota_and_names_what_is_wrong(organization, alice, charlie):
