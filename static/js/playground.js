@@ -248,7 +248,7 @@
     keep();
     running = null;
     busy(false);
-    $("[data-play-prompt]").focus();
+    if (!document.activeElement?.offsetParent) $("[data-play-prompt]").focus();
   };
 
   // columns: the new one begins with the first model that no other has

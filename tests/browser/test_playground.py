@@ -74,6 +74,22 @@ def test_one_answer_is_stopped_and_the_other_one_goes_on(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_the_end_of_an_answer_takes_the_focus_from_no_field_in_use(page: Page) -> None:
+    held: list[tuple[Route, dict[str, Any]]] = []
+    answer(page, lambda route, body: held.append((route, body)))
+    page.get_by_text("System message and sampling").click()
+
+    for field in ("Response format", "Message"):
+        send(page)
+        wait_on(page, lambda: len(held) == 2)
+        if field != "Message":
+            page.get_by_label(field).focus()
+        while held:
+            with_its_name(*held.pop())
+        expect(page.get_by_role("button", name="Send")).to_be_visible()
+        expect(page.get_by_label(field, exact=True)).to_be_focused()
+
+
 def test_a_schema_is_sent_and_the_gateways_fault_stands_at_its_field(open_page: Open, page: Page) -> None:
     def refuse_texts(route: Route, body: dict[str, Any]) -> None:
         if isinstance(body["response_format"]["json_schema"]["schema"], str):
