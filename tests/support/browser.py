@@ -28,8 +28,10 @@ _FITS = "() => document.documentElement.scrollWidth <= document.documentElement.
 _WIDE = """() => [...document.querySelectorAll("body *")]
   .filter((each) => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
   .slice(0, 8).map((each) => `${each.tagName}#${each.id}.${each.className}`)"""
+# However short, a transition takes a frame, and a busy machine draws one late.
+_END_TRANSITIONS = """() => document.getAnimations()
+  .filter((each) => each instanceof CSSTransition).forEach((each) => each.finish())"""
 _SWITCH_THEME = """() => {
-  // However short, a transition takes a frame, and a busy machine draws one late.
   const still = new CSSStyleSheet();
   still.replaceSync("*, ::before, ::after { transition-property: none !important }");
   document.adoptedStyleSheets = [still];
@@ -56,6 +58,7 @@ def browser_type_launch_args() -> dict[str, Any]:
 def find_violations(page: Page, rules: Sequence[str] = AXE_TAGS) -> list[str]:
     """Return what axe holds against the page as it stands, one line per rule."""
     expect(page.locator(".htmx-request, [data-state=stale]")).to_have_count(0)  # what waits for an answer is dimmed
+    page.evaluate(_END_TRANSITIONS)
     if not page.evaluate("() => 'axe' in window"):
         page.evaluate(AXE)
     # axe describes what passed in full only when asked: most of its time and of the answer.
