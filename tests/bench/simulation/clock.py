@@ -18,10 +18,11 @@ _SCHEMA = """
 """
 # The default of a column is bound to PostgreSQL's own clock when the table is made.
 _DEFAULTS = {
-    "finetuning_run": "created_at",
-    "finetuning_finetuningjob": "created_at",
-    "finetuning_worker": "created_at",
-    "finetuning_capacitynode": "requested_at",
+    "finetuning_run": ("created_at",),
+    "finetuning_finetuningjob": ("created_at",),
+    "finetuning_worker": ("created_at",),
+    "finetuning_capacitynode": ("requested_at",),
+    "serving_replica": ("created_at", "readiness_changed_at"),
 }
 
 
@@ -41,8 +42,9 @@ class VirtualClock:
     def correct_defaults(self) -> None:
         """Give the rows that the last operation made the virtual time."""
         with connection.cursor() as cursor:
-            for table, column in _DEFAULTS.items():
-                cursor.execute(f"UPDATE {table} SET {column} = now() WHERE {column} < %s", [BEGIN])
+            for table, columns in _DEFAULTS.items():
+                changes = ", ".join(f"{column} = greatest({column}, now())" for column in columns)
+                cursor.execute(f"UPDATE {table} SET {changes} WHERE {columns[0]} < %s", [BEGIN])
 
     def _tell(self) -> None:
         with connection.cursor() as cursor:

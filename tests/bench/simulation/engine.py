@@ -13,6 +13,7 @@ from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.operations import InvalidWorkerCredential
 from tests.bench.simulation.machines import Machine
+from tests.bench.simulation.replicas import SimulatedReplica
 from tests.factories.finetuning import GIB
 
 START_SECONDS, STOP_SECONDS = (5.0, 90.0), (0.0, 30.0)
@@ -21,13 +22,14 @@ NO_SPOT_SECONDS = 3_000.0
 
 @dataclass
 class Node:
-    """A machine of the engine; `machine` once its worker has enrolled."""
+    """A machine of the engine; it has a `machine` or a `replica` once its worker has enrolled."""
 
     request: NodeRequest
     external_id: str
     starts_at: float
     ends_at: float = float("inf")
     machine: Machine | None = None
+    replica: SimulatedReplica | None = None
 
 
 class SimulatedEngine:
@@ -37,6 +39,7 @@ class SimulatedEngine:
         self.random, self.holders = seeded, holders
         self.nodes: dict[str, Node] = {}
         self.faults = 0.0
+        self.asked = 0  # requests in progress at the replicas
         self.now = 0.0
         self._requests = 0
 
@@ -75,6 +78,8 @@ class SimulatedEngine:
                 del self.nodes[name]
             elif node.machine is not None:
                 node.machine.live(now)
+            elif node.replica is not None:
+                node.replica.live(now, self.asked)
             elif now >= node.starts_at and not self._enrol(node):
                 del self.nodes[name]  # its worker has no business here, and ends
 
@@ -87,20 +92,30 @@ class SimulatedEngine:
     def machines(self) -> list[Machine]:
         return [node.machine for node in self.nodes.values() if node.machine is not None]
 
+    @property
+    def replicas(self) -> list[SimulatedReplica]:
+        return [node.replica for node in self.nodes.values() if node.replica is not None]
+
     def _enrol(self, node: Node) -> bool:
         gpu = GpuInfo(key="cpu", name="one", memory_bytes=8 * GIB)
-        request = EnrollRequest(token=node.request.token, kind="trainer", hostname=node.request.name, gpus=(gpu,))
+        kind, token = node.request.kind, node.request.token
+        request = EnrollRequest(token=token, kind=kind, hostname=node.request.name, gpus=(gpu,))
         try:
             worker, _, _ = operations.enroll(request=request)
         except InvalidWorkerCredential:
             return False
         worker = Worker.objects.get(pk=worker.pk)
+        if node.request.is_replica:
+            node.replica = SimulatedReplica(worker, self.random, born_at=self.now)
+            return True
         node.machine = Machine(worker, 100 + int(node.external_id), self.random, self.holders, born_at=self.now)
         return True
 
     @staticmethod
     def _is_over(node: Node, now: float) -> bool:
         """Return whether the worker ended by itself: idle, or refused."""
+        if node.replica is not None:
+            return node.replica.is_over
         machine = node.machine
         if machine is None:
             return False

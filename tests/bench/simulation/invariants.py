@@ -91,7 +91,25 @@ RULES = {
     "a pool has no more machines than it may": """
         SELECT node.pool_id, capacity.maximum, count(*)
         FROM finetuning_capacitynode node JOIN finetuning_poolcapacity capacity ON capacity.pool_id = node.pool_id
-        WHERE node.ended_at IS NULL GROUP BY node.pool_id, capacity.maximum HAVING count(*) > capacity.maximum
+        WHERE node.ended_at IS NULL AND node.fleet_id IS NULL
+        GROUP BY node.pool_id, capacity.maximum HAVING count(*) > capacity.maximum
+    """,
+    "a base model has no more replicas than it may": """
+        SELECT fleet.id, fleet.maximum, count(*)
+        FROM serving_replicafleet fleet JOIN finetuning_capacitynode node ON node.fleet_id = fleet.id
+        LEFT JOIN serving_replica replica ON replica.worker_id = node.worker_id
+        WHERE node.ended_at IS NULL AND node.status <> 'draining' AND replica.draining_at IS NULL
+        GROUP BY fleet.id HAVING count(*) > fleet.maximum
+    """,
+    "a replica whose machine ended gets no requests": """
+        SELECT replica.id, node.status
+        FROM serving_replica replica JOIN finetuning_capacitynode node ON node.worker_id = replica.worker_id
+        WHERE node.ended_at IS NOT NULL AND (replica.is_ready OR replica.retired_at IS NULL)
+    """,
+    "a machine runs the kind of worker that it was started for": """
+        SELECT node.id, worker.kind FROM finetuning_capacitynode node
+        JOIN finetuning_worker worker ON worker.id = node.worker_id
+        WHERE (node.fleet_id IS NOT NULL) <> (worker.kind = 'replica')
     """,
     "a machine that was given up gets no work": f"""
         SELECT node.id, run.id

@@ -16,12 +16,18 @@ from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.lifecycle import JOB_TERMINAL, NODE_ENDED, REAPER_SECONDS, JobStatus
 from apps.finetuning.models import CapacityKind, CapacityNode, FineTuningJob, GpuPool, PoolCapacity, PricePolicy, Worker
 from apps.finetuning.pools import operations
+from apps.finetuning.pools.capacity.fleets import set_fleet
 from apps.finetuning.pools.capacity.reconciliation import list_elastic_pools, reconcile_pool
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.lending import ask_machines_back
 from apps.finetuning.runs.queue.shares import repair_shares
 from apps.finetuning.runs.stalls import end_stalled_runs
 from apps.finetuning.usage import quotas
+from apps.serving.isolation import isolate_replica
+from apps.serving.models import ReplicaFleet
+from apps.serving.operations import drain_replica
+from apps.serving.placements import record_requests
+from apps.serving.ready_replicas import ready_replicas
 from tests.bench.simulation.clock import VirtualClock
 from tests.bench.simulation.engine import SimulatedEngine
 from tests.bench.simulation.invariants import broken_rules
@@ -31,6 +37,7 @@ from tests.factories.finetuning import TrainingSetup, make_pool, make_training_f
 from tests.factories.money import USD, give_credit
 
 FAULTY_SECONDS, CALM_SECONDS = 420, 7_200
+ANSWERED_SECONDS = 400  # in which a request got a replica: nodes start, and load, for up to a minute and a half each
 EMPTY_SECONDS = 600  # in which an elastic pool without work has released its machines
 _MAX_JOBS = 6
 
@@ -73,6 +80,8 @@ class Scenario:
         GpuPool.objects.filter(pk=world.setup.pool.pk).update(price_policy=policy)
         holders: dict[str, str] = {}
         self.engine = SimulatedEngine(self.random, holders)
+        self.fleet: ReplicaFleet | None = None
+        self.asked_until = 0.0
         self.own = [
             Machine(make_worker(world.setup.pool, credential=f"annw_{number}", gpus=gpus), number, self.random, holders)
             for number, gpus in enumerate(self.random.choices((1, 1, 2), k=self.random.randint(2, 4)))
@@ -84,6 +93,8 @@ class Scenario:
             )  # fmt: skip
             if self.random.random() < 0.5:
                 self.own = []  # every machine is the engine's
+            if self.random.random() < 0.5:
+                self.fleet = self._make_fleet()
         self.borrower: GpuPool | None = None
         if self.own and self.random.random() < 0.4:
             self.borrower = make_pool("low")
@@ -95,7 +106,8 @@ class Scenario:
         weights = {
             self.create: 3, self.cancel: 1, self.pause: 2, self.resume: 2, self.lose_messages: 3, self.silence: 3,
             self.restart: 3, self.fail: 2, self.repeat: 3, self.drain: 2, self.uncordon: 3, self.revoke: 0.2,
-            self.stop_reaper: 0.5, self.lose_machine: 2, self.hinder_engine: 2, self.nothing: 15,
+            self.stop_reaper: 0.5, self.lose_machine: 2, self.hinder_engine: 2, self.ask: 3, self.fail_replica: 2,
+            self.drain_replica: 0.5, self.isolate: 0.3, self.nothing: 15,
         }  # fmt: skip
         self._do(self.create)
         while self.now < FAULTY_SECONDS:
@@ -107,11 +119,23 @@ class Scenario:
             self._pass(20.0)
         if left := self._open_jobs():
             raise self._broken(f"these jobs never end: {[(job.pk, job.status) for job in left]}")
+        if self.fleet is not None:
+            self._require_answer()
         until = self.now + EMPTY_SECONDS
-        while (self.engine.nodes or self._open_nodes()) and self.now < until:
+        kept = self.fleet.minimum if self.fleet is not None else 0
+        while max(len(self.engine.nodes), len(self._open_nodes())) > kept and self.now < until:
             self._pass(20.0)
-        if left := self._open_nodes() or list(self.engine.nodes):
-            raise self._broken(f"these machines are never released: {left}")
+        if len(left := self._open_nodes()) > kept or len(left := list(self.engine.nodes)) > kept:
+            raise self._broken(f"of these machines only {kept} should be left: {left}")
+
+    def _require_answer(self) -> None:
+        """Have a request get a replica. Raises BrokenRule if none is ready within the time of a start."""
+        self.asked_until, self.engine.asked = self.now + ANSWERED_SECONDS, 1
+        while not ready_replicas().exists() and self.now < self.asked_until:
+            self._pass(5.0)
+        if not ready_replicas().exists():
+            raise self._broken("a request got no replica")
+        self.asked_until = self.now
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -189,6 +213,24 @@ class Scenario:
     def hinder_engine(self) -> None:
         self.engine.faults = self.random.choice((0.0, 0.2, 0.6))
 
+    def ask(self) -> None:
+        """Send requests to the replicas for a while."""
+        if self.fleet is not None:
+            self.asked_until = self.now + self.random.uniform(1, 120)
+            self.engine.asked = self.random.randint(1, 4 * self.fleet.requests_per_replica)
+
+    def fail_replica(self) -> None:
+        if replicas := self.engine.replicas:
+            self.random.choice(replicas).fail(self.now)
+
+    def drain_replica(self) -> None:
+        if replicas := self.engine.replicas:
+            drain_replica(replica=self.random.choice(replicas).replica, is_draining=True, by="user_operator")
+
+    def isolate(self) -> None:
+        if replicas := self.engine.replicas:
+            isolate_replica(replica_id=self.random.choice(replicas).replica.pk, reason="It counted wrong.")
+
     def reap(self) -> None:
         reclaim_expired_leases()
         end_stalled_runs()
@@ -202,6 +244,8 @@ class Scenario:
         """End every fault."""
         self.engine.faults = 0.0
         PoolCapacity.objects.update(failures=0, retry_at=None)  # as saving its settings does
+        for replica in self.engine.replicas:
+            replica.recover(self.now)
         for machine in self.machines:
             machine.loss, machine.silent_until, machine.gone_until, machine.has_fence = 0.0, 0.0, 0.0, True
             if machine in self.own:
@@ -219,6 +263,19 @@ class Scenario:
 
     def _open_nodes(self) -> list[str]:
         return list(CapacityNode.objects.exclude(status__in=NODE_ENDED).values_list("pk", flat=True))
+
+    def _make_fleet(self) -> ReplicaFleet:
+        limits = {
+            "minimum": self.random.choice((0, 0, 1)), "maximum": self.random.randint(1, 3),
+            "requests_per_replica": self.random.choice((1, 4)), "idle_seconds": self.random.choice((60, 120)),
+        }  # fmt: skip
+        setup = self.world.setup
+        return set_fleet(pool=setup.pool, base_model=setup.base_model, by="user_operator", **limits)
+
+    def _note_requests(self) -> None:
+        """Note requests as the gateways do."""
+        if self.fleet is not None:
+            record_requests(counts={}, fleets=[self.fleet.pk], now=self.clock.now)
 
     def _ask(self, operation: Callable[..., FineTuningJob]) -> None:
         """Do what a customer or operator asks for a job, which may be refused."""
@@ -240,6 +297,10 @@ class Scenario:
         if self.now >= self.reaper_at:
             self.reaper_at = self.now + REAPER_SECONDS
             self._do(self.reap)
+        if self.fleet is not None and self.now < self.asked_until:
+            self._do(self._note_requests, name="machines get requests")
+        elif self.engine.asked:
+            self.engine.asked = 0
         for machine in self.own:
             self._do(functools.partial(machine.live, self.now), name=f"machine {machine.number}")
         self._do(functools.partial(self.engine.live, self.now), name="machines of the engine")
