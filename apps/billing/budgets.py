@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from django.db.models import F, Q, QuerySet, Sum
+from django.db.models.functions import Now
 from django.utils.translation import gettext
 
-from apps.accounts.models import ApiKey, Organization, Project, default_project_id, key_of
+from apps.accounts.models import ApiKey, KeyKind, Organization, Project, default_project_id, key_of
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
 from apps.billing.models import (
@@ -72,8 +73,10 @@ def attribution_of_key(*, organization: Organization | str, key_id: str) -> Attr
     if not key_id:
         return Attribution(project_id=default)
     keys = ApiKey.objects.for_organization(organization).filter(pk=key_id)
-    member_id, project_id = keys.values_list("created_by_id", "project_id").first() or ("", default)
-    labels = KeyLabel.objects.for_organization(organization).filter(key_id=key_id)
+    found = keys.values_list("created_by_id", "project_id", "kind", "made_with").first()
+    member_id, project_id, kind, made_with = found or ("", default, "", "")
+    labelled = made_with if kind == KeyKind.MEMBER and made_with else key_id  # a judge has the labels of its job's key
+    labels = KeyLabel.objects.for_organization(organization).filter(key_id=labelled)
     return Attribution(key_id, member_id, dict(labels.values_list("name", "value")), project_id)
 
 
@@ -156,8 +159,8 @@ def get_budget(*, organization: Organization | str, id: str) -> Budget:
 
 
 def list_key_labels(*, organization: Organization | str) -> list[tuple[str, str]]:
-    """Return each labelled key that is not revoked with its labels joined into one text."""
-    keys = ApiKey.objects.for_organization(organization).filter(revoked_at=None)
+    """Return each labelled key that is usable with its labels joined into one text."""
+    keys = ApiKey.objects.for_organization(organization).filter(revoked_at=None).exclude(expires_at__lte=Now())
     rows = KeyLabel.objects.for_organization(organization).filter(key_id__in=keys.values("pk"))
     texts: dict[str, list[str]] = {}
     for row in rows.order_by("key_id", "name"):
@@ -245,7 +248,8 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
         case BudgetScope.LABEL:
             name, _, value = budget.target.partition("=")
             labelled = KeyLabel.objects.filter(organization_id=budget.organization_id, name=name, value=value)
-            series = series.filter(key_id__in=labelled.values("key_id"))
+            of_judges = keys.filter(kind=KeyKind.MEMBER, made_with__in=labelled.values("key_id"))
+            series = series.filter(Q(key_id__in=labelled.values("key_id")) | Q(key_id__in=of_judges.values("pk")))
     return trained + (series.aggregate(nano=Sum("posted_nano"))["nano"] or 0)
 
 

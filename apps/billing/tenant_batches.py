@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from celery.exceptions import SoftTimeLimitExceeded
+
 from apps.billing.models import LedgerCheck
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ def for_each(rows: Iterable[Row], work: Callable[[Row], int], *, name: str, now:
     for row in list(rows):
         try:
             total += work(row)
+        except SoftTimeLimitExceeded:  # the task must end; the next run repeats the rest
+            raise
         except Exception as error:
             of = str(row[0] if isinstance(row, tuple) else getattr(row, "pk", row))
             logger.critical("%s: %s failed and is tried again: %s", name, of, error, exc_info=True)

@@ -1,6 +1,6 @@
 """Prices that give something away: one operator asks, another decides.
 
-A price for one customer, or of 0 for everybody, is a gift like any other credit.
+A price for one customer, or of 0 or far below the usual for everybody, is a gift like any other credit.
 """
 
 import datetime
@@ -11,16 +11,60 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
-from apps.catalog.models import PriceRequest
+from apps.catalog.models import PriceRequest, PriceRule
 from apps.catalog.operations import check_price, set_price
-from apps.catalog.pricing import Tier, unit_of
+from apps.catalog.pricing import Tier, tiers_of, unit_of
 from apps.core import audit
 from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 
+_COMPARED = datetime.timedelta(days=30)  # so that several small decreases count together
+_LEAST_PERCENT = 50  # of each price of this period
+_LEAST_PERCENT_OF_OTHERS = 10  # of the cheapest SKU with this unit, for a SKU without a price in this period
 
-def is_gift(*, organization: Organization | None, price_nano: int, tiers: Sequence[Tier]) -> bool:
-    """Return whether the price needs a second operator."""
-    return organization is not None or 0 in (price_nano, *(tier.price_nano for tier in tiers))
+
+def is_gift(
+    *,
+    organization: Organization | None,
+    sku: str,
+    price_nano: int,
+    per: int,
+    tiers: Sequence[Tier],
+    effective_from: datetime.datetime | None,
+    now: datetime.datetime,
+) -> bool:
+    """Return whether the price needs a second operator.
+
+    A price for everybody needs one if, at any volume, it is 0 or less than half of a price of the last 30 days. What
+    cost more before the last price of two operators does not count.
+    """
+    steps = [Tier(0, price_nano), *tiers]
+    if organization is not None or 0 in (step.price_nano for step in steps):
+        return True
+    general = PriceRule.objects.filter(organization=None).order_by("effective_from")
+    before = list(
+        general.filter(sku=sku, effective_from__lt=effective_from or now).exclude(effective_to__lte=now - _COMPARED)
+    )
+    of_two = [index for index, rule in enumerate(before) if rule.approved_by]
+    percent, compared = _LEAST_PERCENT, before[of_two[-1] :] if of_two else before
+    if not before:
+        others = general.filter(unit=unit_of(sku), price_nano__gt=0, effective_from__lte=now - _COMPARED)
+        in_force = others.exclude(effective_to__lte=now)
+        cheapest = min(in_force, key=lambda rule: rule.price_nano / rule.per, default=None)
+        percent, compared = _LEAST_PERCENT_OF_OTHERS, [cheapest] if cheapest else []
+    return any(_is_below(steps, per, rule, percent) for rule in compared)
+
+
+def _is_below(steps: Sequence[Tier], per: int, rule: PriceRule, percent: int) -> bool:
+    """Return whether these steps cost less than `percent` of the rule at any volume."""
+    theirs = [Tier(0, rule.price_nano), *tiers_of(rule)]
+    return any(
+        _nano_at(steps, volume) * rule.per * 100 < _nano_at(theirs, volume) * per * percent
+        for volume in {step.from_units for step in (*steps, *theirs)}
+    )
+
+
+def _nano_at(steps: Sequence[Tier], volume: int) -> int:
+    return [step.price_nano for step in steps if step.from_units <= volume][-1]
 
 
 @transaction.atomic

@@ -3,6 +3,7 @@
 import logging
 
 from celery import current_app, shared_task
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db.models import Q
 
 from apps.core.database.clock import db_now
@@ -57,6 +58,8 @@ def adjust_capacity(**_: object) -> None:
     for pool_id in list_elastic_pools():
         try:
             reconcile_pool(pool_id=pool_id)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception:  # a process edge: one pool must not stop the others
             logger.exception("the capacity of %s was not adjusted", pool_id)
 

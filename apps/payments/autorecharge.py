@@ -1,7 +1,8 @@
 """Auto-recharge: charges the card when credit runs low, one charge at a time, never above the monthly cap.
 
 A charge is an invoice of one line: written, compared with the order, finalized, paid. When the bank wants a
-confirmation, the customer is mailed. A lost or stolen card ends the order; other declines pause it.
+confirmation, the customer is mailed. A lost or stolen card ends the order; other declines pause it. Another card or an
+explicit resume ends a pause; saving the settings does not.
 """
 
 import datetime
@@ -18,14 +19,14 @@ from apps.billing.ledger import lock_wallet
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, RateLimited
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.payments.customers import ensure_customer, get_customer
 from apps.payments.lifecycle import TOPUP, TOPUP_IN_FLIGHT, TopUpStatus
 from apps.payments.models import AutoRecharge, TopUp, TopUpOrigin
 from apps.payments.stripe import gateway
-from apps.payments.stripe.errors import CardDeclined, StripeRefused, StripeUnavailable
+from apps.payments.stripe.errors import CardDeclined, StripeRefused
 from apps.payments.stripe.objects import InvoiceStatus, StripeInvoice, StripeInvoiceLine
 from apps.payments.topups import GIVEN_UP_AFTER, LARGEST_CENTS, PaymentMismatch, require_amount, sync_topup
 
@@ -40,6 +41,7 @@ HARD_DECLINES = frozenset(
     }
 )  # fmt: skip
 SOFT_FAILURES = 3
+MAX_FAILED_A_DAY = 5  # charges of an organization: neither resumes nor other cards allow more
 _PAUSE_AFTER_ONE = datetime.timedelta(hours=1)
 _PAUSE_AFTER_SOME = datetime.timedelta(hours=24)
 _CONFIRM_WITHIN = datetime.timedelta(hours=72)
@@ -64,7 +66,7 @@ def set_auto_recharge(
     monthly_cap_cents: int,
     by: str,
 ) -> AutoRecharge:
-    """Set, change or end the order. Raises InvalidValue, and InvalidState without a card to charge."""
+    """Set, change or end the order. A pause stays. Raises InvalidValue, and InvalidState without a card to charge."""
     require_amount(amount_cents)
     if not 0 <= threshold_cents <= LARGEST_CENTS:
         raise InvalidValue(
@@ -79,10 +81,9 @@ def set_auto_recharge(
     order = get_auto_recharge(organization=organization)
     order.is_enabled, order.threshold_cents = is_enabled, threshold_cents
     order.amount_cents, order.monthly_cap_cents = amount_cents, monthly_cap_cents
-    order.failures, order.paused_until, order.stopped_because = 0, None, ""
+    order.stopped_because = ""
     AutoRecharge.objects.bulk_create([order], update_conflicts=True, unique_fields=["organization"], update_fields=[
-        "is_enabled", "threshold_cents", "amount_cents", "monthly_cap_cents", "failures", "paused_until",
-        "stopped_because",
+        "is_enabled", "threshold_cents", "amount_cents", "monthly_cap_cents", "stopped_because",
     ])  # fmt: skip
     audit.record(
         organization=organization, by=by, action="auto_recharge.set", target=str(order.organization_id),
@@ -90,6 +91,23 @@ def set_auto_recharge(
         monthly_cap_cents=monthly_cap_cents,
     )  # fmt: skip
     return order
+
+
+@transaction.atomic
+def resume_auto_recharge(*, organization: Organization | str, by: str, now: datetime.datetime) -> None:
+    """End the order's pause. Raises InvalidState without one, RateLimited after MAX_FAILED_A_DAY failed charges."""
+    paused = AutoRecharge.objects.for_organization(organization).filter(is_enabled=True, paused_until__gt=now)
+    if not paused.update(paused_until=None):
+        raise InvalidState(gettext("Auto-recharge is not paused."))
+    if _failed_a_day(key_of(organization), now) >= MAX_FAILED_A_DAY:
+        text = gettext("%(most)s automatic charges failed within a day, the most allowed. Try again tomorrow.")
+        raise RateLimited(text % {"most": MAX_FAILED_A_DAY}, retry_after_seconds=3600)
+    audit.record(organization=organization, by=by, action="auto_recharge.resumed", target=key_of(organization))
+
+
+def _failed_a_day(organization_id: str, now: datetime.datetime) -> int:
+    charges = TopUp.objects.filter(organization_id=organization_id, origin=TopUpOrigin.AUTO)
+    return charges.filter(status=TopUpStatus.FAILED, created_at__gt=now - _PAUSE_AFTER_SOME).count()
 
 
 def charged_this_month_cents(*, organization: Organization | str, now: datetime.datetime) -> int:
@@ -123,7 +141,10 @@ def _start_if_due(organization_id: str, now: datetime.datetime) -> bool:
                 organization_id=organization_id, origin=TopUpOrigin.AUTO, amount_cents=order.amount_cents,
                 requested_by="system",
             )  # fmt: skip
-            outbox.publish(topic="payments.charge", key=f"payments.charge:{topup.pk}", payload={"topup_id": topup.pk})
+            outbox.publish(
+                topic="payments.charge", key=f"payments.charge:{topup.pk}", payload={"topup_id": topup.pk},
+                organization=organization_id,
+            )  # fmt: skip
     except IntegrityError:  # one is in flight already: the constraint prevents a second
         return False
     return True
@@ -134,14 +155,22 @@ def _may_charge(order: AutoRecharge, now: datetime.datetime) -> bool:
         return False
     if TopUp.objects.filter(organization_id=order.organization_id, origin="auto", status__in=TOPUP_IN_FLIGHT).exists():
         return False
+    if _failed_a_day(order.organization_id, now) >= MAX_FAILED_A_DAY:
+        return False
     charged = charged_this_month_cents(organization=order.organization_id, now=now)
     return charged + order.amount_cents <= order.monthly_cap_cents
 
 
 def charge(*, topup_id: str) -> None:
-    """Charge the card for one automatic top-up. Calls Stripe; each step happens once. Raises StripeUnavailable."""
+    """Charge the card for one automatic top-up, unless it is too old to be repeated safely.
+
+    Calls Stripe; each step happens once. Raises StripeUnavailable, after which it may be called again.
+    """
     topup = TopUp.objects.get(pk=topup_id)
     if topup.status != TopUpStatus.REQUESTED or topup.origin != TopUpOrigin.AUTO:
+        return
+    if topup.created_at <= db_now() - GIVEN_UP_AFTER:
+        _settle_late(topup)
         return
     if why := _no_longer_ordered(topup):
         _give_up(topup, why)
@@ -238,7 +267,7 @@ def _pause(organization_id: str, reason: str) -> None:
 def _stop(organization_id: str, why: str) -> None:
     with transaction.atomic():
         stopped = AutoRecharge.objects.filter(organization_id=organization_id, is_enabled=True).update(
-            is_enabled=False, stopped_because=why[:200]
+            is_enabled=False, stopped_because=why[:200], paused_until=db_now() + _PAUSE_AFTER_SOME
         )
         if stopped:
             audit.record(
@@ -260,7 +289,8 @@ def _mail_owners(organization_id: str, key: str, subject: str, body: str) -> Non
     owners = Membership.objects.people().filter(organization_id=organization_id, role="owner").select_related("user")
     for owner in owners:
         payload = {"kind": "plain", "to": owner.user.email, "subject": subject, "body": body}
-        outbox.publish(topic="mail", key=f"mail:{key}:{owner.pk}"[:200], payload=payload)
+        key_of_mail = f"mail:{key}:{owner.pk}"[:200]
+        outbox.publish(topic="mail", key=key_of_mail, payload=payload, organization=organization_id)
 
 
 def _here() -> str:
@@ -268,15 +298,6 @@ def _here() -> str:
 
 
 # --- Recovery ---------------------------------------------------------------------------------------------------------
-
-
-def list_uncharged(*, now: datetime.datetime) -> list[str]:
-    """Return the charges whose doorbell or answer was lost; fail those too old to be repeated safely."""
-    requested = TopUp.objects.filter(origin=TopUpOrigin.AUTO, status=TopUpStatus.REQUESTED)
-    begun = requested.filter(created_at__lt=now - datetime.timedelta(minutes=1))
-    for late in begun.filter(created_at__lte=now - GIVEN_UP_AFTER):
-        _settle_late(late)
-    return list(begun.filter(created_at__gt=now - GIVEN_UP_AFTER).values_list("pk", flat=True)[:50])
 
 
 def _settle_late(topup: TopUp) -> None:
@@ -293,12 +314,22 @@ def _settle_late(topup: TopUp) -> None:
         sync_topup(topup_id=topup.pk)
 
 
-def drop_unconfirmed(*, now: datetime.datetime) -> None:
-    """Void the charges that were not confirmed in time. Calls Stripe."""
+@transaction.atomic
+def sweep_unconfirmed(*, now: datetime.datetime) -> None:
+    """Have the charges dropped that were not confirmed in time, each in its organization's turn."""
     unconfirmed = TopUp.objects.filter(origin=TopUpOrigin.AUTO, status=TopUpStatus.ACTION_REQUIRED)
-    for topup in unconfirmed.filter(created_at__lt=now - _CONFIRM_WITHIN)[:50]:
-        try:
-            gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
-        except (StripeRefused, StripeUnavailable) as error:  # it may have been paid: the sync shows
-            logger.warning("%s was not voided: %s", topup.pk, error)
-        sync_topup(topup_id=topup.pk)
+    for topup in unconfirmed.filter(created_at__lt=now - _CONFIRM_WITHIN):
+        outbox.publish(
+            topic="payments.drop", key=f"payments.drop:{topup.pk}:{now.date()}", payload={"topup_id": topup.pk},
+            organization=topup.organization_id,
+        )  # fmt: skip
+
+
+def drop_unconfirmed(*, topup_id: str) -> None:
+    """Void a charge that was not confirmed. Calls Stripe. Raises StripeUnavailable, after which it may be repeated."""
+    topup = TopUp.objects.get(pk=topup_id)
+    try:
+        gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+    except StripeRefused as error:  # it may have been paid: the sync shows
+        logger.warning("%s was not voided: %s", topup.pk, error)
+    sync_topup(topup_id=topup.pk)

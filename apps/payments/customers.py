@@ -4,7 +4,7 @@ from django.db import transaction
 
 from apps.accounts.models import Membership, Organization
 from apps.core import audit
-from apps.payments.models import StripeCustomer
+from apps.payments.models import AutoRecharge, StripeCustomer
 from apps.payments.stripe import gateway
 from apps.payments.stripe.objects import Card, CardLeft
 
@@ -94,6 +94,8 @@ def _set_card(customer: StripeCustomer, card: Card | None) -> None:
     customer.card_exp_year = card.exp_year if card else None
     customer.save(update_fields=_SHOWN + _NEWEST)
     if before != customer.payment_method_id:
+        orders = AutoRecharge.objects.filter(organization_id=customer.organization_id)
+        orders.update(failures=0, paused_until=None)  # the declined card is charged no more
         audit.record(
             organization=customer.organization_id, by="stripe", action="card.changed", target=customer.pk,
             last4=customer.card_last4,

@@ -118,4 +118,4 @@ def _mail(row: Standing, subject: str, body: str) -> None:
     for owner in owners.select_related("user"):
         payload = {"kind": "plain", "to": owner.user.email, "subject": subject, "body": f"{body}\n\n{link}"}
         key = f"mail:standing:{row.pk}:{row.since_at.isoformat()}:{row.status}:{row.notices_sent}:{owner.pk}"
-        outbox.publish(topic="mail", key=key[:200], payload=payload)
+        outbox.publish(topic="mail", key=key[:200], payload=payload, organization=row.organization_id)

@@ -32,7 +32,6 @@ from apps.payments.stripe.objects import Refund
 logger = logging.getLogger(__name__)
 
 _DAY = datetime.timedelta(hours=24)
-_ASKED_AGAIN_AFTER = datetime.timedelta(seconds=30)
 
 
 @transaction.atomic
@@ -80,7 +79,8 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
 
 
 def _publish(refund: CardRefund) -> None:
-    outbox.publish(topic="payments.refund", key=f"payments.refund:{refund.pk}", payload={"refund_id": refund.pk})
+    key, payload = f"payments.refund:{refund.pk}", {"refund_id": refund.pk}
+    outbox.publish(topic="payments.refund", key=key, payload=payload, organization=refund.organization_id)
 
 
 @transaction.atomic
@@ -212,9 +212,3 @@ def _locked(refund: CardRefund) -> CardRefund:
     lock_wallet(organization=refund.organization_id)
     refund.refresh_from_db()
     return refund
-
-
-def list_unsent(*, now: datetime.datetime) -> list[str]:
-    """Return the refunds whose call may have been lost, oldest first."""
-    waiting = CardRefund.objects.filter(status=RefundStatus.REQUESTED, created_at__lt=now - _ASKED_AGAIN_AFTER)
-    return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])

@@ -1,9 +1,9 @@
-"""Celery tasks of payments, on a separate queue, which is also a lane of the outbox. `sweep` repeats what failed."""
+"""Celery tasks of payments, on a separate queue, which is also a lane of the outbox."""
 
 from celery import shared_task
 
 from apps.core.database.clock import db_now
-from apps.payments import autorecharge, dunning, reconciliation, refunds, topups, webhooks
+from apps.payments import autorecharge, dunning, reconciliation, topups, webhooks
 from apps.payments.models import ReconciliationKind
 from apps.payments.stripe import gateway, invoice_copies, meter_mirror
 from apps.payments.stripe.errors import StripeUnavailable
@@ -18,35 +18,14 @@ _PATIENT = {
 }
 
 
-@shared_task(name="payments.send_refund", **_PATIENT)
-def send_refund(*, refund_id: str, **_: object) -> None:
-    refunds.send_refund(refund_id=refund_id)
-
-
-@shared_task(name="payments.charge", **_PATIENT)
-def charge(*, topup_id: str, **_: object) -> None:
-    autorecharge.charge(topup_id=topup_id)
-
-
-@shared_task(name="payments.handle_event", **_PATIENT)
-def handle_event(*, event_id: str, **_: object) -> None:
-    webhooks.handle_or_record(event_id=event_id)
-
-
 @shared_task(name="payments.sweep")
 def sweep(**_: object) -> None:
-    """Repeat what was lost or refused: requests, answers, webhooks."""
-    if not gateway.is_configured():
-        return
-    now = db_now()
-    for event_id in webhooks.list_unhandled(now=now):
-        handle_event.delay(event_id=event_id)
-    for refund_id in refunds.list_unsent(now=now):
-        send_refund.delay(refund_id=refund_id)
-    for topup_id in autorecharge.list_uncharged(now=now):
-        charge.delay(topup_id=topup_id)
-    topups.sweep_topups(now=now)
-    autorecharge.drop_unconfirmed(now=now)
+    """Ring for what was lost or refused: answers, webhooks, confirmations. The outbox repeats requests itself."""
+    if gateway.is_configured():
+        now = db_now()
+        webhooks.ring_unhandled(now=now)
+        topups.sweep_topups(now=now)
+        autorecharge.sweep_unconfirmed(now=now)
 
 
 @shared_task(name="payments.recharge")

@@ -1,13 +1,11 @@
 """Card payments for credit: requested here, paid at Stripe, credited once according to Stripe's payment.
 
-The webhook, the return page and the sweep all end in `sync_topup`. It fetches the present object from Stripe, so the
-order and number of calls do not matter.
+The webhook, the return page and the sweep all end in `sync_topup`, in the organization's turn. It fetches the present
+object from Stripe, so the order and number of calls do not matter.
 """
 
 import datetime
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from django.conf import settings
 from django.db import transaction
@@ -15,12 +13,14 @@ from django.urls import reverse
 from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
+from apps.accounts.shares import get_share_holder, share_of
 from apps.billing.ledger import lock_wallet
 from apps.billing.operations import grant_paid_credit
 from apps.core import audit
 from apps.core.database.clock import db_now
+from apps.core.database.locks import lock
 from apps.core.database.transitions import advance, try_advance
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, RateLimited
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_CENT
 from apps.payments.customers import ensure_customer, keep_card
@@ -35,10 +35,13 @@ from apps.payments.stripe.objects import Checkout, CheckoutStatus, InvoiceStatus
 logger = logging.getLogger(__name__)
 
 SMALLEST_CENTS, LARGEST_CENTS = 500, 1_000_000
-_ASKED_AGAIN_AFTER = datetime.timedelta(seconds=20)
+MAX_PAGES_AN_HOUR = 20  # of an organization, together with those that share with it: each calls Stripe a few times
 # Stripe forgets our keys after 24 hours: a later request would create the same page or charge a second time.
 GIVEN_UP_AFTER = datetime.timedelta(hours=20)
 _SYNCED_FOR = datetime.timedelta(hours=1)  # the hourly reconciliation finds later changes
+_SYNCED_EVERY_SECONDS = 300
+_SWEPT_AT_ONCE = 1_000
+_AN_HOUR = datetime.timedelta(hours=1)
 
 
 class PaymentMismatch(Exception):
@@ -50,7 +53,7 @@ class PaymentMismatch(Exception):
 
 @transaction.atomic
 def request_topup(*, organization: Organization | str, amount_cents: int, by: str) -> HostedPage:
-    """Request the page that sells `amount_cents` of credit. Raises InvalidValue."""
+    """Request the page that sells `amount_cents` of credit. Raises InvalidValue, RateLimited."""
     require_amount(amount_cents)
     topup = TopUp.objects.create(
         organization_id=key_of(organization), origin=TopUpOrigin.USER, amount_cents=amount_cents, requested_by=by
@@ -73,13 +76,23 @@ def require_amount(amount_cents: int) -> None:
 def request_page(
     *, organization: Organization | str, kind: PageKind, by: str, topup: TopUp | None = None
 ) -> HostedPage:
-    """Request a Stripe page; a task creates it after commit. Raises InvalidState when payments are not set up."""
+    """Request a Stripe page; a task creates it after commit.
+
+    Raises InvalidState when payments are not set up, RateLimited after MAX_PAGES_AN_HOUR pages.
+    """
     if not gateway.is_configured():
         raise InvalidState(gettext("This installation takes no payments. Its operator grants credit."))
+    lock(f"pages:{get_share_holder(organization=organization)}")
+    with share_of(organization) as organizations:
+        recent = HostedPage.objects.filter(organization__in=organizations, created_at__gt=db_now() - _AN_HOUR).count()
+    if recent >= MAX_PAGES_AN_HOUR:
+        text = gettext("An organization opens at most %(most)s payment pages an hour. Try again later.")
+        raise RateLimited(text % {"most": MAX_PAGES_AN_HOUR}, retry_after_seconds=600)
     page = HostedPage.objects.create(organization_id=key_of(organization), kind=kind, topup=topup, requested_by=by)
     if topup is None:
         audit.record(organization=organization, by=by, action="payment.page_requested", target=page.pk, kind=kind)
-    outbox.publish(topic="payments.page", key=f"payments.page:{page.pk}", payload={"page_id": page.pk})
+    key, payload = f"payments.page:{page.pk}", {"page_id": page.pk}
+    outbox.publish(topic="payments.page", key=key, payload=payload, organization=organization)
     return page
 
 
@@ -143,6 +156,21 @@ def sync_topup(*, topup_id: str) -> None:
         _apply_invoice(topup, gateway.get_invoice(invoice_id=topup.invoice_id))
     elif topup.checkout_id:
         _apply_checkout(topup, gateway.get_checkout(checkout_id=topup.checkout_id))
+
+
+def sync_or_log(*, topup_id: str) -> None:
+    """Sync a top-up; log what fails at Stripe or does not match, which the sweep repeats. Calls Stripe."""
+    try:
+        sync_topup(topup_id=topup_id)
+    except (StripeUnavailable, StripeRefused, PaymentMismatch) as error:
+        logger.error("syncing the top-up %s: %s", topup_id, error)
+
+
+def ask_stripe(*, topup: TopUp, limited_by: str, every_seconds: int, now: datetime.datetime) -> None:
+    """Have a task sync the top-up in its organization's turn, once in a period for each `limited_by`, an id."""
+    key = f"payments.topup:{limited_by}:{int(now.timestamp()) // every_seconds * every_seconds}"
+    payload = {"topup_id": topup.pk}
+    outbox.publish(topic="payments.topup", key=key, payload=payload, organization=topup.organization_id)
 
 
 def sync_checkout(*, checkout_id: str) -> bool:
@@ -226,40 +254,16 @@ def _end(topup: TopUp, status: TopUpStatus, failure: str) -> None:
 # --- Recovery ---------------------------------------------------------------------------------------------------------
 
 
+@transaction.atomic
 def sweep_topups(*, now: datetime.datetime) -> None:
-    """Request pages again that were not created, and sync top-ups whose webhooks never came. Calls Stripe."""
-    for page_id in _waiting_pages(now):
-        with _logged("making the page", page_id):
-            make_page(page_id=page_id)
-    with transaction.atomic():
-        _give_up_pages(now)
-    begun = TopUp.objects.filter(
-        status__in=(TopUpStatus.OPEN, TopUpStatus.ACTION_REQUIRED), created_at__gt=now - _SYNCED_FOR
-    )
-    for topup_id in begun.order_by("created_at").values_list("pk", flat=True)[:100]:
-        with _logged("syncing the top-up", topup_id):
-            sync_topup(topup_id=topup_id)
-
-
-def _waiting_pages(now: datetime.datetime) -> list[str]:
-    waiting = HostedPage.objects.filter(
-        status=PageStatus.REQUESTED, created_at__lt=now - _ASKED_AGAIN_AFTER, created_at__gt=now - GIVEN_UP_AFTER
-    )
-    return list(waiting.order_by("created_at").values_list("pk", flat=True)[:50])
-
-
-def _give_up_pages(now: datetime.datetime) -> None:
+    """Give up pages that were not created, and have top-ups synced whose webhooks never came. Does not call Stripe."""
     late = HostedPage.objects.filter(status=PageStatus.REQUESTED, created_at__lte=now - GIVEN_UP_AFTER)
     for page in late.select_related("topup"):
         try_advance(page, to=PageStatus.FAILED, transitions=PAGE, failure="Stripe did not answer.")
         if page.topup is not None:
             try_advance(page.topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure="Stripe did not answer.")
-
-
-@contextmanager
-def _logged(step: str, of: str) -> Iterator[None]:
-    """Log that one step of many failed at Stripe or does not match: it must not stop the others."""
-    try:
-        yield
-    except (StripeUnavailable, StripeRefused, PaymentMismatch) as error:
-        logger.error("%s of %s: %s", step, of, error)
+    begun = TopUp.objects.filter(
+        status__in=(TopUpStatus.OPEN, TopUpStatus.ACTION_REQUIRED), created_at__gt=now - _SYNCED_FOR
+    )
+    for topup in begun.order_by("created_at")[:_SWEPT_AT_ONCE]:
+        ask_stripe(topup=topup, limited_by=topup.pk, every_seconds=_SYNCED_EVERY_SECONDS, now=now)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from apps.core.database.transitions import advance
 from apps.core.messages import outbox
@@ -41,10 +41,11 @@ def receive(*, body: bytes, signature: str) -> bool:
 
 @transaction.atomic
 def store(notices: Iterable[Notice]) -> int:
-    """Store events in the inbox, once by id, and ring for each; return how many were given.
+    """Store events in the inbox, once by id, and ring for each in its customer's turn; return how many were given.
 
     The outbox's key drops a repeated doorbell.
     """
+    notices = list(notices)
     rows = [
         StripeEvent(
             id=notice.id,
@@ -57,9 +58,22 @@ def store(notices: Iterable[Notice]) -> int:
         for notice in notices
     ]
     StripeEvent.objects.bulk_create(rows, ignore_conflicts=True)
-    for row in rows:
-        outbox.publish(topic="payments.event", key=f"payments.event:{row.pk}", payload={"event_id": row.pk})
+    for notice in notices:
+        _ring(notice.id, 0, share=notice.customer_id)
     return len(rows)
+
+
+def _ring(event_id: str, attempts: int, *, share: str = "") -> None:
+    """Have a task handle an event, once for each number of attempts."""
+    key, payload = f"payments.event:{event_id}:{attempts}", {"event_id": event_id}
+    outbox.publish(topic="payments.event", key=key[:200], payload=payload, organization=share[:64])
+
+
+@transaction.atomic
+def ring_unhandled(*, now: datetime.datetime) -> None:
+    """Have the events handled again that could not be handled. They take one turn together. Does not call Stripe."""
+    for event in _unhandled(now):
+        _ring(event.pk, event.attempts)
 
 
 def handle(*, event_id: str) -> None:
@@ -94,11 +108,15 @@ def list_stuck() -> list[StripeEvent]:
 
 
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
-    """Return the events that failed or whose doorbell may have been lost, oldest first."""
+    """Return the events that failed or were not handled yet, oldest first."""
+    return [event.pk for event in _unhandled(now)]
+
+
+def _unhandled(now: datetime.datetime) -> QuerySet[StripeEvent]:
     waiting = StripeEvent.objects.filter(
         status=EventStatus.RECEIVED, received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
     )
-    return list(waiting.order_by("received_at").values_list("pk", flat=True)[:100])
+    return waiting.order_by("received_at")[:100]
 
 
 def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:

@@ -18,6 +18,7 @@ SENSITIVE = (
     "web:billing_card",
     "web:billing_portal",
     "web:billing_recharge",
+    "web:billing_resume",
     "web:budget_end",
     "web:quota_end",
     "web:dataset_delete",

@@ -7,12 +7,13 @@ from apps.core.database.tenancy import system
 
 NAME = "Playground"
 
-# Much longer than the gateway caches keys, so that a late request still gets the answer that its token expired.
-TOKEN_RETENTION = datetime.timedelta(days=1)
+# Longer than a month, because a budget counts what they spent in the month before it was set. Much longer than the
+# gateway caches keys, so that a late request still gets the answer that its token expired.
+TOKEN_RETENTION = datetime.timedelta(days=32)
 
 
 def sweep_expired_tokens(*, now: datetime.datetime) -> int:
-    """Delete members' tokens that expired over a day ago; return how many. Usage keeps their ids; API keys stay."""
+    """Delete members' tokens that expired over a month ago; return how many. Usage keeps their ids; API keys stay."""
     expired = ApiKey.objects.filter(kind=KeyKind.MEMBER, expires_at__lt=now - TOKEN_RETENTION)
     deleted: int = expired.delete()[0]
     return deleted

@@ -225,11 +225,21 @@ def _require_sender_may_still_grant(invitation: Invitation, members: list[Member
 
 
 @transaction.atomic
-def revoke_invitation(*, organization: Organization, invitation_id: str, by: User, now: datetime.datetime) -> None:
-    """Withdraw an open invitation. Raises NotFound, InvitationClosed, and PermissionDenied for a role above `by`'s."""
+def revoke_invitation(
+    *,
+    organization: Organization,
+    invitation_id: str,
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity | None = None,
+) -> None:
+    """Withdraw an open invitation. `identity` is the key that asks, if one does.
+
+    Raises NotFound, InvitationClosed, and PermissionDenied for a role above that of `by`, or of the key.
+    """
     acting = lock_members(organization, by)
     invitation = get_invitation(organization=organization, id=invitation_id)
-    require_grantable(acting, invitation.role)
+    require_grantable(acting, invitation.role, identity=identity)
     open_now = Invitation.objects.filter(pk=invitation.pk).still_open()
     if not open_now.update(revoked_at=now):
         raise InvitationClosed(gettext("This invitation was already used or withdrawn."))

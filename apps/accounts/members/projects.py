@@ -13,7 +13,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.memberships import lock_members
-from apps.accounts.members.visibility import seeing, sight_of_member, visible
+from apps.accounts.members.visibility import seeing, sight_of_key, sight_of_member, visible
 from apps.accounts.models import (
     ApiKey,
     Membership,
@@ -26,7 +26,7 @@ from apps.accounts.models import (
 )
 from apps.accounts.operations import clean_name
 from apps.accounts.queries import project_of_actor, with_made
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.roles import ROLES, Permission, has_permission
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -79,6 +79,23 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
             param="project",
         )
     return project
+
+
+def may_see(*, organization: Organization | str, id: str, actor: str, membership: Membership) -> bool:
+    """Return whether a member sees a project now, or if `actor` is a key of theirs, whether both do.
+
+    A key whose maker does not see the key's own project sees nothing.
+    """
+    sights, wanted = [sight_of_member(membership)], {id}
+    if key := ApiKey.objects.for_organization(organization).filter(pk=actor).first():
+        sights.append(sight_of_key(project_id=key.project_id, scopes=key.scopes))
+        wanted.add(key.project_id)
+    for sight in sights:
+        with seeing(sight):
+            seen = list_projects(organization=organization, with_archived=True).filter(pk__in=wanted).count()
+        if seen < len(wanted):
+            return False
+    return True
 
 
 def project_of_new(*, organization: Organization | str, by: str, wanted: str = "") -> str:
@@ -241,7 +258,7 @@ def set_project_member(
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
-    _lock_for(organization, by, project_id)
+    acting = _lock_for(organization, by, project_id)
     project = _open_project(organization, project_id)
     if role not in ProjectRole.values:
         raise InvalidValue(
@@ -251,6 +268,8 @@ def set_project_member(
     membership = Membership.objects.for_organization(organization).filter(pk=membership_id).first()
     if membership is None:
         raise NotFound(gettext("No such member."), param="member")
+    if role == ProjectRole.VIEWER:
+        _require_not_above(membership, acting)
     member, _ = ProjectMember.objects.update_or_create(
         organization=organization,
         project=project,
@@ -281,6 +300,13 @@ def remove_project_member(*, organization: Organization, project_id: str, member
         organization=organization, by=by.pk, action="project.member_remove", target=project.pk,
         member=member.membership.user_id,
     )  # fmt: skip
+
+
+def _require_not_above(membership: Membership, acting: Membership) -> None:
+    """Raise PermissionDenied if a member may do more in the organization than the one who makes them a viewer."""
+    if not ROLES[membership.role].permissions <= ROLES[acting.role].permissions:
+        text = gettext("Your role, %(role)s, does not allow making a member with the role %(theirs)s a viewer.")
+        raise PermissionDenied(text % {"role": gettext(acting.role), "theirs": gettext(membership.role)}, param="role")
 
 
 def _lock(organization: Organization, by: User) -> Membership:

@@ -8,10 +8,25 @@ import datetime
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import reduce
+from operator import or_
 
 from django.db import transaction
-from django.db.models import F
+from django.db.models import (
+    Case,
+    DecimalField,
+    Exists,
+    F,
+    Func,
+    Max,
+    Min,
+    OuterRef,
+    QuerySet,
+    Sum,
+    Value,
+    When,
+)
+from django.db.models.functions import Cast, TruncMonth
 from django.utils.formats import date_format
 from django.utils.translation import gettext
 
@@ -39,6 +54,21 @@ from apps.core.money import NANO_PER_CENT
 
 GRACE = datetime.timedelta(hours=48)  # after the month, for records still on a gateway's disk
 DEFAULT_LABEL = "team"
+
+_WHOLE = DecimalField(max_digits=60, decimal_places=0)  # of a cost times a unit, beyond a bigint
+_UNINVOICED_NANO = F("posted_nano") - F("invoiced_nano")
+# The quantity that this invoice's share of a series pays for; all of it on the first invoice.
+_UNINVOICED_QUANTITY = Case(
+    When(invoiced_nano=0, then=Cast("rated_quantity", _WHOLE)),
+    When(price_rule__price_nano=0, then=Value(0, output_field=_WHOLE)),
+    default=Func(
+        Cast(_UNINVOICED_NANO, _WHOLE) * F("price_rule__per"),
+        Cast("price_rule__price_nano", _WHOLE),
+        function="div",
+        output_field=_WHOLE,
+    ),
+    output_field=_WHOLE,
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +99,11 @@ def close_months(*, now: datetime.datetime) -> int:
     ended = (now - GRACE).astimezone(datetime.UTC).date().replace(day=1)
     month = (ended - datetime.timedelta(days=1)).replace(day=1)
     done = Invoice.objects.filter(month=month).values("organization_id")
-    waiting = Organization.objects.exclude(pk__in=done).order_by("pk")
+    after = (month + datetime.timedelta(days=32)).replace(day=1)
+    charged = [
+        Exists(rows.filter(organization=OuterRef("pk"))) for rows in (_holds(after), _series(after), _rebates(after))
+    ]
+    waiting = Organization.objects.exclude(pk__in=done).filter(reduce(or_, charged)).order_by("pk")
 
     def close(organization: Organization) -> bool:
         return close_month(organization=organization, month=month) is not None
@@ -140,12 +174,25 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
     return invoice
 
 
+# What is charged for the days before `after`, and not invoiced yet.
+
+
+def _holds(after: datetime.date) -> QuerySet[Hold]:
+    ended = Hold.objects.filter(purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__lt=begin_of_day(after))
+    return ended.exclude(invoiced_nano=F("captured_nano") - F("refunded_nano"))
+
+
+def _series(after: datetime.date) -> QuerySet[UsageSeries]:
+    return UsageSeries.objects.filter(day__lt=after).exclude(posted_nano=F("invoiced_nano"))
+
+
+def _rebates(after: datetime.date) -> QuerySet[VolumeRebate]:
+    return VolumeRebate.objects.filter(month__lt=after).exclude(posted_nano=F("invoiced_nano"))
+
+
 def _training_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
     """Yield a line for each hold of a job or a conversion that was settled or refunded since it was last invoiced."""
-    end = begin_of_day(after)
-    holds = Hold.objects.filter(
-        organization_id=organization_id, purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__lt=end
-    ).exclude(invoiced_nano=F("captured_nano") - F("refunded_nano"))
+    holds = _holds(after).filter(organization_id=organization_id)
     for hold in holds.select_related("price_rule").order_by("closed_at", "pk"):
         nano = hold.captured_nano - hold.refunded_nano - hold.invoiced_nano
         price, closed_at = hold.price_rule, hold.closed_at
@@ -168,39 +215,26 @@ def _metered_lines(organization_id: str, after: datetime.date, label: str) -> It
     """Yield a line for each price, model, key, adapter version and month with charges that are not invoiced yet."""
     members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
     labels = dict(KeyLabel.objects.filter(organization_id=organization_id, name=label).values_list("key_id", "value"))
-    series = UsageSeries.objects.filter(organization_id=organization_id, day__lt=after).exclude(
-        posted_nano=F("invoiced_nano")
+    series = _series(after).filter(organization_id=organization_id)
+    months = series.values(
+        "sku", "subject", "key_id", "adapter_version_id", "price_rule_id", "price_rule__unit", month=TruncMonth("day")
     )
-    grouped: dict[tuple[Any, ...], list[UsageSeries]] = defaultdict(list)
-    for row in series.select_related("price_rule").order_by("sku", "subject", "key_id", "day", "pk"):
-        grouped[row.price_rule_id, row.subject, row.key_id, row.adapter_version_id, row.day.replace(day=1)].append(row)
-    for rows in grouped.values():
-        first = rows[0]
+    sums = months.annotate(
+        first=Min("day"), last=Max("day"), quantity=Sum(_UNINVOICED_QUANTITY), nano=Sum(_UNINVOICED_NANO)
+    )
+    for row in sums.order_by("sku", "subject", "key_id", "first", "price_rule_id", "adapter_version_id").iterator():
         yield _Line(
-            kind=first.sku.partition(":")[0], subject=first.subject, reference="", sku=first.sku,
-            price_rule_id=first.price_rule_id, unit=first.price_rule.unit,
-            quantity=sum(_uninvoiced_quantity(row) for row in rows),
-            first_day=rows[0].day, last_day=rows[-1].day, key_id=first.key_id,
-            adapter_version_id=first.adapter_version_id, member_id=members.get(first.key_id, ""),
-            label=labels.get(first.key_id, ""), nano=sum(row.posted_nano - row.invoiced_nano for row in rows),
+            kind=row["sku"].partition(":")[0], subject=row["subject"], reference="", sku=row["sku"],
+            price_rule_id=row["price_rule_id"], unit=row["price_rule__unit"], quantity=int(row["quantity"]),
+            first_day=row["first"], last_day=row["last"], key_id=row["key_id"],
+            adapter_version_id=row["adapter_version_id"], member_id=members.get(row["key_id"], ""),
+            label=labels.get(row["key_id"], ""), nano=int(row["nano"]),
         )  # fmt: skip
-    UsageSeries.objects.filter(pk__in=[row.pk for rows in grouped.values() for row in rows]).update(
-        invoiced_nano=F("posted_nano")
-    )
-
-
-def _uninvoiced_quantity(row: UsageSeries) -> int:
-    """Return the quantity that this invoice's share of a series pays for; all of it on the first invoice."""
-    if not row.invoiced_nano:
-        return row.rated_quantity
-    price = row.price_rule
-    return (row.posted_nano - row.invoiced_nano) * price.per // price.price_nano if price.price_nano else 0
+    series.update(invoiced_nano=F("posted_nano"))
 
 
 def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]:
-    rows = VolumeRebate.objects.filter(organization_id=organization_id, month__lt=after).exclude(
-        posted_nano=F("invoiced_nano")
-    )
+    rows = _rebates(after).filter(organization_id=organization_id)
     for row in rows.select_related("price_rule").order_by("month", "pk"):
         last = (row.month + datetime.timedelta(days=32)).replace(day=1) - datetime.timedelta(days=1)
         yield _Line(

@@ -283,28 +283,40 @@ def rate_usage() -> int:
 
 
 def _rate_one(organization_id: str) -> int:
-    """Charge an organization in small transactions, for a few seconds at most: the next run does the rest."""
+    return rate_in_parts(organization_id=organization_id)[0]
+
+
+def rate_in_parts(*, organization_id: str, key_id: str = "") -> tuple[int, bool]:
+    """Charge an organization, or what one key used, in small transactions, for a few seconds at most.
+
+    Return the nano posted, and whether all had its turn: the next run does the rest.
+    """
     total, last, until = 0, 0, time.monotonic() + _SECONDS_OF_ONE
     while time.monotonic() < until:
         with transaction.atomic():
             wallet = lock_wallet(organization=organization_id)
-            later = _unrated(wallet).filter(pk__gt=last).order_by("pk")
-            found = list(later.values_list("pk", flat=True)[:_LINES_AT_ONCE])
+            found = list_unrated(wallet=wallet, key_id=key_id, after=last)
             if not found:
-                break
+                return total, True
             total, last = total + rate_organization(wallet=wallet, series=found), found[-1]
-    return total
+    return total, False
 
 
-def rate_organization(*, wallet: LedgerAccount, series: Sequence[int] | None = None) -> int:
-    """Charge the owner of the locked wallet for everything recorded so far, or for `series`; return the nano posted.
+def list_unrated(*, wallet: LedgerAccount, key_id: str = "", after: int = 0) -> list[int]:
+    """Return the next unrated series of the wallet's owner, or of one key: as many as one transaction charges."""
+    later = _unrated(wallet).filter(pk__gt=after, **({"key_id": key_id} if key_id else {}))
+    return list(later.order_by("pk").values_list("pk", flat=True)[:_LINES_AT_ONCE])
+
+
+def rate_organization(*, wallet: LedgerAccount, series: Sequence[int]) -> int:
+    """Charge the owner of the locked wallet for what these series recorded so far; return the nano posted.
 
     Money comes from the open slices it was reserved in, then from the wallet. What neither can pay stays unrated until
     there is credit again: this is usage of a slice that was closed before its gateway could report it. No request in it
     costs more than was reserved for it (`record_usage`).
     """
     require_transaction()
-    unrated = _unrated(wallet) if series is None else _unrated(wallet).filter(pk__in=series)
+    unrated = _unrated(wallet).filter(pk__in=series)
     lines = list(unrated.order_by(*_SERIES_KEY).select_related("price_rule").select_for_update(of=("self",)))
     if not lines:
         return 0

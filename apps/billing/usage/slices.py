@@ -17,7 +17,7 @@ from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount, P
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
 from apps.billing.queries import open_slices, stopped_organizations
 from apps.billing.tenant_batches import for_each
-from apps.billing.usage.metering import rate_organization
+from apps.billing.usage.metering import list_unrated, rate_in_parts, rate_organization
 from apps.core.database.clock import db_now
 
 SLICE_SECONDS = 60
@@ -106,11 +106,13 @@ def renew_slices(*, hold_ids: Sequence[str]) -> frozenset[str]:
     return kept
 
 
-@transaction.atomic
 def close_slice(*, hold_id: str, by: str) -> None:
-    """Charge what was recorded and return the rest to the wallet. Closing it again changes nothing."""
+    """Charge what was recorded and return the rest to the wallet. Closing it again changes nothing.
+
+    With more to charge than a few seconds allow, it stays open until it expires.
+    """
     organization_id = Hold.objects.values_list("organization_id", flat=True).get(pk=hold_id)
-    _close(lock_wallet(organization=organization_id), hold_id, by=by, reason="slice returned")
+    _close(organization_id, hold_id, by=by, reason="slice returned")
 
 
 def close_expired_holds(*, limit: int = 100) -> int:
@@ -123,20 +125,28 @@ def close_expired_holds(*, limit: int = 100) -> int:
     return for_each(rows, _close_expired, name="slices that no gateway renews are closed", now=db_now())
 
 
-@transaction.atomic
 def _close_expired(row: tuple[str, str]) -> bool:
-    organization_id, hold_id = row
-    wallet = lock_wallet(organization=organization_id)
-    found = _lock_open(wallet, hold_id)
-    if found is None or found.expires_at is None or found.expires_at >= db_now():
-        return False  # another process closed or renewed it
-    _close(wallet, hold_id, by="system", reason="slice expired")
+    return _close(*row, by="system", reason="slice expired", only_expired=True)
+
+
+def _close(organization_id: str, hold_id: str, *, by: str, reason: str, only_expired: bool = False) -> bool:
+    """Close a slice; return whether that was possible now.
+
+    Usage is charged first: once released, the money could be spent on something else. It is charged in parts, because
+    the wallet is locked meanwhile, and only that of the slice's key, because no other is recorded in it.
+    """
+    key_id = Hold.objects.values_list("key_id", flat=True).get(pk=hold_id)
+    if not rate_in_parts(organization_id=organization_id, key_id=key_id)[1]:
+        return False
+    with transaction.atomic():
+        wallet = lock_wallet(organization=organization_id)
+        rate_organization(wallet=wallet, series=list_unrated(wallet=wallet, key_id=key_id))
+        found = _lock_open(wallet, hold_id)
+        if found is None or (only_expired and not _is_expired(found)):
+            return False  # another process closed or renewed it
+        settle_hold(hold_id=hold_id, capture_nano=found.captured_nano, by=by, reason=reason)
     return True
 
 
-def _close(wallet: LedgerAccount, hold_id: str, *, by: str, reason: str) -> None:
-    # Charge its usage first: once released, the money could be spent on something else.
-    rate_organization(wallet=wallet)
-    found = _lock_open(wallet, hold_id)
-    if found is not None:
-        settle_hold(hold_id=hold_id, capture_nano=found.captured_nano, by=by, reason=reason)
+def _is_expired(found: Hold) -> bool:
+    return found.expires_at is not None and found.expires_at < db_now()

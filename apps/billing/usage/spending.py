@@ -1,11 +1,13 @@
 """Spending line by line. Requests and storage count on the day of use, jobs on the day they were settled."""
 
 import datetime
+import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from django.db.models import F, QuerySet
+from django.db.models import F, Func, QuerySet, TextField, Value
+from django.db.models.functions import Coalesce, TruncDay
 
 from apps.accounts.models import ApiKey, Organization, key_of
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, KeyLabel, LineKind, UsageSeries, VolumeRebate
@@ -60,26 +62,31 @@ def posted_rebates(organization_id: str, first: datetime.date, last: datetime.da
 
 
 def list_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[Spend]:
-    """Return every line between these UTC days, both included, ordered by day.
+    """Return every line between these UTC days, both included, ordered by day."""
+    return list(stream_spending(organization=organization, first=first, last=last))
+
+
+def stream_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
+    """Yield the lines of `list_spending` as they are read: a year may have more than fit into memory.
 
     `apps.billing.usage.sums` adds them up in the database.
     """
-    organization_id = key_of(organization)
-    lines = [
-        *_metered(organization_id, first, last),
-        *_trained(organization_id, first, last),
-        *_rebates(organization_id, first, last),
-    ]
-    return sorted(lines, key=lambda line: (line.day, line.kind, line.subject, line.reference))
+    days = key_of(organization), first, last
+    sources = (_metered(*days), _trained(*days), _rebates(*days))
+    return heapq.merge(*sources, key=lambda line: (line.day, line.kind, line.subject))
 
 
-def _metered(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
+# Each source is in the order in which they are merged.
+
+
+def _metered(organization_id: str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
     keys = ApiKey.objects.filter(organization_id=organization_id)
     members = dict(keys.values_list("pk", "created_by_id"))
     labels: dict[str, dict[str, str]] = defaultdict(dict)
     for row in KeyLabel.objects.filter(organization_id=organization_id):
         labels[row.key_id][row.name] = row.value
-    for line in used_series(organization_id, first, last).select_related("price_rule"):
+    series = used_series(organization_id, first, last).select_related("price_rule")
+    for line in series.order_by("day", _kind_of("sku"), "subject", "pk").iterator():
         price = line.price_rule
         yield Spend(
             day=line.day,
@@ -99,8 +106,10 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
         )
 
 
-def _trained(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
-    for hold in charged_holds(organization_id, first, last).select_related("price_rule"):
+def _trained(organization_id: str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
+    kind = Coalesce(_kind_of("price_rule__sku"), Value(LineKind.TRAINING), output_field=TextField())
+    holds = charged_holds(organization_id, first, last).select_related("price_rule")
+    for hold in holds.order_by(TruncDay("closed_at", tzinfo=datetime.UTC), kind, "source", "pk").iterator():
         cost = hold.captured_nano - hold.refunded_nano
         price = hold.price_rule
         assert hold.closed_at is not None
@@ -122,14 +131,18 @@ def _trained(organization_id: str, first: datetime.date, last: datetime.date) ->
         )
 
 
-def _rebates(organization_id: str, first: datetime.date, last: datetime.date) -> Iterable[Spend]:
-    for row in posted_rebates(organization_id, first, last).select_related("price_rule"):
+def _rebates(organization_id: str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
+    for row in posted_rebates(organization_id, first, last).select_related("price_rule").order_by("month", "pk"):
         yield Spend(
             day=row.month, kind=LineKind.REBATE, subject=f"Volume of {row.month:%B %Y}", reference=f"rebate-{row.pk}",
             sku=row.price_rule.sku, unit=row.price_rule.unit, quantity=row.quantity, requests=0,
             price_rule_id=row.price_rule_id, key_id="", adapter_version_id="", member_id="", labels={},
             cost_nano=-row.posted_nano,
         )  # fmt: skip
+
+
+def _kind_of(sku: str) -> Func:
+    return Func(F(sku), Value(":"), Value(1), function="split_part", output_field=TextField())
 
 
 def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int]:

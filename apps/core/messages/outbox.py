@@ -8,6 +8,8 @@ a lane, urgent messages go first; then organizations take turns. A thousand mess
 message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn. Work on files of a
 suspended organization waits until it is reinstated.
 
+A task whose Celery task has reached its soft time limit is put off, and the delivery ends.
+
 Tasks of the lane `control` take milliseconds and run in the transaction that marks them as sent. Tasks of other lanes
 may take an hour, and may call other services. They run under a claim that is renewed while they run. An organization
 has one claim in a lane at a time, so that a lane with two workers always has one for the others. A lane of
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.conf import settings
 from django.db import Error, connection, transaction
 from django.db.models import Count, F, Max, Min, QuerySet, Window
@@ -169,14 +172,18 @@ def _deliver(pk: int) -> bool:
         if message is None:
             return False
         message.attempts, message.taken_at = min(message.attempts + 1, _MAX_COUNTED), now
+        overtime: SoftTimeLimitExceeded | None = None
         try:
             with transaction.atomic():
                 _handle(message)
             message.sent_at = now
         except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
             _put_off(message, error, now)
+            overtime = error if isinstance(error, SoftTimeLimitExceeded) else None
         message.save(update_fields=["attempts", "taken_at", "sent_at", "next_attempt_at", "last_error"])
-        return message.sent_at is not None
+    if overtime:
+        raise overtime
+    return message.sent_at is not None
 
 
 # --- long effects -----------------------------------------------------------------------------------------------------
@@ -191,9 +198,11 @@ def _carry_out(pk: int) -> bool:
     try:
         with _beating(partial(_renew, mine), every_seconds=_RENEW_SECONDS):
             _handle(message)
-    except Exception as error:  # noqa: BLE001 - a process edge: the message stays and is retried later
+    except Exception as error:  # a process edge: the message stays and is retried later
         _put_off(message, error, db_now())
         mine.update(next_attempt_at=message.next_attempt_at, last_error=message.last_error)
+        if isinstance(error, SoftTimeLimitExceeded):
+            raise
         return False
     return bool(mine.update(sent_at=db_now()))
 

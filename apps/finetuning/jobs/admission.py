@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import msgspec
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import transaction
 from django.db.models import F, Max, Q, QuerySet, Window
 from django.db.models.functions import RowNumber
@@ -244,6 +245,8 @@ def admit_in_turn(*, waiting: Q, most: int = MOST_CHECKED) -> None:
         try:
             _note_check(job_id)
             admit_when_ready(job_id=job_id)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception:  # a process edge: the job is tried again, for some minutes
             logger.exception("job %s could not be admitted", job_id)
             note_fault(job_id=job_id)

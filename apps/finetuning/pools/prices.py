@@ -96,7 +96,10 @@ def price_sku(
         )
     unit = unit_of(sku)
     per = usual_per(unit)
-    if is_gift(organization=organization, price_nano=price_nano, tiers=tiers):
+    if is_gift(
+        organization=organization, sku=sku, price_nano=price_nano, per=per, tiers=tiers,
+        effective_from=effective_from, now=now,
+    ):  # fmt: skip
         return request_price(
             organization=organization, sku=sku, price_nano=price_nano, per=per, tiers=tiers,
             effective_from=effective_from, by=by, now=now,

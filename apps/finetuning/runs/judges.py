@@ -1,6 +1,7 @@
 """Judge models among the graders: the allowed models, and the short-lived key that a run's worker calls them with."""
 
 import datetime
+from dataclasses import asdict
 
 from django.conf import settings
 from django.db import transaction
@@ -8,13 +9,13 @@ from django.utils.translation import gettext
 
 from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import ApiKey, Organization
-from apps.accounts.queries import KeyLimits, find_actor
+from apps.accounts.queries import KeyLimits, find_actor, get_key_limits
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions
 from apps.catalog.queries import get_base_model, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.contracts.worker_api import JudgeAccess
-from apps.core.errors import InvalidValue, NotFound, PermissionDenied
+from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.leases import Lease, lock_run
 
@@ -22,7 +23,8 @@ from apps.finetuning.runs.leases import Lease, lock_run
 KEY_LIFETIME = datetime.timedelta(minutes=30)
 _SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
 _VERSIONS_OFFERED = 100
-# What a judge needs, so that a worker which was taken over spends little more: it waits for limits of the gateway.
+# What a judge needs, so that a worker which was taken over spends little more: it waits for limits of the gateway, and
+# a run gets so many keys in all.
 _MOST_KEYS, _CALLS_AT_ONCE, _TOKENS_A_CALL = 4, 2, 4_000
 _PARAM = "evaluation.grader"
 
@@ -65,27 +67,37 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     """Return the judge's URL, model and a key for the run's worker, issued in the name of the job's creator.
 
     Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference), and
-    RateLimited above _MOST_KEYS within KEY_LIFETIME.
+    RateLimited above _MOST_KEYS of the run. The key has the limits of the key that created the job, if they are lower.
     """
-    _, job = lock_run(lease=lease)
+    run, job = lock_run(lease=lease)
     plan = stored_request(job).evaluation
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         raise NotFound(gettext("This run has no judge."))
     maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
         raise PermissionDenied(gettext("Who created the job has left, or the key that did was revoked or has expired."))
+    keys, name = ApiKey.objects.for_organization(job.organization_id), f"Judge of {job.pk}"
+    if keys.filter(name=name, created_at__gte=run.created_at).count() >= _MOST_KEYS:
+        raise RateLimited(gettext("This run asked for a judge too often."), retry_after_seconds=3600)
+    made_with = keys.filter(pk=job.created_by).first()
     calls = max(2 * plan.max_answers, 1)  # of the base model and of the tuned one
-    limits = KeyLimits(
+    needed = KeyLimits(
         requests_per_minute=calls, tokens_per_minute=calls * _TOKENS_A_CALL, concurrent_requests=_CALLS_AT_ONCE
     )
     issued = issue_member_token(
         membership=maker,
         now=now,
-        name=f"Judge of {job.pk}",
+        name=name,
         lifetime=KEY_LIFETIME,
         project_id=job.project_id,
-        limits=limits,
+        limits=_lower(needed, get_key_limits(key_id=made_with.pk)) if made_with else needed,
         most=_MOST_KEYS,
-        made_with=ApiKey.objects.for_organization(job.organization_id).filter(pk=job.created_by).first(),
+        made_with=made_with,
     )
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)
+
+
+def _lower(needed: KeyLimits, own: KeyLimits) -> KeyLimits:
+    """Return the lower of each limit."""
+    pairs = {name: (limit, getattr(own, name)) for name, limit in asdict(needed).items()}
+    return KeyLimits(**{name: min(each for each in pair if each is not None) for name, pair in pairs.items()})

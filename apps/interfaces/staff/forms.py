@@ -98,7 +98,7 @@ class PriceForm(forms.Form):
         required=False,
         empty_label=later("Everybody"),
         label=later("For"),
-        help_text=later("A price for one customer waits for a second operator."),
+        help_text=later("A price for one customer, or far below the usual, waits for a second operator."),
     )
     effective_from = forms.DateTimeField(
         required=False,

@@ -166,6 +166,7 @@ urlpatterns = [
     path("billing/card", payment_settings.leave_card, name="billing_card"),
     path("billing/portal", payment_settings.open_portal, name="billing_portal"),
     path("billing/auto-recharge", payment_settings.auto_recharge, name="billing_recharge"),
+    path("billing/auto-recharge/resume", payment_settings.resume, name="billing_resume"),
     path("billing/pages/<str:page_id>", payment_settings.page, name="billing_page"),
     path("billing/pages/<str:page_id>/ask", payment_settings.ask, name="billing_page_ask"),
     path("stripe/webhook", stripe_webhook.receive, name="stripe_webhook"),

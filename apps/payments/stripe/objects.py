@@ -137,4 +137,5 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     api_version: str
     object_id: str
     object_type: str
+    customer_id: str = ""  # "" where the object names none
     created_at: datetime.datetime

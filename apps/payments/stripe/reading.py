@@ -130,12 +130,14 @@ def read_dispute(found: stripe.Dispute) -> Dispute:
 
 def read_notice(event: stripe.Event) -> Notice:
     about = event.data.object
+    customer = about["id"] if about["object"] == "customer" else getattr(about, "customer", None)
     return Notice(
         id=event.id,
         type=event.type,
         api_version=event.api_version or "",
         object_id=about["id"],
         object_type=about["object"],
+        customer_id=customer if isinstance(customer, str) else "",
         created_at=_at(event.created),
     )
 

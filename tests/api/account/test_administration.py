@@ -198,6 +198,10 @@ def test_a_key_manages_only_roles_within_its_scopes(api_client, organization, al
 
     assert [changed(bob, "owner"), changed(bob, "admin"), changed(ann, "viewer"), invited("owner")] == [403] * 4
     assert [client.delete(f"/api/v1/members/{ids[user.pk]}").status_code for user in (alice, ann)] == [403, 403]
+    sent = api_client(make_key(organization, alice)).post(
+        "/api/v1/invitations", {"email": "new@example.com", "role": "owner"}, format="json"
+    )
+    assert client.delete(f"/api/v1/invitations/{sent.json()['id']}").status_code == 403
     assert [changed(bob, "viewer"), invited("member")] == [200, 200]
     assert client.delete(f"/api/v1/members/{ids[bob.pk]}").status_code == 200
 

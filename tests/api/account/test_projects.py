@@ -348,6 +348,9 @@ def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
     admin = api_client(key_in(project, bob))
     assert statuses(admin, project) == [200] * 3 and statuses(admin, other) == [403] * 3
     one = f"{PROJECTS}/{project.pk}"
+    assert post(admin, f"{one}/members", member=people[ann], role="viewer").status_code == 403, "she may do more"
+    assert post(admin, f"{one}/members", member=people[vera], role="viewer").status_code == 200
+    assert post(admin, f"{one}/members", member=people[vera], role="admin").status_code == 200
     assert post(admin, one, is_private=False, name="Find").json()["name"] == "Find"
     refused = [post(admin, one, is_private=True), post(admin, f"{one}/archive"), post(admin, PROJECTS, name="x")]
     assert [each.status_code for each in refused] == [403] * 3

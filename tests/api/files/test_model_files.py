@@ -48,6 +48,7 @@ def test_a_key_gets_every_file_that_it_lists_with_its_hash(version, floor, key, 
     client = api_client(key)
     listed = client.get(address(version)).json()["data"]
 
+    assert client.head(address(version, listed[0]["name"])).status_code == 200, "which is no download"
     for file in listed:
         answer = client.get(address(version, file["name"]), {"export": file["export"]} if file["export"] else {})
         content = b"".join(answer.streaming_content) if answer.streaming else answer.content

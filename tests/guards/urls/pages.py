@@ -240,6 +240,7 @@ PAGES: dict[str, Url] = {
     "web:billing_recharge": page(
         post=P.ORGANIZATION_MANAGE, data={"threshold_usd": "10", "amount_usd": "50", "monthly_cap_usd": "200"}
     ),
+    "web:billing_resume": page(post=P.ORGANIZATION_MANAGE),
     "web:billing_page": page(get=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
     "web:billing_page_ask": page(post=P.ORGANIZATION_MANAGE, ids={"page_id": "hosted_page"}),
     "web:stripe_webhook": public("Stripe's signature is the credential; tests/web/money/test_billing.py", "POST"),

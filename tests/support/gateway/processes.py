@@ -17,7 +17,7 @@ import pytest
 from apps.accounts.login.key_operations import IssuedKey
 from apps.billing.models import UsageEvent
 from apps.billing.usage.traffic import Refusal
-from tests.factories.serving import Tenant
+from tests.factories.serving import Tenant, World
 from tests.support.database import database_url, empty_database
 from tests.support.waiting import wait_until
 
@@ -172,6 +172,14 @@ def is_alive(pid: int) -> bool:
 
 def error_of(response: httpx.Response) -> dict:
     return response.json()["error"]
+
+
+def wait_until_known(gateway: GatewayProcess, world: World, *names: str) -> None:
+    """Wait until the gateway has heard of these models, of which no replica hears."""
+    http = gateway.http(world.acme.key)
+    for name in names:
+        asked = {"model": name, "input": "Hi"}
+        wait_until(lambda asked=asked: http.post("/v1/embeddings", json=asked).status_code == 400, f"{name} is unknown")
 
 
 def usage_of(tenant: Tenant) -> list[UsageEvent]:

@@ -14,7 +14,7 @@ MINUTE = datetime.timedelta(minutes=1)
 
 
 @pytest.mark.django_db
-def test_expired_browser_tokens_are_deleted_a_day_later_and_api_keys_never(organization, alice) -> None:
+def test_expired_browser_tokens_are_deleted_a_month_later_and_api_keys_never(organization, alice) -> None:
     now = db_now()
     token = make_member_token(organization, alice)
     key = issue_key(

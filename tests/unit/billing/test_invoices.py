@@ -15,6 +15,7 @@ from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Notification, Organization, User
 from apps.billing.budget_settings import set_key_labels
 from apps.billing.budgets import Attribution
+from apps.billing.invoices import statements
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
 from apps.billing.invoices.statements import cents_of, close_month, close_months, sum_by_label
 from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
@@ -110,12 +111,13 @@ def test_late_usage_and_late_refunds_are_on_the_next_invoice_with_their_own_days
     assert later.total_cents == -400
 
 
-def test_months_close_two_days_after_they_end_and_an_idle_organization_gets_nothing(rich, rival):
+def test_months_close_two_days_after_they_end_and_an_idle_organization_gets_nothing(rich, rival, monkeypatch):
     train(rich, 5 * USD)
 
     early = datetime.datetime(2026, 11, 2, 23, tzinfo=datetime.UTC)
     assert close_months(now=early) == 0
     assert close_months(now=early + datetime.timedelta(hours=2)) == 1
+    monkeypatch.setattr(statements, "close_month", lambda **of: pytest.fail(f"{of} has nothing to invoice"))
     assert close_months(now=early + datetime.timedelta(hours=3)) == 0
     assert Invoice.objects.get().organization == rich
 

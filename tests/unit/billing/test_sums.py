@@ -9,7 +9,7 @@ import pytest
 from apps.accounts.models import Organization, User
 from apps.billing.models import Hold, KeyLabel, UsageSeries, VolumeRebate
 from apps.billing.queries import get_spending
-from apps.billing.usage.spending import Spend, list_spending, sum_by
+from apps.billing.usage.spending import Spend, list_spending, stream_spending, sum_by
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.sums import (
     Group,
@@ -98,6 +98,20 @@ def spent(organization: Organization, alice: User, bob: User, rival: Organizatio
 
 def lines(organization_id: str, first: datetime.date = FIRST, last: datetime.date = LAST) -> list[Spend]:
     return list_spending(organization=organization_id, first=first, last=last)
+
+
+def test_lines_are_read_in_order_while_they_are_used(spent: str, monkeypatch) -> None:
+    made = []
+    init = Spend.__init__
+    monkeypatch.setattr(Spend, "__init__", lambda self, **of: made.append(self) or init(self, **of))
+
+    stream = stream_spending(organization=spent, first=FIRST, last=LAST)
+    read = [next(stream), next(stream)]
+    assert len(made) < 8
+    read += stream
+
+    assert len(read) > 20
+    assert read == sorted(read, key=lambda line: (line.day, line.kind, line.subject))
 
 
 @pytest.mark.parametrize(("first", "last"), [(FIRST, LAST), (LAST, LAST), (LAST + 30 * _DAY, LAST + 40 * _DAY)])

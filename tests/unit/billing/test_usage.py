@@ -1,97 +1,33 @@
 """Usage is counted once, charged by its sum, from where it was reserved; slices never spend what is not there."""
 
-import dataclasses
 import datetime
 import random
-from itertools import count
 
 import msgspec
 import pytest
 from django.db import IntegrityError, transaction
-from django.db.models import F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.accounts.models import Organization
-from apps.billing.books.reconciliation import list_newest_checks
-from apps.billing.budget_settings import set_budget
-from apps.billing.ledger import account
 from apps.billing.models import (
-    AccountKind,
     Hold,
-    LedgerAccount,
-    LedgerCheck,
-    LedgerEntry,
     UsageConflict,
     UsageEvent,
-    UsageSeries,
 )
 from apps.billing.operations import InsufficientBalance
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
-from apps.billing.usage import metering
 from apps.billing.usage.metering import UsageRecord, price_ceiling, rate_usage, record_usage
-from apps.billing.usage.slices import close_expired_holds, close_slice, lease_slice, renew_slices
-from apps.catalog.models import PriceRule
-from apps.catalog.operations import set_price
+from apps.billing.usage.slices import close_expired_holds, close_slice, renew_slices
 from apps.core.database.clock import db_now
 from apps.core.money import rated
+from tests.factories.metering import INPUT_NANO, OUTPUT_NANO, PER, Customer, earned, make_customer, price_of
 from tests.factories.money import USD, give_credit
-from tests.factories.usage import make_record
 from tests.support.database import at_once
-
-MODEL = "ft:anneal-demo:northline:bot:01"
-INPUT_NANO, OUTPUT_NANO, PER = 70_000_003, 210_000_011, 1_000_000
-_numbers = count(1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Customer:
-    organization: Organization
-    input_price: PriceRule
-    output_price: PriceRule
-
-    def record(self, **fields) -> UsageRecord:
-        values = {
-            "id": f"use_{next(_numbers):026}", "organization_id": self.organization.pk, "model_name": MODEL,
-            "adapter_version_id": "adpv_1", "slice_id": "", "input_price_id": self.input_price.pk,
-            "output_price_id": self.output_price.pk, "input_tokens": 11, "output_tokens": 7,
-        }  # fmt: skip
-        return make_record(**values | fields)
-
-    def lease(self, required_nano: int, hold_id: str | None = None):
-        return lease_slice(
-            organization=self.organization, required_nano=required_nano, by="gateway:test", hold_id=hold_id
-        )
-
-
-def make_customer(credit_nano: int = 10 * USD) -> Customer:
-    number = next(_numbers)
-    organization = Organization.objects.create(name="Northline", slug=f"northline-{number}")
-    if credit_nano:
-        give_credit(organization, credit_nano)
-    prices = [
-        set_price(sku=f"{sku}-{number}", unit="tokens", price_nano=nano, per=PER, by="system", now=db_now())
-        for sku, nano in (("inference:input:demo", INPUT_NANO), ("inference:output:demo", OUTPUT_NANO))
-    ]
-    return Customer(organization, *prices)
 
 
 @pytest.fixture
 def customer(db) -> Customer:
     return make_customer()
-
-
-def price_of(records: list[UsageRecord]) -> int:
-    return rated(quantity=sum(r.input_tokens for r in records), price_nano=INPUT_NANO, per=PER) + rated(
-        quantity=sum(r.output_tokens for r in records), price_nano=OUTPUT_NANO, per=PER
-    )
-
-
-def earned(organization: Organization) -> int:
-    revenue = account(organization=None, kind=AccountKind.REVENUE)
-    return sum(
-        LedgerEntry.objects.filter(account=revenue, organization=organization).values_list("amount_nano", flat=True)
-    )
 
 
 def test_used_tokens_are_charged_once_and_the_books_balance(customer):
@@ -328,64 +264,3 @@ def test_recording_rating_leasing_and_closing_at_once_lose_and_invent_nothing():
     assert earned(customer.organization) == price_of(records)
     assert (balance.available_nano, balance.held_nano) == (USD - price_of(records), 0)
     assert get_ledger_sum_nano() == 0
-
-
-def test_a_tenant_with_very_many_series_is_charged_in_small_transactions(customer, monkeypatch):
-    """Its wallet is locked for a moment at a time, and the other tenants wait for none of it."""
-    monkeypatch.setattr(metering, "_LINES_AT_ONCE", 3)
-    rate, sizes = metering.rate_organization, []
-    monkeypatch.setattr(metering, "rate_organization", lambda **of: sizes.append(len(of["series"])) or rate(**of))
-    record_usage(records=[customer.record(key_id=f"key_{number}") for number in range(4)])
-
-    rate_usage()
-
-    assert sizes == [3, 3, 2]
-    assert not UsageSeries.objects.filter(request_count__gt=F("rated_request_count")).exists()
-
-    monkeypatch.setattr(metering, "_SECONDS_OF_ONE", 0.0)
-    record_usage(records=[customer.record(key_id="key_late")])
-    assert rate_usage() == 0, "the next run does it"
-
-
-def test_a_budget_is_counted_once_for_all_series(customer, django_assert_max_num_queries):
-    owner = customer.organization
-    set_budget(
-        organization=owner, scope="organization", target="", limit_nano=1_000, mode="alert", by="user_1", now=db_now(),
-        thresholds=tuple(range(1, 11)),
-    )  # fmt: skip
-    record_usage(records=[customer.record()])
-    rate_usage()  # every alert is sent
-    record_usage(records=[customer.record(key_id=f"key_{number}") for number in range(20)])
-
-    with django_assert_max_num_queries(180):  # 40 series, each with one posting
-        rate_usage()
-
-
-def test_one_organization_that_cannot_be_charged_holds_up_no_other(db, monkeypatch, caplog):
-    customers = [make_customer() for _ in range(3)]
-    broken = sorted(each.organization.pk for each in customers)[0]
-    records = [each.record() for each in customers]
-    record_usage(records=records)
-    rate = metering.rate_organization
-
-    def rate_or_fail(*, wallet: LedgerAccount, series: list[int]) -> int:
-        posted = rate(wallet=wallet, series=series)
-        if wallet.organization_id == broken:
-            raise ZeroDivisionError("a bug")
-        return posted
-
-    monkeypatch.setattr(metering, "rate_organization", rate_or_fail)
-    for _ in range(2):
-        rate_usage()
-
-    charged = {each.organization.pk: get_spending(organization=each.organization).inference_nano for each in customers}
-    assert [pk for pk, nano in charged.items() if not nano] == [broken]
-    (check,) = [each for each in list_newest_checks() if each.difference_count]
-    assert (check.name, check.differences) == ("what was used is charged", [[broken, "ZeroDivisionError", "a bug"]])
-    assert LedgerCheck.objects.count() == 1  # said once, not at each run
-    assert {each.levelname for each in caplog.records if broken in each.getMessage()} == {"CRITICAL"}
-
-    monkeypatch.setattr(metering, "rate_organization", rate)
-    rate_usage()
-    assert get_spending(organization=Organization.objects.get(pk=broken)).inference_nano > 0
-    assert [each.difference_count for each in list_newest_checks()] == [0]

@@ -174,8 +174,47 @@ def test_the_database_itself_wants_two_people_for_a_price_of_nothing(approved_by
         price(0, approved_by=approved_by)
 
 
+def gives(nano: int, *tiers: Tier, now: datetime.datetime = NOW, sku: str = SKU) -> bool:
+    return is_gift(
+        organization=None, sku=sku, price_nano=nano, per=1_000_000, tiers=tiers, effective_from=None, now=now
+    )
+
+
+@pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("nano", "tiers", "gift"), [(0, [], True), (9, [Tier(10, 0)], True), (9, [Tier(10, 1)], False)]
+    ("nano", "tiers", "gift"),
+    [(0, [], True), (9, [Tier(10, 0)], True), (9, [Tier(10, 1)], False), (100, [Tier(10, 49)], True)],
 )
-def test_a_volume_that_costs_nothing_is_a_gift_too(nano: int, tiers: list[Tier], gift: bool) -> None:
-    assert is_gift(organization=None, price_nano=nano, tiers=tiers) is gift
+def test_a_volume_that_costs_next_to_nothing_is_a_gift_too(nano: int, tiers: list[Tier], gift: bool) -> None:
+    if nano == 100:
+        price(100)
+    assert gives(nano, *tiers, now=NOW + DAY) is gift
+
+
+@pytest.mark.django_db
+def test_a_price_below_half_of_one_of_the_last_month_is_a_gift_however_many_steps_lead_to_it() -> None:
+    price(100, tiers=[Tier(10, 30)])
+
+    assert gives(1, now=NOW + DAY) and gives(49, Tier(10, 30), now=NOW + DAY)
+    assert gives(100, Tier(10, 14), now=NOW + DAY)
+    assert gives(100, Tier(5, 30), now=NOW + DAY), "the low tier would begin earlier"
+    assert not gives(50, Tier(10, 15), now=NOW + DAY)
+    price(50, tiers=[Tier(10, 15)], now=NOW + DAY)
+    assert gives(25, Tier(10, 15), now=NOW + 2 * DAY)
+    assert not gives(25, Tier(10, 15), now=NOW + 32 * DAY)
+
+
+@pytest.mark.django_db
+def test_a_price_of_two_operators_is_what_later_ones_are_compared_with() -> None:
+    price(100)
+    price(10, now=NOW + DAY, approved_by="user_2")
+
+    assert not gives(20, now=NOW + 2 * DAY) and gives(4, now=NOW + 2 * DAY)
+
+
+@pytest.mark.django_db
+def test_the_first_price_of_a_sku_is_compared_with_others_of_its_unit() -> None:
+    price(1000, now=NOW - 40 * DAY)
+
+    assert gives(1, sku="inference:input:new") and not gives(100, sku="inference:input:new")
+    assert not gives(1, sku="storage:bytes"), "nothing else has this unit"

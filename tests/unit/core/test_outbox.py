@@ -4,6 +4,7 @@ import datetime
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import connection, transaction
 
 from apps.accounts.models import Organization
@@ -11,7 +12,7 @@ from apps.core.audit import NoTransaction
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.messages import outbox
-from apps.core.messages.topics import Topic
+from apps.core.messages.topics import CONTROL, Topic
 from apps.core.models import OutboxMessage
 from apps.core.tasks import carry_out as carry_out_next
 from apps.core.tasks import wake_lanes
@@ -20,7 +21,9 @@ delivered: list[tuple[str, dict[str, Any]]] = []
 woken: list[str] = []
 
 
-def carry_out(*, name: str, fails: bool = False, raises: bool = False, **payload: Any) -> None:
+def carry_out(*, name: str, fails: bool = False, raises: bool = False, is_slow: bool = False, **payload: Any) -> None:
+    if is_slow:
+        raise SoftTimeLimitExceeded
     if fails:
         with connection.cursor() as cursor:
             cursor.execute("SELECT 1 / 0")  # breaks its own transaction, not the delivery's
@@ -300,6 +303,22 @@ def test_long_work_that_fails_is_tried_again_later() -> None:
     message = OutboxMessage.objects.get()
     assert (message.sent_at, message.attempts) == (None, 1)
     assert "division by zero" in message.last_error and message.next_attempt_at > db_now()
+
+
+@pytest.mark.parametrize(("topic", "lane"), [("test", CONTROL), ("slow", "aside")])
+def test_a_task_at_its_soft_time_limit_ends_and_keeps_what_it_did(topic: str, lane: str) -> None:
+    publish("first", topic)
+    publish("late", topic, is_slow=True)
+    publish("next", topic)
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        outbox.deliver_due(lane=lane)
+
+    assert delivered_keys() == ["first"]
+    late = OutboxMessage.objects.get(key="late")
+    assert (late.attempts, late.sent_at) == (1, None) and late.next_attempt_at > db_now()
+    outbox.deliver_due(lane=lane)
+    assert delivered_keys() == ["first", "next"]
 
 
 def test_delivery_is_woken_by_the_commit_and_not_before(django_capture_on_commit_callbacks: Any) -> None:

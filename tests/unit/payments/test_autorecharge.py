@@ -8,7 +8,8 @@ import pytest
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, RateLimited
+from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import autorecharge
@@ -102,8 +103,7 @@ def test_a_charge_whose_answer_was_lost_is_made_once(
         autorecharge.charge(topup_id=topup_id)
     near_twin.faults.clear()
 
-    for late in autorecharge.list_uncharged(now=db_now() + datetime.timedelta(minutes=5)):
-        autorecharge.charge(topup_id=late)
+    autorecharge.charge(topup_id=topup_id)
 
     assert len(near_twin.of_kind("charge")) == 1
     assert available_cents(organization) == 5000
@@ -120,7 +120,8 @@ def test_a_charge_too_old_to_repeat_is_settled_by_what_became_of_it(
     near_twin.faults.clear()
     near_twin._kept.clear()
 
-    assert autorecharge.list_uncharged(now=db_now() + datetime.timedelta(days=2)) == []
+    TopUp.objects.update(created_at=db_now() - datetime.timedelta(days=2))
+    autorecharge.charge(topup_id=TopUp.objects.get().pk)
 
     assert len(near_twin.of_kind("charge")) == 1
     assert available_cents(organization) == 5000
@@ -162,7 +163,8 @@ def test_a_confirmation_that_never_comes_is_dropped(near_twin: Twin, organizatio
     order(near_twin, organization, "pm_card_authenticationRequired")
     run()
 
-    autorecharge.drop_unconfirmed(now=db_now() + datetime.timedelta(days=4))
+    autorecharge.sweep_unconfirmed(now=db_now() + datetime.timedelta(days=4))
+    deliver_due(lane="payments")
 
     assert TopUp.objects.get().status == "failed"
     assert [invoice["status"] for invoice in near_twin.of_kind("invoice")] == ["void"]
@@ -188,6 +190,59 @@ def test_declines_pause_it_longer_each_and_are_told_after_three(near_twin: Twin,
     assert TopUp.objects.filter(status="failed").count() == 3
     assert AutoRecharge.objects.get().is_enabled
     assert OutboxMessage.objects.filter(topic="mail").count() == 1
+
+
+def test_saving_the_settings_keeps_the_pause_and_a_resume_ends_it(near_twin: Twin, organization: Organization) -> None:
+    before = order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
+    run()
+    for is_enabled in (True, False, True):
+        autorecharge.set_auto_recharge(
+            organization=organization, is_enabled=is_enabled, by="user_1", threshold_cents=before.threshold_cents,
+            amount_cents=before.amount_cents, monthly_cap_cents=before.monthly_cap_cents,
+        )  # fmt: skip
+        run()
+    assert TopUp.objects.count() == 1
+
+    resume(organization)
+    run()
+
+    assert TopUp.objects.count() == 2
+    assert AutoRecharge.objects.get().failures == 2
+
+
+def resume(organization: Organization) -> None:
+    autorecharge.resume_auto_recharge(organization=organization, by="user_1", now=db_now())
+
+
+def test_no_resume_and_no_other_card_leads_to_more_than_five_failed_charges_a_day(
+    near_twin: Twin, organization: Organization
+) -> None:
+    for number in range(1, autorecharge.MAX_FAILED_A_DAY + 1):
+        order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
+        run()
+        assert TopUp.objects.count() == number
+
+    with pytest.raises(RateLimited):
+        resume(organization)
+    order(near_twin, organization)
+    run()
+    assert TopUp.objects.count() == autorecharge.MAX_FAILED_A_DAY
+    assert autorecharge.start_due(now=db_now() + datetime.timedelta(days=1, hours=1)) == 1
+
+
+def test_a_stolen_card_is_not_charged_again_because_the_order_is_turned_on(
+    near_twin: Twin, organization: Organization
+) -> None:
+    order(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
+    run()
+
+    autorecharge.set_auto_recharge(
+        organization=organization, is_enabled=True, by="user_1", threshold_cents=1000, amount_cents=5000,
+        monthly_cap_cents=12000,
+    )  # fmt: skip
+    run()
+
+    assert TopUp.objects.count() == 1
 
 
 @pytest.mark.parametrize(

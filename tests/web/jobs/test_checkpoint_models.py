@@ -57,6 +57,8 @@ def test_a_viewer_downloads_the_adapter_of_a_checkpoint_and_the_log_has_it(
     address = f"/checkpoints/{checkpoint.pk}/download"
     assert f'href="{address}"' in client.get(f"/jobs/{checkpoint.job_id}?tab=checkpoints").content.decode()
 
+    client.head(address)
+    assert not AuditEntry.objects.filter(action="checkpoint.downloaded").exists(), "nothing was sent"
     answer = client.get(address)
 
     archive = zipfile.ZipFile(io.BytesIO(b"".join(answer.streaming_content)))

@@ -1,10 +1,12 @@
 """The billing page asks Stripe nothing itself, and is not there where no payments are taken."""
 
+import datetime
 from typing import Any
 
 import pytest
 
 from apps.accounts.models import Organization
+from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.models import OutboxMessage
 from apps.payments.lifecycle import PAGE, TOPUP
@@ -70,6 +72,20 @@ def test_auto_recharge_needs_a_card_and_is_saved_with_one(browser: Any, organiza
 
     assert AutoRecharge.objects.get().monthly_cap_cents == 20_000
     assert "4242" in browser.get("/billing").content.decode()
+
+
+@pytest.mark.usefixtures("_payments")
+def test_a_pause_is_shown_and_ended_by_its_button(browser: Any, organization: Organization) -> None:
+    paused = {"is_enabled": True, "failures": 1, "paused_until": db_now() + datetime.timedelta(hours=1)}
+    AutoRecharge.objects.create(organization=organization, **paused)
+    assert "Try it again now" in browser.get("/billing").content.decode()
+
+    browser.post("/billing/auto-recharge/resume")
+    again = browser.post("/billing/auto-recharge/resume", follow=True)
+
+    assert AutoRecharge.objects.get().paused_until is None
+    assert "Auto-recharge is not paused." in again.content.decode()
+    assert "Try it again now" not in browser.get("/billing").content.decode()
 
 
 @pytest.mark.usefixtures("_payments")

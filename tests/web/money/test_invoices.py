@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 
+from apps.accounts.models import ApiKey
 from apps.billing.books.adjustments import request_adjustment
 from apps.billing.books.reconciliation import reconcile
 from apps.billing.budgets import Attribution
@@ -80,6 +81,15 @@ def test_an_invoice_has_its_lines_its_split_and_both_files(invoice, client_for, 
     assert pdf.content.startswith(b"%PDF-") and pdf["Content-Type"] == "application/pdf"
     for suffix in ("", "/csv", "/pdf"):
         assert client_for(charlie).get(f"/invoices/{invoice.pk}{suffix}").status_code == 404
+
+
+def test_an_expired_key_is_offered_for_no_budget(rich, key, client_for, alice):
+    owner = client_for(alice)
+    assert f'<option value="{key.key.pk}"' in owner.get("/budgets").content.decode()
+
+    ApiKey.objects.filter(pk=key.key.pk).update(expires_at=db_now())
+
+    assert f'<option value="{key.key.pk}"' not in owner.get("/budgets").content.decode()
 
 
 def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):

@@ -150,7 +150,7 @@ def test_models_are_found_by_name_repository_or_licence_with_a_link_to_the_licen
 
 def test_a_price_of_tokens_says_which_price_in_batches_it_replaces(console, organization):
     sku = f"inference:input:{make_base_model().name}"
-    for each, dollars in ((sku, "2"), (f"{sku}:batch", "0.30")):
+    for each, dollars in ((sku, "2"), (f"{sku}:batch", "0.60")):
         price = {"sku": each, "price_usd": dollars}
         previewed = console.post("/staff/prices", price)
         console.post("/staff/prices", price | {"confirmed": previewed.context["form"].previewed()})
@@ -158,7 +158,7 @@ def test_a_price_of_tokens_says_which_price_in_batches_it_replaces(console, orga
     page = text(console.post("/staff/prices", {"sku": sku, "price_usd": "3"}))
 
     said = "It also sets the price in batches and evals:"
-    assert f"{said} $1.50. It replaces $0.30." in " ".join(page.split()) and said not in text(previewed)
+    assert f"{said} $1.50. It replaces $0.60." in " ".join(page.split()) and said not in text(previewed)
     own = {"sku": sku, "price_usd": "4", "organization": organization.pk}
     console.post("/staff/prices", own | {"confirmed": console.post("/staff/prices", own).context["form"].previewed()})
     assert "in batches $2.00" in text(console.get("/staff/prices")), "the second operator sees it"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import may_see
 from apps.accounts.queries import find_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.runs import Method, Objective
@@ -31,6 +32,12 @@ def require_actor(retraining: Retraining, now: datetime.datetime) -> None:
     actor = find_actor(organization=retraining.organization_id, actor=retraining.created_by, now=now)
     if actor is None or not all(has_permission(actor.role, right) for right in RIGHTS):
         text = gettext("The member or key that changed the plan last may not act any more. Change it with another key.")
+        raise PermissionDenied(text)
+    project_id = retraining.plan.source_job.project_id
+    if not may_see(
+        organization=retraining.organization_id, id=project_id, actor=retraining.created_by, membership=actor
+    ):
+        text = gettext("The member or key that changed the plan last does not see the project of its job any more.")
         raise PermissionDenied(text)
 
 

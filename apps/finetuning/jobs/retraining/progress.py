@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import transaction
 from django.db.models import QuerySet, Window
 from django.db.models.functions import RowNumber
@@ -51,6 +52,8 @@ def advance_open() -> None:
             return
         try:
             _advance(retraining_id)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception:  # a process edge: one retraining must not stop the others
             logger.exception("the retraining %s was not advanced", retraining_id)
             text = gettext("A problem on our side ended the retraining.")

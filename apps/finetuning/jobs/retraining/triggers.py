@@ -3,6 +3,7 @@
 import datetime
 import logging
 
+from celery.exceptions import SoftTimeLimitExceeded
 from django.db import transaction
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery, Window
 from django.db.models.functions import RowNumber
@@ -31,6 +32,8 @@ def begin_due() -> None:
     for plan_id in due[:MAX_BEGUN]:
         try:
             _begin_if_due(plan_id)
+        except SoftTimeLimitExceeded:
+            raise
         except Exception:  # a process edge: one plan must not stop the others
             logger.exception("the retraining plan %s was not begun", plan_id)
 

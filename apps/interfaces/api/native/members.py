@@ -156,7 +156,11 @@ class InvitationDetail(ApiView):
     def delete(self, request: Request, invitation_id: str) -> DeletedInvitation:
         """Withdraw an invitation that was not accepted yet."""
         invitations.revoke_invitation(
-            organization=self.organization, invitation_id=invitation_id, by=self.maker, now=db_now()
+            organization=self.organization,
+            invitation_id=invitation_id,
+            by=self.maker,
+            now=db_now(),
+            identity=self.identity,
         )
         return {"id": invitation_id, "object": "invitation", "deleted": True}
 

@@ -188,12 +188,15 @@ class FileContent(ApiView):
             headers = {"Content-Disposition": attachment(FILENAME), "Cache-Control": "private, no-store"}
             return HttpResponse(result_csv(job=job), content_type="text/csv; charset=utf-8", headers=headers)
         if file := find_file(organization=self.organization, id=file_id):
-            action = "batch_file.downloaded"
-            audit.record(organization=self.organization, by=self.actor, action=action, target=file.pk)
+            self._note("batch_file.downloaded", file.pk)
             return object_response(request._request, file.object_key, filename=file.filename)
         version = queries.get_version(organization=self.organization, id=file_id)
-        audit.record(organization=self.organization, by=self.actor, action="dataset.downloaded", target=version.pk)
+        self._note("dataset.downloaded", version.pk)
         return object_response(request._request, version.object_key, filename=version.filename)
+
+    def _note(self, action: str, target: str) -> None:
+        if self.request.method == "GET":  # HEAD sends no content
+            audit.record(organization=self.organization, by=self.actor, action=action, target=target)
 
 
 def listed_object(version: DatasetVersion) -> FileObject:

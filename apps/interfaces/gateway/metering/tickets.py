@@ -136,15 +136,16 @@ class Metering:
     ) -> None:
         """Check the balance for the worst case of a request that cannot be answered yet. Raises as `admit` does.
 
-        Without a route, only a checkpoint's name may become a model: then any credit is enough.
+        Without a route, only a checkpoint's name may become a model: then it is the worst case of its base model.
         """
-        if route is None and CHECKPOINT_MARK not in request.model_name:
+        if route is None and CHECKPOINT_MARK in request.model_name:
+            base_model = request.model_name.split(":")[1]
+            route = self._routes.known(base_model, organization_id=caller.organization_id)
+        if route is None:
             return
-        amount_nano = 1
-        if route is not None:
-            prices = self._routes.prices_of(route, organization_id=caller.organization_id, is_batched=is_batched)
-            bounds = bounds_of(request, route.context_length)
-            amount_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
+        prices = self._routes.prices_of(route, organization_id=caller.organization_id, is_batched=is_batched)
+        bounds = bounds_of(request, route.context_length)
+        amount_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
         await self._spending_slices.require_room(caller.organization_id, caller.key_id, amount_nano)
 
     async def admit(

@@ -141,12 +141,9 @@ def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResp
 def download_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResponseBase:
     """Send the checkpoint's adapter as an archive."""
     checkpoint, files = adapter_files(organization=request.organization, checkpoint_id=checkpoint_id)
-    audit.record(
-        organization=request.organization,
-        by=request.membership.user_id,
-        action="checkpoint.downloaded",
-        target=checkpoint.pk,
-    )
+    if request.method == "GET":  # HEAD sends no content
+        by, action = request.membership.user_id, "checkpoint.downloaded"
+        audit.record(organization=request.organization, by=by, action=action, target=checkpoint.pk)
     folder = f"{checkpoint.job.adapter_name}-step-{checkpoint.step}"
     archive = zip_chunks([(f"{folder}/{name}", key) for name, key in files])
     return stream_download(request, archive, filename=f"{folder}.zip", content_type="application/zip")

@@ -148,13 +148,9 @@ def download(request: OrganizationRequest, version_id: str) -> HttpResponseBase:
         return _text_file(name, texts[name])
     prefix, manifest = queries.find_files(version=version, export=kind)
     url = queries.download_url(version=version, name=name, export=kind) if name else ""
-    audit.record(
-        organization=request.organization,
-        by=request.membership.user_id,
-        action="adapter.downloaded",
-        target=version.pk,
-        file=name,
-    )
+    if url or request.method == "GET":  # HEAD sends no archive, but it does send the link to a file
+        by, action = request.membership.user_id, "adapter.downloaded"
+        audit.record(organization=request.organization, by=by, action=action, target=version.pk, file=name)
     if url:
         return HttpResponseRedirect(url, headers={"Cache-Control": "no-store"})
     folder = "-".join(

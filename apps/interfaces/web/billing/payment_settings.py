@@ -17,8 +17,7 @@ from django_htmx.http import HttpResponseClientRedirect
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.http.forms import domain_errors_on
-from apps.core.messages import outbox
+from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
 from apps.core.money import NANO_PER_CENT
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -28,9 +27,10 @@ from apps.payments.dunning import owed_nano
 from apps.payments.lifecycle import PageStatus, StandingStatus, TopUpStatus
 from apps.payments.models import HostedPage, PageKind, Standing, TopUp
 from apps.payments.stripe import gateway
-from apps.payments.topups import request_page, request_topup
+from apps.payments.topups import ask_stripe, request_page, request_topup
 
 _PAYMENTS_SHOWN = 20
+_ASKED_EVERY_SECONDS = 5
 _USD: dict[str, Any] = {"max_digits": 9, "decimal_places": 2}
 
 
@@ -120,10 +120,7 @@ def top_up(request: OrganizationRequest) -> HttpResponse:
 def leave_card(request: OrganizationRequest) -> HttpResponse:
     """Request a page to save a card for later."""
     _refuse_without_payments()
-    return redirect(
-        "web:billing_page",
-        request_page(organization=request.organization, kind=PageKind.CARD, by=request.membership.user_id).pk,
-    )
+    return _open_page(request, PageKind.CARD)
 
 
 @require_POST
@@ -131,10 +128,14 @@ def leave_card(request: OrganizationRequest) -> HttpResponse:
 def open_portal(request: OrganizationRequest) -> HttpResponse:
     """Request a visit to Stripe's portal: cards, address, tax ids, invoices."""
     _refuse_without_payments()
-    return redirect(
-        "web:billing_page",
-        request_page(organization=request.organization, kind=PageKind.PORTAL, by=request.membership.user_id).pk,
-    )
+    return _open_page(request, PageKind.PORTAL)
+
+
+def _open_page(request: OrganizationRequest, kind: PageKind) -> HttpResponse:
+    with domain_errors_shown(request):
+        asked = request_page(organization=request.organization, kind=kind, by=request.membership.user_id)
+        return redirect("web:billing_page", asked.pk)
+    return redirect("web:billing")
 
 
 @require_POST
@@ -158,6 +159,19 @@ def auto_recharge(request: OrganizationRequest) -> HttpResponse:
     return _page(request, recharge_form=form, status=422)
 
 
+@require_POST
+@organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
+def resume(request: OrganizationRequest) -> HttpResponse:
+    """End the pause of auto-recharge after declined charges."""
+    _refuse_without_payments()
+    with domain_errors_shown(request):
+        autorecharge.resume_auto_recharge(
+            organization=request.organization, by=request.membership.user_id, now=db_now()
+        )
+        messages.success(request, gettext("Your card is charged again when credit runs low."))
+    return redirect("web:billing")
+
+
 @require_safe
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
@@ -175,13 +189,12 @@ def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE)
 def ask(request: OrganizationRequest, page_id: str) -> HttpResponse:
-    """Have a task ask Stripe about an open top-up, at most every five seconds: a webhook may be late or lost."""
+    """Have a task ask Stripe about an open top-up: a webhook may be late or lost."""
     _refuse_without_payments()
     asked = _get_page(request, page_id)
     if asked.topup is not None and asked.topup.status == TopUpStatus.OPEN:
-        moment = int(db_now().timestamp()) // 5
-        key = f"payments.topup:{asked.topup.pk}:{moment}"
-        outbox.publish(topic="payments.topup", key=key, payload={"topup_id": asked.topup.pk})
+        limited_by = request.organization.pk
+        ask_stripe(topup=asked.topup, limited_by=limited_by, every_seconds=_ASKED_EVERY_SECONDS, now=db_now())
     return _show_page(request, asked)
 
 

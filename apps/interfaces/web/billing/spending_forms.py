@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.db.models import QuerySet
+from django.db.models.functions import Now
 from django.http import QueryDict
 from django.utils.translation import gettext
 
@@ -33,7 +34,8 @@ def _from_address(asked: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _usable_keys(organization: Organization) -> QuerySet[ApiKey]:
-    return list_keys(organization=organization).filter(revoked_at=None)
+    """Return the keys that are neither revoked nor expired: of these, an organization has a limited number."""
+    return list_keys(organization=organization).filter(revoked_at=None).exclude(expires_at__lte=Now())
 
 
 class _ScopedForm(forms.Form):

@@ -20,7 +20,7 @@ from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
 from apps.billing.models import AccountKind, BudgetScope, LedgerTransaction, PostingKind
 from apps.billing.queries import get_balance, list_transactions, sources_of_holds
-from apps.billing.usage.spending import Spend, list_spending
+from apps.billing.usage.spending import Spend, stream_spending
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.sums import (
     DayUse,
@@ -171,7 +171,7 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
     asked = request.GET.get("table", "")
     table = asked if asked in _HEADERS else "lines"
     period = _period(request, db_now())
-    rows = list(_csv_rows(request.organization, table, period))
+    rows = _csv_rows(request.organization, table, period)
     name = f"usage-{request.organization.slug}-{period.first}-{period.last}.csv"
     if table != "lines":
         name = f"{table}-{name}"
@@ -323,7 +323,7 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
         ]
     if table in _GROUPS:
         return [(name, csv_usd(nano)) for name, nano in _grouped(organization, Group(table), period)]
-    return [_csv_line(line) for line in list_spending(organization=organization, **days)]
+    return map(_csv_line, stream_spending(organization=organization, **days))
 
 
 def _csv_line(line: Spend) -> tuple[object, ...]:

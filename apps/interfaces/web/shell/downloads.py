@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+import tempfile
+import weakref
 import zipfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
@@ -11,6 +13,8 @@ from django.http import HttpRequest, StreamingHttpResponse
 
 from apps.core.http.csv_text import csv_chunks
 from apps.core.objects.store import attachment, read_chunks, store
+
+_IN_MEMORY_BYTES, _CHUNK_BYTES = 1_000_000, 64 * 1024
 
 
 def stream_download(
@@ -31,9 +35,18 @@ def stream_download(
 def download_csv(
     request: HttpRequest, header: Sequence[str], rows: Iterable[Sequence[object]], *, filename: str
 ) -> StreamingHttpResponse:
-    """Return a response that sends a CSV file. Its rows must not need the database."""
-    chunks = csv_chunks(header, rows)
+    """Return a response that sends a CSV file. Its rows are read first, into a file that has no name."""
+    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with `chunks`
+    file.writelines(csv_chunks(header, rows))
+    chunks = _read(file)
+    weakref.finalize(chunks, file.close)  # also if it is never sent
     return stream_download(request, chunks, filename=filename, content_type="text/csv; charset=utf-8")
+
+
+def _read(file: "tempfile.SpooledTemporaryFile[bytes]") -> Iterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(_CHUNK_BYTES):
+        yield chunk
 
 
 async def _in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:

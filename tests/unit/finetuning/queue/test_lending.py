@@ -92,7 +92,7 @@ def test_a_waiting_run_gets_the_newest_borrowed_machines_back(floor, cheap, job_
 
 
 def test_who_cancels_jobs_before_they_start_interrupts_no_more_borrowed_runs(floor, cheap, job_in, claim) -> None:
-    """Each cancelled job costs nothing, and would stop a run of somebody else."""
+    """Each cancelled job costs nothing, and would stop another organization's run."""
     job_in(cheap, minutes=9, gpus=4)
     borrowed = claim().start()
     for _ in range(MAX_LEFT_IN_AN_HOUR):

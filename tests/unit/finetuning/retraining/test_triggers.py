@@ -6,10 +6,12 @@ from collections import Counter
 import pytest
 
 from apps.accounts.login.key_operations import issue_key
-from apps.accounts.models import Notification, OrganizationEvent
+from apps.accounts.members.projects import create_project
+from apps.accounts.models import Notification, OrganizationEvent, Project
+from apps.accounts.roles import SCOPES, Member
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, PermissionDenied, QuotaExceeded
 from apps.core.money import dollars
 from apps.finetuning.jobs.retraining import plans, triggers
 from apps.finetuning.jobs.retraining.launches import require_actor
@@ -234,3 +236,27 @@ def test_a_plan_acts_as_who_changed_it_last_and_counts_growth_from_its_dataset(j
     monkeypatch.setattr(plans, "MAX_PLANS", 1)
     with pytest.raises(QuotaExceeded, match="at most 1"):
         make_plan(job, key, name="another", max_nano=USD)
+
+
+@pytest.mark.parametrize("hidden", ["the job's", "the key's"])
+def test_a_plan_begins_nothing_in_a_project_that_its_key_does_not_see_any_more(
+    job, organization, alice, bob, hidden
+) -> None:
+    other, theirs = (
+        create_project(organization=organization, name=name, is_private=False, by=alice, now=db_now())
+        for name in ("Search", "Support")
+    )
+    made = issue_key(
+        organization=organization, name="k", scopes=frozenset(SCOPES) & Member.permissions, by=bob, expires_at=None,
+        now=db_now(), project_id=other.pk,
+    )  # fmt: skip
+    FineTuningJob.objects.filter(pk=job.pk).update(project=theirs)
+    job.refresh_from_db()
+    plan = make_plan(job, made)
+    begun = plans.request_retraining(plan=plan, by=made.key.pk, now=db_now())
+    require_actor(begun, db_now())
+
+    Project.objects.filter(pk=theirs.pk if hidden == "the job's" else other.pk).update(is_private=True)
+
+    with pytest.raises(PermissionDenied, match="does not see the project"):
+        require_actor(begun, db_now())

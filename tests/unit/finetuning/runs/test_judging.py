@@ -7,11 +7,14 @@ from django.conf import settings
 from django.db import ProgrammingError, connection, transaction
 
 from apps.accounts.login import key_operations
+from apps.accounts.login.browser_tokens import sweep_expired_tokens
 from apps.accounts.login.key_operations import issue_member_token, revoke_key
 from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits, list_keys
-from apps.billing.budget_settings import set_budget
-from apps.billing.budgets import attribution_of_key, room_nano
+from apps.billing.budget_settings import set_budget, set_key_labels
+from apps.billing.budgets import attribution_of_key, period_of, room_nano
+from apps.billing.models import UsageSeries
+from apps.catalog.models import PriceRule
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -66,6 +69,43 @@ def test_a_trainer_that_was_taken_over_spends_little_more_with_its_keys_than_a_j
     with pytest.raises(RateLimited):
         open_judge(lease=attempt.lease, now=db_now())
     assert ApiKey.objects.filter(name=f"Judge of {job.pk}").count() == 4
+    ApiKey.objects.filter(name=f"Judge of {job.pk}").update(expires_at=db_now())
+    with pytest.raises(RateLimited):
+        open_judge(lease=attempt.lease, now=db_now())
+
+
+def test_a_judge_has_the_limits_and_labels_of_the_key_that_created_its_job(create, claim, alice, floor):
+    made = make_key(floor.organization, alice, limits=KeyLimits(requests_per_minute=7)).key
+    set_key_labels(organization=floor.organization, key_id=made.pk, labels={"team": "search"}, by=alice.pk)
+    create(by=made.pk)
+
+    token = find_key(secret=open_judge(lease=claim().lease, now=db_now()).key).key_id
+
+    limits = get_key_limits(key_id=token)
+    attribution = attribution_of_key(organization=floor.organization, key_id=token)
+    assert (limits.requests_per_minute, limits.concurrent_requests) == (7, 2)
+    assert attribution.labels == {"team": "search"}
+
+
+def test_a_budget_that_is_set_later_in_the_month_counts_what_a_judge_spent(create, claim, alice, floor):
+    made = make_key(floor.organization, alice).key
+    set_key_labels(organization=floor.organization, key_id=made.pk, labels={"team": "search"}, by=alice.pk)
+    create(by=made.pk)
+    token, now = find_key(secret=open_judge(lease=claim().lease, now=db_now()).key).key_id, db_now()
+    price = PriceRule.objects.earliest("pk")
+    UsageSeries.objects.create(
+        organization=floor.organization, price_rule=price, sku=price.sku, subject="m", key_id=token, day=now.date(),
+        posted_nano=5,
+    )  # fmt: skip
+
+    sweep_expired_tokens(now=now + datetime.timedelta(days=3))
+
+    for scope, target in (("key", made.pk), ("label", "team=search"), ("member", alice.pk)):
+        budget = set_budget(
+            organization=floor.organization, scope=scope, target=target, limit_nano=USD, mode="alert", by=alice.pk,
+            now=now,
+        )  # fmt: skip
+        assert period_of(budget, now).spent_nano == 5, scope
 
 
 def test_a_judge_spends_from_the_budget_of_the_key_that_created_its_job(create, claim, alice, floor):

@@ -160,7 +160,7 @@ def test_a_replica_that_reports_too_much_does_not_start_all_replicas(floor, engi
 def test_an_adapter_that_is_kept_warm_keeps_a_replica(floor, engine, elastic, fleet):
     version = make_adapter(floor.organization, floor.base_model)
     Deployment.objects.filter(adapter_version=version).update(pinned_at=db_now())
-    assert elastic() == [], "nobody pays for it without a price"
+    assert elastic() == [], "without a price, its time cannot be charged"
     name = f"warm:{floor.base_model.name}"
     set_price(sku=name, unit="warm_ms", price_nano=1, per=1, by="system", now=db_now())
     versions = AdapterVersion.objects.filter(pk=version.pk)

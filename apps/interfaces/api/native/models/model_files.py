@@ -47,9 +47,9 @@ class ModelFileContent(ApiView):
         """Download one file of a fine-tuned model, or of its export."""
         version = get_version_by_name(organization=self.organization, model_name=model)
         file = find_file(version=version, name=name, export=query.export)
-        audit.record(
-            organization=self.organization, by=self.actor, action="adapter.downloaded", target=version.pk, file=name
-        )
+        if request.method == "GET":  # HEAD sends no content
+            action = "adapter.downloaded"
+            audit.record(organization=self.organization, by=self.actor, action=action, target=version.pk, file=name)
         if file.key:
             return object_response(request._request, file.key, filename=name, content_type=file.content_type)
         headers = {"Content-Disposition": attachment(name), "Cache-Control": "private, no-store"}
