@@ -17,6 +17,7 @@ from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - n
 from apps.contracts.struct import prepare_types  # noqa: E402
 from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
+from apps.core.messages import tracing  # noqa: E402
 from apps.interfaces.web.edge.busy_process import BusyProcess  # noqa: E402
 from apps.interfaces.web.edge.front_door import FrontDoor  # noqa: E402
 from apps.interfaces.web.edge.request_limits import WebLimits  # noqa: E402
@@ -25,6 +26,7 @@ guard_roles()
 share_interpreter()
 prepare_types()
 spare_lasting_objects()
+tracing.start("web")
 _limits = WebLimits(settings.WEB_REQUESTS_PER_MINUTE, settings.WEB_SECONDS_PER_MINUTE, settings.WEB_PLACES)
 _django = cast(Application, DjangoApplication())
 _busy = BusyProcess([sys.executable, "-m", "apps.config.asgi_busy"])

@@ -24,6 +24,7 @@ from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - n
 from apps.contracts.struct import prepare_types  # noqa: E402 - needs the app registry
 from apps.core.http.asgi import Application, DjangoApplication, ReportProcessorSeconds  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
+from apps.core.messages import tracing  # noqa: E402
 
 _views = ReportProcessorSeconds(cast(Application, DjangoApplication()))
 # Only the web process reaches the socket, so its x-forwarded-for is believed.
@@ -36,6 +37,7 @@ def main(socket: str) -> None:
     share_interpreter()
     prepare_types()
     spare_lasting_objects()
+    tracing.start("web")
     server = uvicorn.Server(
         uvicorn.Config(
             application, uds=socket, lifespan="off", ws="none", access_log=False, server_header=False,

@@ -17,12 +17,14 @@ from apps.core.http.body_limits import LimitBodies  # noqa: E402
 from apps.core.http.fair_shares import Pace  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 from apps.core.http.turns import TakeTurns  # noqa: E402
+from apps.core.messages import tracing  # noqa: E402
 from apps.core.objects.views import OBJECT_LIMIT  # noqa: E402
 
 guard_roles()
 share_interpreter()
 prepare_types()
 spare_lasting_objects()
+tracing.start("internal")
 # Requests share one interpreter and twelve database connections.
 _turns = TakeTurns(
     LimitBodies(cast(Application, DjangoApplication()), [OBJECT_LIMIT]),

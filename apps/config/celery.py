@@ -5,13 +5,14 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_init
+from celery.signals import worker_init, worker_process_shutdown
 from django.conf import settings
 from kombu.exceptions import KombuError
 from kombu.pools import producers
 
 from apps.config.schedule import PAYMENTS_SCHEDULE, SCHEDULE
 from apps.contracts.struct import prepare_types
+from apps.core.messages import tracing
 from apps.core.messages.topics import CONTROL
 
 logger = logging.getLogger(__name__)
@@ -69,9 +70,16 @@ def give_way(sender: Any, **kwargs: object) -> None:
 
 
 @worker_init.connect
-def prepare(**_: object) -> None:
+def prepare(sender: Any, **_: object) -> None:
     """Prepare for threads, once the tasks are imported."""
     prepare_types()
+    queue = next(iter(sender.app.amqp.queues.consume_from))
+    tracing.start("celery" if queue == CONTROL else f"celery-{queue}")  # as in scripts/processes.py
+
+
+@worker_process_shutdown.connect
+def stop_tracing(**_: object) -> None:
+    tracing.stop()
 
 
 def wake_outbox(lane: str) -> None:

@@ -60,6 +60,7 @@ class Env:
     replica_addresses: tuple[str, ...]
     max_upload_bytes: int
     stall_seconds: int
+    traces_endpoint: str
     stored_completion_days: int
     operator_mfa: bool
     private_webhooks: bool
@@ -119,6 +120,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         media_hosts=_listed(environ.get("ANNEAL_MEDIA_HOSTS", "").lower()),
         replica_addresses=_listed(environ.get("ANNEAL_REPLICA_ADDRESSES", f"unix://{home.resolve()}")),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),
+        traces_endpoint=_traces_endpoint(environ),
         stall_seconds=max(int(environ.get("ANNEAL_STALL_SECONDS", "900")), 60),
         stored_completion_days=max(int(environ.get("ANNEAL_STORED_COMPLETION_DAYS", "30")), 1),
         most_unpaid_organizations=int(environ.get("ANNEAL_MOST_UNPAID_ORGANIZATIONS", "3")),
@@ -139,6 +141,14 @@ def _parse(environ: Mapping[str, str]) -> Env:
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())
+
+
+def _traces_endpoint(environ: Mapping[str, str]) -> str:
+    """Return the base URL of the operator's collector; "" without traces. Raises MalformedVariable."""
+    url = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    if url and not url.startswith(("http://", "https://")):
+        raise MalformedVariable(f"OTEL_EXPORTER_OTLP_ENDPOINT is a URL such as http://collector:4318, not {url!r}.")
+    return url
 
 
 def _switch(environ: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -58,6 +58,7 @@ class OutboxMessage(models.Model):
     taken_at = models.DateTimeField(null=True, help_text="When it was last tried.")
     sent_at = models.DateTimeField(null=True)
     last_error = models.CharField(max_length=500, blank=True)
+    traceparent = models.CharField(max_length=55, blank=True, db_default="", help_text="The trace that it continues.")
     created_at = models.DateTimeField(db_default=Now())
 
     tenancy_reason = "delivered by the system for all tenants; the app role may only add"

@@ -1,5 +1,6 @@
 """Settings of every process. dev, test, prod and internal change only the differences."""
 
+import sys
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -47,6 +48,10 @@ REPLICA_ADDRESSES = AddressRules.read(ENV.replica_addresses)
 MAX_UPLOAD_BYTES = ENV.max_upload_bytes
 # After this time without progress, a worker ends its run; the control plane ends it after twice as long.
 STALL_SECONDS = ENV.stall_seconds
+# Without traces, OpenTelemetry is as good as not installed: redis would import its SDK, half a second of each start.
+TRACES_ENDPOINT = ENV.traces_endpoint
+if not TRACES_ENDPOINT:
+    sys.modules.setdefault("opentelemetry", None)  # type: ignore[arg-type]
 STORED_COMPLETION_DAYS = ENV.stored_completion_days
 # The limit of one key or session in one web process. apps/interfaces/web/edge/request_limits.py derives the others.
 WEB_REQUESTS_PER_MINUTE = ENV.web_requests_per_minute

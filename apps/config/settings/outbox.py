@@ -47,6 +47,7 @@ OUTBOX_TOPICS = {
     "payments.refund": Topic("apps.payments.refunds.send_refund", lane="payments"),
     "payments.suspended": Topic("apps.finetuning.tasks.pause_suspended", is_urgent=True),
     "payments.topup": Topic("apps.payments.topups.sync_or_log", lane="payments"),
+    "run.ended": Topic("apps.finetuning.results.attempt_traces.send", lane="data-small"),
     "train.wake": Topic("apps.finetuning.tasks.ring_doorbell", is_urgent=True),
     "upload.closed": Topic("apps.datasets.intake.uploads.delete_parts", lane="data-small"),
     "webhook.deliver": Topic("apps.accounts.notices.deliveries.deliver", lane="webhooks"),

@@ -23,6 +23,7 @@ from django.utils.translation import gettext
 from apps.core.database.read_times import read_seconds
 from apps.core.errors import DomainError, NotFound, Status
 from apps.core.ids import new_id
+from apps.core.messages import tracing
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -35,6 +36,9 @@ REQUEST_ID_HEADER = "x-request-id"
 PROCESSOR_SECONDS = "anneal.processor_seconds"  # key in the scope
 PROCESSOR_SECONDS_HEADER = b"x-anneal-processor-seconds"  # between processes of ours, never to a client
 _BODY = "anneal.body"  # key in the scope: the file of the body
+# Calls of workers, every few seconds of each, and files are not traced.
+_UNTRACED = ("/internal/", "/objects/", "/static/")
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
 MIB = 1024 * 1024
@@ -112,6 +116,8 @@ class DjangoApplication(ASGIHandler):
 
     def get_response(self, request: HttpRequest) -> HttpResponseBase:
         try:
+            if tracing.is_on() and not request.path.startswith(_UNTRACED):
+                return _traced(request, super().get_response)
             return super().get_response(request)
         finally:
             _end_visit(cast(Scope, cast(ASGIRequest, request).scope))
@@ -127,6 +133,24 @@ class DjangoApplication(ASGIHandler):
     def create_request(self, scope: Mapping[str, Any], body_file: IO[bytes]) -> tuple[Any, Any]:
         cast(Scope, scope)[_BODY] = body_file
         return super().create_request(scope, body_file)
+
+
+def _traced(request: HttpRequest, view: Callable[[HttpRequest], HttpResponseBase]) -> HttpResponseBase:
+    """Return the view's response, with a span that names the route and not the path: a path may hold a secret."""
+    method = request.method if request.method in _METHODS else "_OTHER"
+    attributes = {"http.request.method": method}
+    span = tracing.begin_request(str(method), sent=request.headers.get(tracing.HEADER, ""), attributes=attributes)
+    with tracing.working(span):
+        response = view(request)
+        if span:
+            route = f"/{request.resolver_match.route}" if request.resolver_match else ""
+            request_id = response.headers.get(REQUEST_ID_HEADER)
+            span.rename(f"{method} {route}".rstrip())
+            span.annotate({"http.route": route, "http.response.status_code": response.status_code})
+            span.annotate({"anneal.request.id": request_id})
+            if response.status_code >= 500:
+                span.fail(str(response.status_code))
+    return response
 
 
 class ReportProcessorSeconds:

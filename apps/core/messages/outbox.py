@@ -35,6 +35,7 @@ from apps.core.audit import require_transaction
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import Keyed, id_of
+from apps.core.messages import tracing
 from apps.core.messages.topics import CONTROL
 from apps.core.models import OutboxMessage
 
@@ -61,11 +62,12 @@ def publish(
     organization: Keyed | str | None = None,
     lane: str = "",
     not_before: datetime.datetime | None = None,
+    traceparent: str | None = None,
 ) -> None:
     """Queue one effect with the current change. A repeated key is the same effect.
 
     The message waits for the turn of `organization`, in the topic's lane or in `lane`. The default organization is the
-    one that the transaction acts for.
+    one that the transaction acts for. It continues the trace of `traceparent`, by default that of the present work.
     """
     require_transaction()
     if topic not in settings.OUTBOX_TOPICS:
@@ -73,6 +75,7 @@ def publish(
     entry = settings.OUTBOX_TOPICS[topic]
     lane = lane or entry.lane
     message = OutboxMessage(topic=topic, key=key, payload=dict(payload), lane=lane, is_urgent=entry.is_urgent)
+    message.traceparent = tracing.current() if traceparent is None else traceparent
     if organization is not None:
         message.share = id_of(organization)
     if not_before is not None:
@@ -274,7 +277,18 @@ def _renew(mine: QuerySet[OutboxMessage]) -> None:
 
 
 def _handle(message: OutboxMessage) -> None:
-    import_string(settings.OUTBOX_TOPICS[message.topic].task)(**message.payload)
+    task = import_string(settings.OUTBOX_TOPICS[message.topic].task)
+    attributes: tracing.Attributes = {
+        "messaging.destination.name": message.topic,
+        "messaging.message.id": str(message.pk),
+        "anneal.outbox.lane": message.lane,
+        "anneal.outbox.attempt": message.attempts,
+        "anneal.organization.id": message.share,
+    }
+    parent = message.traceparent
+    span = tracing.begin_child(f"process {message.topic}", parent=parent, attributes=attributes, takes_message=True)
+    with tracing.working(span):
+        task(**message.payload)
 
 
 def _put_off(message: OutboxMessage, error: Exception, now: datetime.datetime) -> None:

@@ -15,7 +15,7 @@ from apps.contracts.runs import Hyperparameters
 from apps.core import audit
 from apps.core.database import locks
 from apps.core.errors import InvalidValue
-from apps.core.messages import outbox
+from apps.core.messages import outbox, tracing
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import admit, is_ready_to_admit
 from apps.finetuning.jobs.files import usable_files
@@ -51,6 +51,7 @@ def create_job(
     if found := _created_before(organization, request, by, now):
         return found
     job = _new_job(organization, request, by)
+    tracing.annotate({"anneal.job.id": job.pk})
     events.append(job, message="Created fine-tuning job")
     audit.record(organization=organization, by=by, action="job.created", target=job.pk, model=request.base_model)
     if is_ready_to_admit(job):
@@ -128,6 +129,7 @@ def _new_job(organization: Organization | str, request: JobRequest, by: str) -> 
         labels=dict(whose.labels),
         seed=recipe.seed,
         created_by=by,
+        traceparent=tracing.current(),
         idempotency_key=request.idempotency_key,
     )
 

@@ -162,6 +162,7 @@ class FineTuningJob(OrganizationModel):
     overran_at = models.DateTimeField(null=True, help_text="When it reached that limit; an operator continues it.")
     hold_id = models.CharField(max_length=40, blank=True)
     created_by = models.CharField(max_length=64)
+    traceparent = models.CharField(max_length=55, blank=True, db_default="", help_text="The trace of its creation.")
     created_at = models.DateTimeField(db_default=Now())
     checked_at = models.DateTimeField(null=True, help_text="When it was last looked at while it waited for its files.")
     queued_at = models.DateTimeField(null=True)

@@ -63,8 +63,14 @@ def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = No
     run = Run.objects.create(
         organization_id=job.organization_id, job=job, attempt=last + 1, pool=job.pool, retry_at=retry_at
     )
-    payload = {"pool": job.pool.machines.name}
-    outbox.publish(topic="train.wake", key=f"wake:{run.pk}", payload=payload, organization=job.organization_id)
+    payload, organization = {"pool": job.pool.machines.name}, job.organization_id
+    outbox.publish(
+        topic="train.wake",
+        key=f"wake:{run.pk}",
+        payload=payload,
+        organization=organization,
+        traceparent=job.traceparent,
+    )
     return run
 
 

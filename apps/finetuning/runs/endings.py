@@ -14,7 +14,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidValue
 from apps.core.ids import ulid_of
-from apps.core.messages import outbox
+from apps.core.messages import outbox, tracing
 from apps.core.money import rated
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
@@ -22,6 +22,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
+from apps.finetuning.results.attempt_traces import trace_attempt
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes
@@ -65,15 +66,23 @@ def _finish_run(lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuning
 def end_attempt(run: Run, job: FineTuningJob, outcome: wire.RunOutcome) -> None:
     """End an attempt whose run and job are locked. Raises UploadIncomplete."""
     now = db_now()
-    match outcome:
-        case wire.Succeeded():
-            _finish_succeeded(run, job, outcome, now)
-        case wire.Failed():
-            _finish_failed(run, job, outcome, now)
-        case wire.Stopped():
-            _finish_stopped(run, job, outcome, now)
-        case _:
-            assert_never(outcome)
+    name = "publish" if isinstance(outcome, wire.Succeeded) else "end attempt"
+    span = tracing.begin_child(
+        name,
+        parent=job.traceparent,
+        attributes={"anneal.job.id": job.pk, "anneal.run.id": run.pk, "anneal.run.attempt": run.attempt},
+    )
+    with tracing.working(span):
+        match outcome:
+            case wire.Succeeded():
+                _finish_succeeded(run, job, outcome, now)
+            case wire.Failed():
+                _finish_failed(run, job, outcome, now)
+            case wire.Stopped():
+                _finish_stopped(run, job, outcome, now)
+            case _:
+                assert_never(outcome)
+    trace_attempt(run=run, job=job)
 
 
 def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:

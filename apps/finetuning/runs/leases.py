@@ -15,6 +15,7 @@ from apps.core.errors import DomainError, Status
 from apps.finetuning import events
 from apps.finetuning.lifecycle import LEASE_SECONDS, NO_LEASE, RUN_HOLDING_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run, Worker
+from apps.finetuning.results.attempt_traces import trace_attempt
 from apps.finetuning.runs import attempts, stalls
 from apps.finetuning.runs.groups import explain_loss, is_draining, lease_end
 from apps.finetuning.usage import charges
@@ -119,6 +120,7 @@ def reclaim(run_id: str, *, lease_id: str | None = None, cause: tuple[FailureCod
     )
     if is_lost:
         events.append(job, type="state", level="warn", message=message, attempt=run.attempt)
+        trace_attempt(run=run, job=job)
         attempts.continue_or_give_up(job=job, run=run, code=code, now=now)
     return is_lost
 

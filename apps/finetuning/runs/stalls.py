@@ -18,6 +18,7 @@ from apps.core.database.transitions import try_advance
 from apps.finetuning import events
 from apps.finetuning.lifecycle import LEASE_SECONDS, NO_LEASE, RUN_HOLDING_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run
+from apps.finetuning.results.attempt_traces import trace_attempt
 from apps.finetuning.runs import attempts
 
 _TIMES_EXPECTED = 10  # of the quoted time of a step
@@ -77,5 +78,6 @@ def _end(run_id: str) -> bool:
     )
     if is_ended:
         events.append(job, level="warn", message=f"Attempt {run.attempt} was ended: {message}", attempt=run.attempt)
+        trace_attempt(run=run, job=job)
         attempts.continue_or_give_up(job=job, run=run, code=FailureCode.STALLED, now=now)
     return is_ended

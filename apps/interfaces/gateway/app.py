@@ -34,6 +34,7 @@ from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, 
 from apps.core.http.fair_shares import LateRefusals  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
 from apps.core.ids import new_id  # noqa: E402
+from apps.core.messages import tracing  # noqa: E402
 from apps.interfaces.gateway.admission.key_invalidation import keep_listening  # noqa: E402
 from apps.interfaces.gateway.admission.keys import Keys  # noqa: E402
 from apps.interfaces.gateway.admission.limits import OpenRequests, Rates  # noqa: E402
@@ -60,6 +61,7 @@ _FLUSH_SECONDS = 10
 
 def create_app() -> Application:
     """Return the ASGI application. It refuses to start under a database role that bypasses row-level security."""
+    tracing.start("gateway")
     gateway = Gateway(spool_root=settings.HOME / "spool")
     services = gateway.services
     doors: dict[str, Application] = {path: Inference(services, surface) for path, surface in SURFACES.items()}
@@ -158,6 +160,7 @@ class Gateway:
                 await self._spending_slices.return_idle(at_once=True)
         except (TimeoutError, ConnectionError, *DATABASE_ERRORS) as error:
             logger.warning("stopping with %d requests on disk only: %r", self._recorder.waiting, error)
+        await asyncio.to_thread(tracing.stop)
         self._upstreams.close()
         await self._grammars.close()
         await self._recorder.close()

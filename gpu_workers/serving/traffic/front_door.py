@@ -22,7 +22,11 @@ log = logging.getLogger("anneal.front_door")
 ROUTES = frozenset({"/v1/chat/completions", "/v1/completions"})
 MAX_BODY_BYTES = 2 * 2**20
 _DYING = (b"cannot schedule new futures", b"EngineCore encountered an issue")
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+# What an engine learns of a request besides its body: its id, and the trace that it continues.
+_PASSED_ON = {
+    "X-Request-Id": re.compile(r"[A-Za-z0-9_.-]{1,128}"),
+    "Traceparent": re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"),
+}
 _COMMON_FIELDS = frozenset(
     {
         "model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "n", "stop", "seed", "user",
@@ -142,8 +146,8 @@ class FrontDoor:
 
     async def _forward(self, request: web.Request, model: str, body: Mapping[str, object]) -> web.StreamResponse:
         fields = {name: value for name, value in body.items() if name in _FIELDS[request.path]}
-        request_id = request.headers.get("X-Request-Id", "")
-        headers = {"X-Request-Id": request_id} if _REQUEST_ID.fullmatch(request_id) else {}
+        given = {name: request.headers.get(name, "") for name in _PASSED_ON}
+        headers = {name: value for name, value in given.items() if _PASSED_ON[name].fullmatch(value)}
         self._record_use(model)
         self._begun += 1
         self._under_way[model] += 1

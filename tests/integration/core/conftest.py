@@ -10,6 +10,8 @@ from django.test import override_settings
 
 from apps.core.http.asgi import DjangoApplication
 from tests.integration.core import object_calls
+from tests.support.asgi import origin  # noqa: F401 - a fixture
+from tests.support.attempts import claim  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,18 @@ def test_no_header_of_the_callers_goes_further_but_a_plain_request_id() -> None:
     at_the_door(check)
 
 
+def test_the_trace_of_a_request_reaches_the_engine_if_it_is_well_formed() -> None:
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+
+    async def check(client: TestClient, engine: Engine) -> None:
+        for sent in (traceparent, traceparent + "-more", "anything"):
+            headers = AUTHORIZED | {"Traceparent": sent, "Tracestate": "x=1"}
+            await client.post("/v1/completions", json={"model": GOOD, "prompt": "Hi"}, headers=headers)
+        assert engine.headers == [{"Traceparent": traceparent}, {}, {}]
+
+    at_the_door(check)
+
+
 @pytest.mark.parametrize(
     ("status", "message", "is_well", "answered"),
     [

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,8 +30,16 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 class GatewayProcess:
     """One gateway on a Unix socket."""
 
-    def __init__(self, home: Path, *, name: str = "gateway", engines: Path | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        name: str = "gateway",
+        engines: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         """`engines` is the folder of the engines' sockets, by default `home`."""
+        self._variables = dict(variables or {})
         self.home = home
         self.engines = (engines or home).resolve()
         self.name = name
@@ -62,6 +70,7 @@ class GatewayProcess:
         environ["ANNEAL_REPLICA_ADDRESSES"] = f"unix://{self.engines}"
         environ["ANNEAL_MEDIA_HOSTS"] = MEDIA_HOST
         environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.dev"
+        environ |= self._variables
         with (self.home / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
         wait_until(self._is_up, "the gateway did not start", seconds=120)
@@ -151,8 +160,10 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(home: Path, *, engines: Path | None = None) -> Iterator[GatewayProcess]:
-    gateway = GatewayProcess(home, engines=engines)
+def running_gateway(
+    home: Path, *, engines: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Iterator[GatewayProcess]:
+    gateway = GatewayProcess(home, engines=engines, variables=variables)
     try:
         gateway.start()  # Ctrl-C may come while it starts
         yield gateway

@@ -86,9 +86,13 @@ class ReplicaClient:
         self._idle: deque[_Connection] = deque()
         self._openings: dict[tuple[str, str], bytes] = {}
 
-    async def post(self, path: str, *, token: str, request_id: str, body: bytes) -> EngineResponse:
+    async def post(
+        self, path: str, *, token: str, request_id: str, body: bytes, traceparent: str = ""
+    ) -> EngineResponse:
         """Send the request; return its answer once the status is known. Raises Unreachable, Broken."""
         opening = self._openings.get((path, token)) or self._open(path, token)
+        if traceparent:
+            opening += b"Traceparent: %b\r\n" % traceparent.encode("ascii")
         content = b"%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n%b" % (
             opening, request_id.encode("ascii"), len(body), body
         )  # fmt: skip

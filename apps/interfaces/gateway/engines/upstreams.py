@@ -24,6 +24,7 @@ from apps.interfaces.gateway.engines.chunks import (
 )
 from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse, ReplicaClient, Unreachable
 from apps.interfaces.gateway.engines.meter import Meter
+from apps.interfaces.gateway.engines.traces import UNTRACED, RequestPhase, RequestTrace
 from apps.interfaces.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 from apps.interfaces.gateway.requests.schema import EngineRequest
@@ -64,6 +65,7 @@ class CallProgress(msgspec.Struct):
     is_sent: bool = False
     model_name: str = ""
     is_metered: bool = False
+    trace: RequestTrace = UNTRACED
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -104,20 +106,24 @@ class Upstreams:
         )
         untried = {upstream.replica_id: upstream for upstream in route.upstreams}
         attempts = 0
+        trace = call.progress.trace
         while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
+            trace.enter(RequestPhase.PLACE)
             if call.is_batched:
                 replica_id = self.turns.take_spare(call.tenant, allowed)
             else:
                 replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
             upstream = untried.pop(replica_id)
             self._breaker.record_trial(replica_id)
+            traceparent = trace.ask_engine(route.model_name, replica_id, output_tokens=call.request.max_tokens)
             try:
-                answer = await self._begin(upstream, call, body)
+                answer = await self._begin(upstream, call, body, traceparent)
             except BaseException as reason:
                 self.turns.give_back(call.tenant, replica_id)
                 self._record_failure(replica_id, call, reason)
                 if not isinstance(reason, TryAnother):
                     raise
+                trace.fail_phase("replica_unavailable")
                 attempts += not reason.is_unreached
                 call.meter.reset()
             else:
@@ -137,13 +143,15 @@ class Upstreams:
         if not reason.is_busy:
             self._breaker.record_failure(replica_id, call.tenant, is_replicas=reason.is_unreached or reason.is_down)
 
-    async def _begin(self, upstream: Upstream, call: Call, body: bytes) -> "EngineAnswer":
+    async def _begin(self, upstream: Upstream, call: Call, body: bytes, traceparent: str) -> "EngineAnswer":
         replica = self._replicas.get(upstream.url)
         if replica is None:
             replica = self._replicas[upstream.url] = ReplicaClient(upstream.url, self._addresses)
         was_sent, call.progress.is_sent = call.progress.is_sent, True
         try:
-            response = await replica.post(call.path, token=upstream.token, request_id=call.request_id, body=body)
+            response = await replica.post(
+                call.path, token=upstream.token, request_id=call.request_id, body=body, traceparent=traceparent
+            )
         except Unreachable as error:
             call.progress.is_sent = was_sent
             raise TryAnother(str(error), is_unreached=True) from error

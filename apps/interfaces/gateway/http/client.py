@@ -9,6 +9,7 @@ from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGon
 from apps.core.http.connections import is_proxy
 from apps.core.http.origin import network_of
 from apps.core.ids import new_ulid
+from apps.core.messages import tracing
 from apps.interfaces.gateway.errors import body_of, event_of, headers_of
 from apps.interfaces.gateway.http.bodies import BODY_SECONDS, BodyTooSlow
 from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
@@ -16,6 +17,7 @@ from apps.interfaces.gateway.http.connections import EXCHANGE, Exchange
 # The engine does not wait for a slow reader, so its output piles up here. Such a reader is cut off.
 MAX_READ_SECONDS = 60
 _REQUEST_ID = REQUEST_ID_HEADER.encode()
+_TRACEPARENT = tracing.HEADER.encode()
 _BATCH_REQUEST = signatures.HEADER.encode()
 _STREAM_LINES = (
     b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\nx-accel-buffering: no\r\n"
@@ -57,6 +59,11 @@ class Client:
     def address(self) -> str:
         """Return the client's network; empty if it is unknown."""
         return address_of(self._peer, self._exchange.headers.get(b"x-forwarded-for", b""))
+
+    @property
+    def traceparent(self) -> str:
+        """Return the trace context that the client sent, unchecked; empty without one."""
+        return self._exchange.headers.get(_TRACEPARENT, b"").decode("latin-1")
 
     @property
     def declared_bytes(self) -> int:

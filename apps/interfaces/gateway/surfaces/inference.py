@@ -20,11 +20,13 @@ from apps.core.errors import DomainError, RateLimited, Unavailable
 from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault, TooLarge
 from apps.core.http.fair_shares import LateRefusals
 from apps.core.ids import new_id
+from apps.core.messages import tracing
 from apps.interfaces.gateway.admission.keys import InferenceCaller, Keys
 from apps.interfaces.gateway.admission.limits import OpenRequests, Rates
 from apps.interfaces.gateway.engines.chunks import EngineChunk
 from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import Routes
+from apps.interfaces.gateway.engines.traces import RequestPhase, begin_trace
 from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, EngineAnswer, Upstreams
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
@@ -130,10 +132,14 @@ class Inference:
         client, services = Client(scope), self._services
         caller: InferenceCaller | None = None
         progress = CallProgress()
+        if tracing.is_on():
+            sent, request_id = client.traceparent, client.request_id
+            progress.trace = begin_trace(scope["path"], request_id=request_id, sent=sent)
         try:
             caller = await services.keys.identify(client.authorization, client.address, client.project)
             if client.batch_key_id:
                 caller = await services.keys.for_key(caller, client.batch_key_id)
+            progress.trace.annotate({"anneal.organization.id": caller.organization_id})
             client.limit_headers = lambda: services.rates.headers(caller.limits)
             services.rates.take_request(caller.limits)
             services.rates.require_few_wasted(caller.limits)
@@ -145,15 +151,19 @@ class Inference:
         except DomainError as error:
             if client.is_batched and isinstance(error, Unavailable) and not progress.is_sent:
                 error.code = signatures.BUSY_CODE
+            progress.trace.refuse(error.code, int(error.status))
             await services.wait_to_refuse(error, caller, client, progress)
             await client.refuse(self._surface.as_sent(error))
         except ClientGone:
-            return
+            progress.trace.annotate({"error.type": "client_gone"})
         except Exception:
+            progress.trace.refuse(ServerFault.code, int(ServerFault.status))
             logger.exception("request %s failed", client.request_id)
             if caller and not progress.is_metered:
                 services.refused.count(caller, progress.model_name, Refusal.ERROR)
             await client.refuse(ServerFault("The server had an error while processing your request."))
+        finally:
+            progress.trace.end()
 
     async def _serve(
         self, caller: InferenceCaller, client: Client, count: Callable[[int], None], progress: CallProgress
@@ -216,9 +226,10 @@ class Inference:
         if request.media:
             require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
 
-    async def _answer(
-        self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
-    ) -> None:
+    async def _find_route(
+        self, caller: InferenceCaller, request: EngineRequest, client: Client, progress: CallProgress
+    ) -> tuple[Route, bool]:
+        """Return the route of the request once a replica can answer it, and whether one could at once."""
         routes, organization_id = self._services.routes, caller.organization_id
         model_name = routes.resolve_alias(request.model_name, organization_id=organization_id)
         known = routes.known(model_name, organization_id=organization_id)
@@ -228,9 +239,20 @@ class Inference:
         is_ready = known is not None and bool(known.upstreams)
         if not is_ready:  # it may start a replica, take the place of another adapter, or copy a checkpoint
             await self._services.metering.require_affordable(caller, known, request, is_batched=client.is_batched)
+            progress.trace.enter(RequestPhase.REPLICA)
         route = await routes.find(model_name, organization_id=organization_id)
+        if not is_ready:
+            progress.trace.enter(RequestPhase.ADMISSION)
+        progress.trace.annotate({"gen_ai.request.model": route.model_name})
         if known is None:
             await self._require_room(caller, request, route)
+        return route, is_ready
+
+    async def _answer(
+        self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
+    ) -> None:
+        routes, organization_id = self._services.routes, caller.organization_id
+        route, is_ready = await self._find_route(caller, request, client, progress)
         ulid, upstreams = client.ulid, self._services.upstreams
         usage_id, charged_id = f"use_{ulid}", ""
         if client.is_batched:  # its sender may repeat it, and pays for one whole answer
@@ -264,10 +286,13 @@ class Inference:
             answer = await upstreams.begin(route, call)
             try:
                 ticket.record_first_token(answer.replica_id)
+                progress.trace.record_first_token()
                 deliver = _stream if request.is_streamed else _send_whole
                 await deliver(answer, AnswerEnding(ticket, keeper, self._services.completion_room), renderer, client)
+                progress.trace.annotate({"http.response.status_code": 200})
             finally:
                 upstreams.end(call, answer)
+                progress.trace.record_usage(meter)
         except DomainError as error:
             _finish(ticket, refusal_of(error), is_charged=False)
             raise

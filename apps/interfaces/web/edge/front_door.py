@@ -1,10 +1,12 @@
 """The public origin of an installation without a proxy: inference goes to the gateway, the rest to Django."""
 
+import asyncio
 from collections.abc import Collection
 
 from apps.core.errors import Unavailable
 from apps.core.http.asgi import Application, Receive, Scope, Send, allow_origins
 from apps.core.http.body_limits import LimitBodies
+from apps.core.messages import tracing
 from apps.interfaces.web.edge.busy_process import BusyProcess
 from apps.interfaces.web.edge.passing import PassThrough
 from apps.interfaces.web.edge.request_limits import LimitRequests, WebLimits
@@ -48,6 +50,7 @@ class FrontDoor:
             await self._busy.start()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await asyncio.to_thread(tracing.stop)
         await self._gateway.close()
         if self._busy:
             await self._busy.end()

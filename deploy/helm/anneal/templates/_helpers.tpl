@@ -109,6 +109,9 @@ http://internal.{{ .Release.Namespace }}.svc:8001
 {{- range $name := list "REDIS_URL" "CELERY_BROKER_URL" }}
 {{ include "anneal.secret-variable" (dict "variable" $name "secret" $values.secrets.redis "key" "REDIS_URL") }}
 {{- end }}
+{{- with $values.secrets.traces }}
+{{ include "anneal.secret-variable" (dict "variable" "OTEL_EXPORTER_OTLP_HEADERS" "secret" .) }}
+{{- end }}
 {{- range $key, $names := .program.secrets }}
 {{- if index $values.secrets $key }}
 {{- range $names }}

@@ -122,7 +122,9 @@ def test_every_variable_of_compose_is_a_variable_or_a_value(program: Program, re
 def test_the_settings_that_the_schema_knows_are_those_of_the_control_plane() -> None:
     known = set(VALUES_SCHEMA["properties"]["settings"]["properties"])
 
-    assert known == CONTROL_OPTIONS - {"FORWARDED_ALLOW_IPS", "ANNEAL_SECRET_KEY_FALLBACKS"}
+    assert known == CONTROL_OPTIONS - {
+        "FORWARDED_ALLOW_IPS", "ANNEAL_SECRET_KEY_FALLBACKS", "OTEL_EXPORTER_OTLP_HEADERS",
+    }  # fmt: skip
 
 
 def test_every_program_logs_in_as_its_own_role(program: Program, rendered: Rendering) -> None:
@@ -133,7 +135,8 @@ def test_every_program_logs_in_as_its_own_role(program: Program, rendered: Rende
 
 
 def test_every_program_gets_the_secrets_that_compose_gives_it(program: Program, rendered: Rendering) -> None:
-    secret = re.compile(r"\$\{\w*(SECRET_KEY|PEPPER|SIGNING|PASSWORD|ACCESS_KEY|EMAIL_URL|FROM_EMAIL|STRIPE)\w*(:|\})")
+    names = "SECRET_KEY|PEPPER|SIGNING|PASSWORD|ACCESS_KEY|EMAIL_URL|FROM_EMAIL|STRIPE|OTLP_HEADERS"
+    secret = re.compile(rf"\$\{{\w*({names})\w*(:|\}})")
     compose = {name for name, value in SERVICES[program.name]["environment"].items() if secret.search(str(value))}
 
     assert from_secrets(container_of(rendered, program.name)[1]) == compose

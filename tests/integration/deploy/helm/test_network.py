@@ -108,6 +108,12 @@ def test_no_program_reaches_a_metadata_service_or_a_private_address(address: str
     assert [name for name in network.labels if network.leaves_for(name, address, 80)] == []
 
 
+def test_processes_that_serve_or_carry_out_reach_the_collector_of_traces_and_no_worker_does(network: Network) -> None:
+    reached = {name for name in network.labels if network.leaves_for(name, "10.0.0.8", 4318)}
+
+    assert reached - {"beat"} == {name for name, one in SERVICES.items() if "traces" in one.get("networks", ())}
+
+
 def test_programs_of_compose_with_a_way_out_have_one(network: Network) -> None:
     out = {name for name in network.labels if network.leaves_for(name, "1.1.1.1", 443)}
 
