@@ -158,7 +158,7 @@ def charge(*, topup_id: str) -> None:
         return
     except PaymentMismatch as error:  # the draft stays at Stripe, unpaid, for operators to inspect
         logger.critical("an automatic charge was stopped: %s", error)
-        _give_up(topup, "The invoice did not add up.")
+        _give_up(topup, "The invoice total did not match.")
         return
     sync_topup(topup_id=topup.pk)
     AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)
@@ -171,7 +171,7 @@ def _no_longer_ordered(topup: TopUp) -> str:
         return "Auto-recharge was turned off."
     charged = charged_this_month_cents(organization=topup.organization_id, now=db_now())  # includes this charge
     if charged > order.monthly_cap_cents:
-        return "The most in a month was lowered."
+        return "The monthly maximum was lowered."
     return ""
 
 

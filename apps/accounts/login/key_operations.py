@@ -102,12 +102,12 @@ def _within(
 ) -> KeyLimits:
     """Return the limits of a new key. Raise PermissionDenied if it would do more, or live longer, than its maker."""
     if missing := sorted(scopes - identity.scopes):
-        text = gettext("This API key lacks %(missing)s, so a key that it makes must do without. Leave them out.") % {
+        text = gettext("This API key lacks %(missing)s, so it cannot give them to another key. Leave them out.") % {
             "missing": ", ".join(missing)
         }
         raise PermissionDenied(text, param="scopes")
     if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
-        text = gettext("A key must expire with the key that makes it: send at most %(timestamp)s.") % {
+        text = gettext("A key must not outlive the key that creates it: send at most %(timestamp)s.") % {
             "timestamp": int(identity.expires_at.timestamp())
         }
         raise PermissionDenied(text, param="expires_at")
@@ -115,7 +115,8 @@ def _within(
     for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
         if most is not None and (asked[name] or most) > most:
             raise PermissionDenied(
-                gettext("This API key has at most %(most)s here, and so has a key that it makes.") % {"most": most},
+                gettext("This API key is limited to %(most)s here, and so are the keys that it creates.")
+                % {"most": most},
                 param=name,
             )
         asked[name] = asked[name] or most
@@ -145,7 +146,7 @@ def rotate_key(
         account = find_service_account(organization=organization, user_id=key.created_by_id)
     if key.created_by_id != by.pk and account is None:
         raise PermissionDenied(
-            gettext("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
+            gettext("Only the creator of a key may rotate it. Create your own key, or revoke this one.")
         )
     lock_members(organization, by)  # before the key, as a removal does
     key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
@@ -241,7 +242,7 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
     missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
     if missing:
         raise PermissionDenied(
-            gettext("The role %(role)s does not hold %(missing)s: a key may do no more than its maker.")
+            gettext("The role %(role)s lacks %(missing)s, and a key may do no more than its creator.")
             % {"role": membership.role, "missing": ", ".join(missing)},
             param="scopes",
         )

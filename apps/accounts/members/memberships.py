@@ -161,5 +161,5 @@ def _require_another_owner(membership: Membership) -> None:
 
 def known_role(role: str) -> str:
     if role not in ROLES:
-        raise InvalidValue(gettext("A role is one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
+        raise InvalidValue(gettext("The role must be one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
     return role

@@ -150,7 +150,7 @@ def create_project(
             gettext("An organization has at most %(most)s projects. Archive one first.") % {"most": MAX_PROJECTS}
         )
     if count_of_hour(organization=organization, action="project.create") >= MAX_CREATED_IN_AN_HOUR:
-        text = gettext("An organization creates at most %(most)s projects an hour. Try again later.")
+        text = gettext("An organization can create at most %(most)s projects an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     project = Project.objects.create(
         organization=organization, name=_free_name(organization, name), is_private=is_private, created_by=by.pk,
@@ -191,7 +191,7 @@ def change_project(
         _require_members_managed(acting)
     if is_private and project.is_default:
         raise InvalidState(
-            gettext("The default project is open to all members. Create another one for what is private."),
+            gettext("The default project is open to all members. Create another project for private work."),
             param="is_private",
         )
     changes = {
@@ -245,7 +245,7 @@ def set_project_member(
     project = _open_project(organization, project_id)
     if role not in ProjectRole.values:
         raise InvalidValue(
-            gettext("A role in a project is one of %(roles)s.") % {"roles": ", ".join(ProjectRole.values)},
+            gettext("The role in a project must be one of %(roles)s.") % {"roles": ", ".join(ProjectRole.values)},
             param="role",
         )
     membership = Membership.objects.for_organization(organization).filter(pk=membership_id).first()
@@ -316,7 +316,7 @@ def _free_name(organization: Organization, name: str, *, but: Project | None = N
     same = Project.objects.for_organization(organization).filter(name__iexact=name, archived_at=None)
     if same.exclude(pk=but.pk if but else "").exists():
         raise InvalidState(
-            gettext("There is a project %(name)s already. Choose another name.") % {"name": name}, param="name"
+            gettext("A project named %(name)s already exists. Choose another name.") % {"name": name}, param="name"
         )
     return name
 
@@ -332,7 +332,7 @@ def project_of_new_key(
     wanted = id or own or default_project_id(organization)
     if scopes is not None and wanted != own and Permission.MEMBER_MANAGE not in scopes:
         raise PermissionDenied(
-            gettext("A key that this API key makes is in its project. Leave the project out."), param="project"
+            gettext("Keys that this API key creates are in its own project. Leave the project out."), param="project"
         )
     get_project(organization=organization, id=wanted)  # as the key that asks sees it
     return require_project(organization=organization, id=wanted, membership=membership)

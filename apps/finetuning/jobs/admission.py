@@ -190,7 +190,8 @@ def choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
             raise InvalidValue(
-                gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.") % {"name": name[:60]},
+                gettext("There is no open GPU pool named '%(name)s'. Use a pool from an estimate.")
+                % {"name": name[:60]},
                 param="compute.pool",
             )
     if not quotes:
@@ -222,8 +223,8 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
         offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))
         raise InvalidValue(
             gettext(
-                "This job is not offered on %(gpu_count)s GPUs: they would not share its batch evenly, not hold "
-                "it, or not be faster. Offered: %(offered)s."
+                "This job is not offered on %(gpu_count)s GPUs: they cannot share its batch evenly, it does not "
+                "fit, or they would not be faster. Offered: %(offered)s."
             )
             % {"gpu_count": gpu_count, "offered": offered},
             param="compute.gpu_count",

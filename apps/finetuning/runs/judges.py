@@ -54,8 +54,7 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
         ) from missing
     if not is_served:
         raise InvalidValue(
-            gettext("The judge '%(name)s' answers no requests here: name a model that is served.")
-            % {"name": name[:60]},
+            gettext("The judge '%(name)s' is not served here: name a model that is served.") % {"name": name[:60]},
             param=_PARAM,
         )
 
@@ -73,7 +72,9 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         raise NotFound(gettext("This run has no judge."))
     maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
-        raise PermissionDenied(gettext("Who created the job has left, or the key that did was revoked or has expired."))
+        raise PermissionDenied(
+            gettext("The job's creator has left, or the key that created it was revoked or has expired.")
+        )
     calls = max(2 * plan.max_answers, 1)  # of the base model and of the tuned one
     limits = KeyLimits(
         requests_per_minute=calls, tokens_per_minute=calls * _TOKENS_A_CALL, concurrent_requests=_CALLS_AT_ONCE
