@@ -1,7 +1,7 @@
 """Auto-recharge: charges the card when credit runs low, one charge at a time, never above the monthly cap.
 
-A charge is an invoice of one line: written, compared with the order, finalized, paid. When the bank wants a
-confirmation, the customer is mailed. A lost or stolen card ends the order; other declines pause it.
+A charge is an invoice with one line. It is created, compared with the order, finalized and paid. If the bank requires
+confirmation, the customer gets a mail. A lost or stolen card ends the order; other declines pause it.
 """
 
 import datetime

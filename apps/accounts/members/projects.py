@@ -1,8 +1,8 @@
 """Projects of an organization: created, changed and archived by those who manage members, each audited.
 
-Those who manage members manage the projects that they see, and owners see all. A member works in a project with their
-role in the organization, or less: `viewer` in a project allows no more than to look. An `admin` of a project changes
-its name, its defaults and who works in it, but neither hides nor archives it.
+People who manage members manage the projects that they see; owners see all. In a project, a member has their role in
+the organization, or a lower one: a `viewer` of a project can only look. An `admin` of a project changes its name, its
+defaults and its members, but cannot hide or archive it.
 """
 
 import datetime
@@ -100,7 +100,7 @@ def may_work_in(*, project_id: str, membership: Membership) -> bool:
 
 
 def require_work_in(*, project_id: str, actor: str) -> None:
-    """Raise PermissionDenied if a member, or who made a key, is a viewer of the project, in which they change a job."""
+    """Raise PermissionDenied if the member, or the creator of the key, who changes a job is a viewer of its project."""
     makers = ApiKey.objects.filter(pk=actor).values("created_by")
     of_actor = Q(membership__user=actor) | Q(membership__user__in=makers)
     viewers = ProjectMember.objects.filter(of_actor, project=project_id, role=ProjectRole.VIEWER)
@@ -125,7 +125,7 @@ def may_manage_project(*, project_id: str, membership: Membership) -> bool:
 
 
 def is_project_admin(*, project_id: str, membership: Membership) -> bool:
-    """Return whether a member is an admin of the project, and may do in the organization what takes a key there."""
+    """Return whether a member is an admin of the project and may create keys in the organization."""
     if not has_permission(membership.role, Permission.KEY_MANAGE):
         return False
     admins = ProjectMember.objects.filter(project=project_id, role=ProjectRole.ADMIN)
@@ -179,7 +179,7 @@ def change_project(
     default_method: str | None = None,
     default_suffix: str | None = None,
 ) -> Project:
-    """Rename a project, or say who sees it and what its fine-tunes begin with; None stays.
+    """Change a project's name, visibility or defaults for fine-tunes. None leaves a value as it is.
 
     Keys of those who do not see it stop working at once. An admin of the project does not change who sees it.
 
@@ -237,7 +237,7 @@ def archive_project(*, organization: Organization, id: str, by: User, now: datet
 def set_project_member(
     *, organization: Organization, project_id: str, membership_id: str, role: str, by: User, now: datetime.datetime
 ) -> ProjectMember:
-    """Give a member of the organization, person or service account, a role in a project, in place of the one before.
+    """Give a member of the organization, a person or service account, a role in a project. It replaces an earlier one.
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
@@ -267,7 +267,7 @@ def set_project_member(
 
 @transaction.atomic
 def remove_project_member(*, organization: Organization, project_id: str, member_id: str, by: User) -> None:
-    """End a member's role in a project. What they see then is what others without a role in it see.
+    """End a member's role in a project. They then see what others without a role in it see.
 
     Raises NotFound, PermissionDenied, InvalidState.
     """

@@ -1,7 +1,7 @@
 """Suggestions for a failed job: a change in words, its effect on a new job, and its price.
 
-For each code, `_REMEDIES` lists changes, the better first. The suggestion is the first one that a pool takes now. A
-change without a price gives the reason. Nothing is written: a price needs token counts that are stored.
+For each code, `_REMEDIES` lists changes, best first. The suggestion is the first one that a pool accepts now. A change
+without a price gives the reason. Nothing is written: prices use stored token counts.
 """
 
 import datetime
@@ -76,7 +76,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
-    """Return the change to suggest for a failed job: the first that can start now, else the first of all."""
+    """Return the change to suggest for a failed job: the first that can start now, or else simply the first."""
     first: Suggestion | None = None
     for change in _changes(job):
         found = _priced(change, job, now)

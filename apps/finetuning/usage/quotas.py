@@ -1,6 +1,6 @@
 """Limits of an organization, checked when a job is created and again when a worker would start it.
 
-So are its allowances, the limits that it sets for members, labels and projects itself (allowances.py).
+Its allowances, the limits that it sets for members, labels and projects, are checked in the same way (allowances.py).
 """
 
 import datetime

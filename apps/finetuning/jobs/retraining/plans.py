@@ -171,7 +171,7 @@ def create_plan(
 
 @transaction.atomic
 def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: datetime.datetime) -> RetrainingPlan:
-    """Change a plan; from now on it acts in the name of `by`. What has begun goes on.
+    """Change a plan; from now on it acts in the name of `by`. A retraining that has begun continues.
 
     Raises as `create_plan`, but never if the plan is only stopped.
     """
@@ -202,7 +202,7 @@ def _set(changed: RetrainingPlan, request: PlanRequest, before: RetrainingPlan, 
 
 @transaction.atomic
 def delete_plan(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> None:
-    """Delete a plan with its history. A job that it began goes on, without a comparison; a comparison ends."""
+    """Delete a plan with its history. A job that it started continues, but is not compared. A comparison ends."""
     require_work_in(project_id=plan.source_job.project_id, actor=by)
     for retraining in plan.retrainings.filter(status__in=RETRAINING_OPEN):
         stop(retraining, now)

@@ -1,4 +1,4 @@
-"""The criteria that answers are graded by, as forms: one for each, with the fields of its kind alone."""
+"""Forms for the criteria that grade answers: one for each criterion, with only the fields of its kind."""
 
 import json
 import re
