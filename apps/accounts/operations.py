@@ -121,7 +121,7 @@ def create_region(*, name: str, by: str) -> Region:
     """Add a region. Its name cannot change. Raises InvalidValue."""
     name = clean_name(name)[:40]
     if list_regions().filter(name__iexact=name).exists():
-        raise InvalidValue(gettext("There is a region named %(name)s already.") % {"name": repr(name)}, param="name")
+        raise InvalidValue(gettext("A region named %(name)s already exists.") % {"name": repr(name)}, param="name")
     region = Region.objects.create(name=name)
     audit.record(organization=None, by=by, action="region.created", target=region.pk)
     return region

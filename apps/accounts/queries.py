@@ -276,7 +276,7 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
 def find_actor(*, organization: Organization | str, actor: str, now: datetime.datetime) -> Membership | None:
     """Return the member behind an actor id, or the maker of a key that is usable; return None if there is none now.
 
-    A key that was rotated may still act by a usable key of its line, unless it was revoked.
+    A rotated key may still act through a usable key that replaced it, unless it was revoked.
     """
     people = [actor]
     if not actor.startswith("user_"):

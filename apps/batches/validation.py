@@ -191,4 +191,4 @@ def _bad_field(raw: bytes) -> BadLine:
         decode_body(raw, _sent_line)
     except DomainError as error:
         return BadLine("invalid_request", error.message, error.param)
-    return BadLine("invalid_request", "The line is no request. Send custom_id, method, url and body.")
+    return BadLine("invalid_request", "The line is not a request. Send custom_id, method, url and body.")

@@ -85,8 +85,8 @@ def attribution_of_actor(
 ) -> Attribution:
     """Return the attribution of a job that `by` started.
 
-    A key's label overrides the job's label of the same name, so that no key leaves its budget. What a key starts is in
-    its project; `project_id` is that of what a member starts, or else the default.
+    A key's label overrides the job's label of the same name, so that no key leaves its budget. Work that a key starts
+    is in the key's project. Work that a member starts is in `project_id`, or else in the default project.
     """
     own = {str(name): str(value) for name, value in labels.items()}
     if by.startswith("key_"):

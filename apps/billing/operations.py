@@ -321,7 +321,7 @@ def record_estimate_loss(*, hold_id: str, total_nano: int, by: str) -> None:
 def refund_source(*, organization: Organization | str, source: str, by: str, reason: str, keep_nano: int = 0) -> int:
     """Refund what was charged for `source` beyond `keep_nano` and not refunded yet, last first; return the amount.
 
-    What an operator refunded counts as charged, and stays refunded.
+    Amounts that an operator refunded count as charged, and stay refunded.
     """
     wallet = lock_wallet(organization=organization)
     holds = Hold.objects.filter(

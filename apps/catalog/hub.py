@@ -99,13 +99,13 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
             gettext("%(repo)s has no commit %(revision)s.") % {"repo": repo, "revision": revision}, param="revision"
         ) from error
     except RepositoryNotFoundError as error:
-        message = gettext("The hub has no %(repo)s, or shows it only to a token that may read it.") % {"repo": repo}
+        message = gettext("The hub has no %(repo)s, or requires a token that may read it.") % {"repo": repo}
         raise ModelRefused(message, param="repo") from error
     except (HfHubHTTPError, httpx2.HTTPError, OSError) as error:
         if isinstance(error, HfHubHTTPError) and error.response.status_code == 401:
             message = gettext("The hub does not accept this token: it is wrong, expired or revoked.")
             raise ModelRefused(message, param="hub_token") from error
-        reason = gettext("The hub did not hand over %(repo)s (%(error)s): try again.") % {
+        reason = gettext("%(repo)s could not be downloaded from the hub (%(error)s). Try again.") % {
             "repo": repo,
             "error": type(error).__name__,
         }
@@ -240,8 +240,8 @@ def make_client() -> httpx2.Client:
         if not addresses.is_allowed(str(request.url)):
             raise Refused(
                 gettext(
-                    "The hub sends us to %(host)s, which is not one of its hosts. If it is a mirror's, name it in "
-                    "HF_BLOB_HOSTS."
+                    "The hub redirects to %(host)s, which is not one of its hosts. If it belongs to a mirror, add "
+                    "it to HF_BLOB_HOSTS."
                 )
                 % {"host": request.url.host}
             )

@@ -179,7 +179,7 @@ def _inside(path: Path, roots: Sequence[Path]) -> Path:
     folder = path.resolve()
     if not any(folder.is_relative_to(root.resolve()) for root in roots):
         raise ModelRefused(
-            gettext("%(path)s does not lie under ANNEAL_BASE_MODEL_ROOTS.") % {"path": path}, param="path"
+            gettext("%(path)s is not in a folder of ANNEAL_BASE_MODEL_ROOTS.") % {"path": path}, param="path"
         )
     if not folder.is_dir():
         raise ModelRefused(gettext("%(path)s is not a folder.") % {"path": path}, param="path")

@@ -105,7 +105,7 @@ def _row_for(name: str, display_name: str) -> BaseModel:
         return BaseModel(name=name, display_name=display_name)
     if row.is_installed or row.retired_at:
         raise InvalidValue(
-            gettext("There is a base model %(name)s already; names are not used twice.") % {"name": repr(name)},
+            gettext("A base model named %(name)s already exists, and names are never reused.") % {"name": repr(name)},
             param="name",
         )
     row.display_name = display_name

@@ -108,7 +108,7 @@ def approve_price(*, request_id: str, by: str, now: datetime.datetime) -> PriceR
     """
     wanted = _locked(request_id)
     if wanted.requested_by == by:
-        raise PermissionDenied(gettext("Another operator must approve what you asked for."))
+        raise PermissionDenied(gettext("Another operator must approve this."))
     begin = wanted.effective_from
     wanted.rule = set_price(
         sku=wanted.sku,

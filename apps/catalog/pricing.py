@@ -51,7 +51,7 @@ def batch_sku(sku: str) -> str:
 
 
 def has_batch_price(sku: str) -> bool:
-    """Return whether the SKU is one of tokens, of which requests of batches have a price of their own."""
+    """Return whether the SKU is for tokens, which have a separate price in batches."""
     return sku.startswith(_OF_TOKENS) and not sku.endswith(_OF_BATCHES)
 
 

@@ -130,7 +130,7 @@ def export(rows: QuerySet[AuditEntry], *, kind: str) -> tuple[Iterator[bytes], s
     The rows are read at once, because a response is sent after its transaction.
     """
     if kind not in ("csv", "jsonl"):
-        raise InvalidValue(gettext("An export is csv or jsonl."), param="export")
+        raise InvalidValue(gettext("An export must be csv or jsonl."), param="export")
     with counted_read():
         found = list(rows[:MAX_EXPORTED])
     if kind == "jsonl":

@@ -1,8 +1,8 @@
 """Corrections learned from finished runs.
 
-They are factors on the physics for a pool, a model family and a method, with a spread. Everything is fitted on the
-logarithm of actual / physics, by medians in which the physics has some votes. So the physics stands until runs outvote
-it, and one faulty run changes nothing. A level without runs (a new family) uses the levels above it.
+A correction is a factor on the formulas ("physics") for a pool, a model family and a method, with a spread. Fits use
+the logarithm of actual / physics, and medians in which the physics has some votes. So the physics counts until runs
+outvote it, and one faulty run changes nothing. A level without runs (a new family) uses the levels above it.
 """
 
 import math

@@ -185,7 +185,7 @@ def _combined(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> tuple[Fix
         changes: dict[str, object] = {"method": "qlora", "max_length": length, "gpu_key": largest.key}
         return (_priced(shorter, elsewhere, smallest_plan(shorter, largest), "max_length", text, changes),)
     peak = _peak_bytes(smallest_plan(least, largest), elsewhere)
-    text = f"No single GPU offered holds this job: even QLoRA with one row at a time needs {_gib(peak)}."
+    text = f"This job fits on no single GPU here: even QLoRA with one row at a time needs {_gib(peak)}."
     return (Fix(key="none", text=text if others else "Choose a smaller base model.", peak_bytes=peak),)
 
 

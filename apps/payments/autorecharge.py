@@ -1,7 +1,7 @@
 """Auto-recharge: charges the card when credit runs low, one charge at a time, never above the monthly cap.
 
-A charge is an invoice of one line: written, compared with the order, finalized, paid. When the bank wants a
-confirmation, the customer is mailed. A lost or stolen card ends the order; other declines pause it. Another card or an
+A charge is an invoice with one line. It is created, compared with the order, finalized and paid. If the bank requires
+confirmation, the customer gets a mail. A lost or stolen card ends the order; other declines pause it. Another card or an
 explicit resume ends a pause; saving the settings does not.
 """
 
@@ -187,7 +187,7 @@ def charge(*, topup_id: str) -> None:
         return
     except PaymentMismatch as error:  # the draft stays at Stripe, unpaid, for operators to inspect
         logger.critical("an automatic charge was stopped: %s", error)
-        _give_up(topup, "The invoice did not add up.")
+        _give_up(topup, "The invoice total did not match.")
         return
     sync_topup(topup_id=topup.pk)
     AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)
@@ -200,7 +200,7 @@ def _no_longer_ordered(topup: TopUp) -> str:
         return "Auto-recharge was turned off."
     charged = charged_this_month_cents(organization=topup.organization_id, now=db_now())  # includes this charge
     if charged > order.monthly_cap_cents:
-        return "The most in a month was lowered."
+        return "The monthly maximum was lowered."
     return ""
 
 

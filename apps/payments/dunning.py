@@ -78,7 +78,7 @@ def _owing(organization_id: str | None = None) -> dict[str, int]:
 
 
 def _suspend(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
-    why = f"{dollars(owed_nano)} is owed. Top up to go on."
+    why = f"You owe {dollars(owed_nano)}. Top up to continue."
     set_spending(organization=row.organization_id, stopped_because=why)
     _move(row, StandingStatus.SUSPENDED, now, owed_nano)
     _mail(row, "Your organization is suspended", f"{why} Running jobs keep a checkpoint and pause. Your data is kept.")

@@ -1,6 +1,6 @@
-"""Models of payments: the customer of each organization, what was requested, and Stripe's ids of it.
+"""Models of payments: the customer of each organization, its requests, and their ids at Stripe.
 
-Stripe is asked for the state of its own objects; nothing here mirrors them. Balances are in the ledger alone.
+These models do not mirror Stripe's objects: their state is read from Stripe. Balances are only in the ledger.
 """
 
 import pgtrigger

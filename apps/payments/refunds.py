@@ -46,7 +46,7 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
     lock_wallet(organization=topup.organization_id)
     topup.refresh_from_db()
     if topup.status != TopUpStatus.PAID:
-        raise InvalidState(gettext("Only a payment that arrived can go back."))
+        raise InvalidState(gettext("Only a payment that arrived can be refunded."))
     recent = CardRefund.objects.filter(needs_approval=False, created_at__gt=db_now() - _DAY)
     sums = recent.exclude(status=RefundStatus.FAILED).aggregate(
         of_operator=Sum("credit_cents", filter=Q(requested_by=by)),
@@ -91,7 +91,7 @@ def approve_refund(*, refund: CardRefund, by: str) -> None:
     """
     row = _locked(refund)
     if row.requested_by == by:
-        raise PermissionDenied(gettext("Another operator must approve what you asked for."))
+        raise PermissionDenied(gettext("Another operator must approve this."))
     if not try_advance(row, to=RefundStatus.REQUESTED, transitions=REFUND, approved_by=by):
         raise InvalidState(gettext("This was already decided."), param="status")
     audit.record(organization=row.organization_id, by=by, action="refund.approved", target=row.pk)

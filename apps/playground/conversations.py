@@ -36,7 +36,7 @@ def get_conversation(*, membership: Membership, id: str) -> SavedConversation:
     """Return one of the member's conversations. Raises NotFound, the same for unknown and other members' ids."""
     found = list_conversations(membership=membership).defer(None).filter(pk=id).first()
     if found is None:
-        raise NotFound(gettext("You have no such conversation. It may be deleted."), param="conversation")
+        raise NotFound(gettext("You have no such conversation. It may have been deleted."), param="conversation")
     return found
 
 

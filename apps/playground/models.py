@@ -10,7 +10,7 @@ from apps.playground.transcripts import PlaySettings, Transcript
 
 
 class SavedConversation(OrganizationModel):
-    """A conversation of one member, which no other member sees. It ends with the membership."""
+    """A conversation that only its member sees. It ends with the membership."""
 
     id = IdField(prefix="conv")
     membership = models.ForeignKey("accounts.Membership", on_delete=models.CASCADE, related_name="+")

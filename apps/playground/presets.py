@@ -27,7 +27,7 @@ def get_preset(*, membership: Membership, id: str) -> Preset:
     """Return a preset that the member may use. Raises NotFound, the same for unknown and other people's ids."""
     found = list_presets(membership=membership).defer(None).filter(pk=id).first()
     if found is None:
-        raise NotFound(gettext("There is no such preset. It may be deleted."), param="preset")
+        raise NotFound(gettext("There is no such preset. It may have been deleted."), param="preset")
     return found
 
 
@@ -58,7 +58,7 @@ def save_preset(
         preset = Preset(organization_id=membership.organization_id, membership=owner, name=name, created_by=author)
     elif not may_change(preset, by=membership):
         raise PermissionDenied(
-            gettext("Another member shares a preset of this name. Choose another name."), param="name"
+            gettext("Another member shares a preset with this name. Choose another name."), param="name"
         )
     preset.settings, preset.updated_at = settings, now
     preset.save()

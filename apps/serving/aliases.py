@@ -71,7 +71,8 @@ def point_alias(
     """
     if not 0 <= canary_percent <= 99:
         raise InvalidValue(
-            gettext("A canary gets 1 to 99 percent; leave it out to move everything."), param="canary_percent"
+            gettext("A canary gets 1 to 99 percent. Leave the percentage out to move all requests."),
+            param="canary_percent",
         )
     is_loaded = answering().filter(adapter_version=version).exists()
     if not is_loaded or not _is_deployed(version):
@@ -95,7 +96,7 @@ def point_alias(
             alias.previous_version = alias.version
         alias.version, alias.canary_version, alias.canary_percent = version, None, 0
     else:
-        raise InvalidState(gettext("The alias stands for this version already."), param="version")
+        raise InvalidState(gettext("The alias already stands for this version."), param="version")
     return _save(alias, by=by, now=now, action="alias.moved")
 
 
@@ -147,9 +148,9 @@ def _require_expected(alias: Alias | None, expected: str | None) -> None:
     if expected is None or (alias is None and not expected):
         return
     if alias is None:
-        raise AliasMoved(gettext("The alias does not exist any more."), param="expected_version")
+        raise AliasMoved(gettext("The alias no longer exists."), param="expected_version")
     if alias.version.model_name != expected:
-        text = gettext("The alias stands for %(model)s by now. Compare with that version, and try again.")
+        text = gettext("The alias now stands for %(model)s. Compare with that version, and try again.")
         raise AliasMoved(text % {"model": alias.version.model_name}, param="expected_version")
     if alias.canary_version_id is not None:
         text = gettext("A canary of the alias %(name)s has begun. End it or finish it, and try again.")
@@ -205,7 +206,7 @@ def _imported_name(name: str) -> str:
         raise InvalidValue(text, param="name")
     if BaseModel.objects.filter(name__iexact=found[1]).exists():
         text = gettext(
-            "%(name)s is a base model here, so a model here may have this name. Choose one such as production."
+            "%(name)s is a base model here, so a model may get this name. Choose another name, such as production."
         ) % {"name": found[1]}
         raise InvalidValue(text, param="name")
     return name

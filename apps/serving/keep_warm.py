@@ -48,7 +48,7 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
     if version.status == AdapterVersionStatus.REFUSED:
         raise InvalidState(gettext("An engine refused this adapter. It cannot be kept warm."), param="model")
     if version.status == AdapterVersionStatus.FILES_ONLY:
-        raise InvalidState(gettext("This model has a replica of its own, which never gives it up."), param="model")
+        raise InvalidState(gettext("This model has its own replica, which always keeps it loaded."), param="model")
     if deployment.pinned_at is not None:
         return deployment
     if price.price_nano and get_balance(organization=version.organization_id).available_nano <= 0:

@@ -53,7 +53,7 @@ def _require_few_deployments(version: AdapterVersion) -> None:
     """Raise RateLimited for a version that was served and taken offline again and again: others' adapters make room."""
     recent = Deployment.objects.filter(adapter_version=version, created_at__gt=db_now() - datetime.timedelta(hours=1))
     if recent.count() > MAX_DEPLOYMENTS_AN_HOUR:
-        text = gettext("A model can be served %(most)s times within an hour. Try again later.")
+        text = gettext("You can serve a model %(most)s times an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_DEPLOYMENTS_AN_HOUR}, retry_after_seconds=600)
 
 

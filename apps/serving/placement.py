@@ -1,14 +1,14 @@
 """Placement: which replica of one base model holds which adapters, by demand, within rank classes, with few moves.
 
-Every adapter in use is on one replica, a hot one on several; an adapter without recent requests is on none. When there
-are more adapters in use than places, organizations first take turns for half of their fair share: each one's busiest
-adapter comes before any one's second. Demand decides about the rest.
+Every adapter in use is on one replica, a hot one on several; an adapter without recent requests is on none. If more
+adapters are in use than there are places, organizations first take turns for half of their fair share: the busiest
+adapter of each comes before the second of any. Demand decides about the other places.
 
 An adapter stays where it is: loading one delays every token of that engine, and an unloaded one still fills the
 engine's cache. Adapters that customers wait for displace others only as fast as replicas load them; the rest wait. A
 fleet that unloads faster than it loads would answer no request.
 
-The result depends on the arguments alone, so two placers with the same facts agree.
+The result depends only on the arguments, so two placers with the same facts agree.
 """
 
 import hashlib

@@ -94,7 +94,7 @@ class _Ready:
 
 
 def _upstreams(found: list[_Ready]) -> tuple[Upstream, ...]:
-    """Return the replicas to ask. Draining replicas answer only what no other can."""
+    """Return the replicas to ask. Draining replicas get only requests that no other replica can answer."""
     staying = tuple(one.upstream for one in found if one.replica.draining_at is None)
     return staying or _draining(found)
 

@@ -1,4 +1,4 @@
-"""The worker's only way to the control plane: typed calls of /internal/v1, retried where a repeat is harmless.
+"""The worker's only connection to the control plane: typed calls of /internal/v1, retried if a repeat is harmless.
 
 Every route answers a repeated request the same way (claims by lease, events by sequence, uploads by manifest hash,
 finish by lease). A call is therefore repeated with back-off after a connection error, a 429 or a 5xx.

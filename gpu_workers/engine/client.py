@@ -1,4 +1,4 @@
-"""The few requests that the serving agent sends to vLLM over its Unix socket. No other code may talk to it."""
+"""The few requests that the serving agent sends to vLLM over its Unix socket. No other code may call vLLM."""
 
 import math
 import re

@@ -2,7 +2,7 @@
 
 An adapter is loaded only after its files were checked and, if there is a canary engine, only after that engine has
 tested it. Customers are admitted only after it answered a question with finite numbers that differ from the base
-model's. An engine with bad numbers is ended in spite of these checks: its cache keeps them for other customers'
+model's. If an engine still produces bad numbers, it is ended, because its cache would pass them on to other customers'
 requests.
 """
 

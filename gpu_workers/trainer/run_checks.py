@@ -55,7 +55,7 @@ def _check_servable(spec: RunSpec) -> None:
     problems += [f"rank {recipe.lora_rank}"] if recipe.lora_rank > MAX_RANK else []
     problems += [f"a scale of {scale:g}"] if scale > MAX_SCALE else []
     if problems:
-        message = f"The serving engine takes no adapter with {' and '.join(problems)}."
+        message = f"The serving engine cannot load an adapter with {' and '.join(problems)}."
         raise Refused(FailureCode.ADAPTER_REJECTED, message)
 
 

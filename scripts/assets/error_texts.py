@@ -30,7 +30,7 @@ ERRORS: dict[str, Words] = {
         "The alias does not stand for the `expected_version` that you sent, or a canary of it has begun.",
         "Read the alias, decide again, and send the version that it stands for now.",
     ),
-    "already_member": Words("The person is a member of the organization already.", "Change their role instead."),
+    "already_member": Words("The person is already a member of the organization.", "Change their role instead."),
     "base_model_refused": Words(
         "A base model cannot be used safely, or the hub refuses it.",
         "The message gives the reason. Choose another model, another revision or another token.",
@@ -50,7 +50,7 @@ ERRORS: dict[str, Words] = {
         "Use another card, or ask your bank. If it wants a confirmation, pay on the credit page.",
     ),
     "checkpoint_not_found": Words(
-        "The checkpoint to start from does not exist any more.",
+        "The checkpoint to start from no longer exists.",
         "List the checkpoints of the job and choose one of them, or start from the base model.",
     ),
     "completion_not_found": Words(
@@ -65,7 +65,7 @@ ERRORS: dict[str, Words] = {
         "The prompt and the longest possible answer do not fit into the model's context.",
         "Shorten the messages, or lower `max_tokens`. The message gives all three numbers.",
     ),
-    "engine_error": Words("The model failed in the middle of an answer. Nothing of it is charged.", _REPEAT),
+    "engine_error": Words("The model failed in the middle of an answer. You are not charged for it.", _REPEAT),
     "eval_not_found": Words(f"No eval has this id. {_NOT_YOURS}", _FIND),
     "file_in_use": Words(
         "A job or batch that has not ended reads the file.", "Cancel the job or batch, or wait for its end."
@@ -80,10 +80,10 @@ ERRORS: dict[str, Words] = {
     ),
     "file_still_validating": Words("The file is still being validated, so its price is unknown.", _REPEAT),
     "file_too_large": Words(
-        "The file exceeds the size limit. Nothing of it was kept.", "Split it into several files, or compress it."
+        "The file exceeds the size limit, and was not kept.", "Split it into several files, or compress it."
     ),
     "files_unread": Words(
-        "The files that a worker delivered are still being read. Only workers receive this code.",
+        "The platform is still reading the files that a worker delivered. Only workers receive this code.",
         "Nothing: the worker repeats the call.",
     ),
     "fine_tuning_job_not_found": Words(f"No fine-tuning job has this id. {_NOT_YOURS}", _FIND),
@@ -92,8 +92,8 @@ ERRORS: dict[str, Words] = {
         "The first request with this `Idempotency-Key` has not been answered yet.", _REPEAT
     ),
     "idempotency_key_reused": Words(
-        "The `Idempotency-Key` was used before for another request.",
-        "Make a new key for each new request. Repeat an old one only with the same address and body.",
+        "The `Idempotency-Key` was already used for another request.",
+        "Use a new key for each new request. Repeat a key only with the same address and body.",
     ),
     "insufficient_permissions": Words(
         "The key lacks the scope, its creator lacks the role, or the organization is suspended.",
@@ -109,7 +109,7 @@ ERRORS: dict[str, Words] = {
     ),
     "invalid_api_key": Words(
         "The key is missing, malformed, unknown, revoked or expired.",
-        "Send `Authorization: Bearer ann_…` with a current key. The base URL and the key must be of the same "
+        "Send `Authorization: Bearer ann_…` with a current key. The base URL and the key must belong to the same "
         "installation.",
     ),
     "invalid_checksum": Words("The bytes received do not have the given MD5.", "Upload the parts again."),
@@ -129,17 +129,17 @@ ERRORS: dict[str, Words] = {
     ),
     "invalid_state": Words(
         "The object is in a state that does not allow this. Repeating does not help.",
-        "Read the object: its status and the message say what is possible.",
+        "Read the object. Its status and the message tell you what is possible.",
     ),
     "invalid_training_file": Words(
         "The file cannot be trained on with this model and these settings.",
         "The message names the line and the fix. Upload the fixed file, or change the setting.",
     ),
     "invalid_value": Words(
-        "A field has a value that is not allowed.", "`param` names the field, and the message the values it takes."
+        "A field has a value that is not allowed.", "`param` names the field, and the message lists the allowed values."
     ),
     "invalid_worker_credential": Words(
-        "A worker's credential or one-time token is not accepted, or no longer.",
+        "A worker's credential or one-time token is not valid, or is no longer valid.",
         "Operators: make a new token on the page of the pool and enrol the worker again.",
     ),
     "invitation_closed": Words(
@@ -153,14 +153,14 @@ ERRORS: dict[str, Words] = {
     "key_not_active": Words("The key is revoked or has expired, so it cannot be rotated.", "Create another key."),
     "last_owner": Words("An organization needs an owner.", "Give another member that role first."),
     "licence_not_accepted": Words(
-        "The model's licence binds its users, and no member has accepted it for this organization.",
+        "The model's licence must be accepted, and no member of this organization has accepted it.",
         "A member accepts it on the model's page, or with `POST /api/v1/models/{model}/licence`.",
     ),
     "already_converted": Words(
-        "The model has this form already.", "Download it: `GET /api/v1/models/{model}/files` lists its files."
+        "This form of the model already exists.", "Download it: `GET /api/v1/models/{model}/files` lists its files."
     ),
     "base_model_gone": Words(
-        "A conversion reads the base model's files, and the base model is no longer installed.",
+        "A conversion needs the base model's files, and the base model is no longer installed.",
         "Ask the operator to install it again.",
     ),
     "conversion_unavailable": Words(
@@ -181,7 +181,7 @@ ERRORS: dict[str, Words] = {
         "The address exists, but not for this HTTP method.", "Use a method that the header `Allow` lists."
     ),
     "mismatched_project": Words(
-        "The header `OpenAI-Project` names a project that is not the one of the API key, or that does not exist.",
+        "The header `OpenAI-Project` does not name the project of the API key.",
         "Leave the header out, send the key's own project, or use a key of the project that you want. The page "
         "*Projects* shows the ids.",
     ),
@@ -195,13 +195,13 @@ ERRORS: dict[str, Words] = {
         "Choose an installed model, or ask the operator to install it.",
     ),
     "model_not_supported": Words(
-        "The model exists, but does not do this: all models here generate text.", "Use `/v1/chat/completions`."
+        "The model exists, but cannot do this: all models here generate text.", "Use `/v1/chat/completions`."
     ),
     "newer_version": Words(
         "The dataset has a version that you have not seen.", "Read the newest version and apply your edit to it."
     ),
     "no_place_left": Words(
-        "Every place for models that stay warm is taken.", "Let another model go cold, or ask the operator for places."
+        "All places for models that stay warm are taken.", "Let another model go cold, or ask the operator for places."
     ),
     "not_found": Words(f"No such object. {_NOT_YOURS}", _FIND),
     "not_offered": Words(
@@ -231,11 +231,11 @@ ERRORS: dict[str, Words] = {
         f"{_REPEAT} The headers `x-ratelimit-*` of inference show what is left.",
     ),
     "region_refused": Words(
-        "The organization is limited to regions, and what it asks for is in another one.",
+        "The organization is limited to regions, and this object is in another one.",
         "The message names both. Choose a pool or a model in your regions, or ask the operator of the installation.",
     ),
     "request_failed": Words(
-        "The engine works, but fails on this request, and would fail on it again.",
+        "The engine works, but fails on this request. A repeat would fail too.",
         "Look for unusual values in the messages, the tools or `response_format`.",
     ),
     "request_timeout": Words("The body did not arrive in time.", "Send it again over a faster connection."),
@@ -252,29 +252,23 @@ ERRORS: dict[str, Words] = {
     ),
     "service_unavailable": Words("A part of the platform cannot answer now.", _REPEAT),
     "spend_cap_too_low": Words(
-        "The spend cap does not pay for one start of the job.", "Raise it to the amount that the message names."
+        "The spend cap does not cover one start of the job.", "Raise it to the amount that the message names."
     ),
     "stale_lease": Words(
         "A worker's lease ended, or another worker has it. Only workers receive this code.",
         "Nothing: the worker drops the run.",
     ),
     "still_counting": Words("A large file is still being counted or compared.", _REPEAT),
-    "too_long_to_keep": Words(
-        "The conversation or its settings are larger than what is kept.", "Start a new conversation."
-    ),
+    "too_long_to_keep": Words("The conversation or its settings are too large to keep.", "Start a new conversation."),
     "too_many_invitations": Words(
         "The organization or the address reached its limit of invitations for now.", "Invite again tomorrow."
     ),
-    "unknown_parameter": Words(
-        "The API does not have this field.", "Remove it, or check its spelling: `param` names it."
-    ),
+    "unknown_parameter": Words("The API has no such field.", "Remove it, or check its spelling: `param` names it."),
     "unknown_url": Words(
         "No call has this address.",
         "Check the base URL: it ends in `/v1`, once. The API reference lists all addresses.",
     ),
-    "unsupported_architecture": Words(
-        "We cannot compute the memory and speed of the base model's family.", "Choose another base model."
-    ),
+    "unsupported_architecture": Words("Quotes do not support the base model's family.", "Choose another base model."),
     "unsupported_media_type": Words(
         "The body has the wrong `Content-Type` for this address.", "Send the type that the message names."
     ),

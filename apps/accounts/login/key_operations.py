@@ -56,7 +56,7 @@ def issue_key(
     service_account_id: str = "",
     project_id: str = "",
 ) -> IssuedKey:
-    """Create an API key that may do at most what its maker may, and the key that asks for it: `identity`.
+    """Create an API key that may do at most what its creator may, and what `identity`, the calling key, may.
 
     The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
     `by` leaves. It names the person who knows it, also when the key of a service account asks. The project and limits
@@ -100,14 +100,14 @@ def issue_key(
 def _within(
     identity: KeyIdentity, scopes: frozenset[str], expires_at: datetime.datetime | None, limits: KeyLimits
 ) -> KeyLimits:
-    """Return the limits of a new key. Raise PermissionDenied if it would do more, or live longer, than its maker."""
+    """Return the limits of a new key. Raise PermissionDenied if it would do more or live longer than the caller."""
     if missing := sorted(scopes - identity.scopes):
-        text = gettext("This API key lacks %(missing)s, so a key that it makes must do without. Leave them out.") % {
+        text = gettext("This API key lacks %(missing)s, so it cannot give them to another key. Leave them out.") % {
             "missing": ", ".join(missing)
         }
         raise PermissionDenied(text, param="scopes")
     if identity.expires_at is not None and (expires_at is None or expires_at > identity.expires_at):
-        text = gettext("A key must expire with the key that makes it: send at most %(timestamp)s.") % {
+        text = gettext("A key must not outlive the key that creates it: send at most %(timestamp)s.") % {
             "timestamp": int(identity.expires_at.timestamp())
         }
         raise PermissionDenied(text, param="expires_at")
@@ -115,7 +115,8 @@ def _within(
     for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
         if most is not None and (asked[name] or most) > most:
             raise PermissionDenied(
-                gettext("This API key has at most %(most)s here, and so has a key that it makes.") % {"most": most},
+                gettext("This API key is limited to %(most)s here, and so are the keys that it creates.")
+                % {"most": most},
                 param=name,
             )
         asked[name] = asked[name] or most
@@ -145,7 +146,7 @@ def rotate_key(
         account = find_service_account(organization=organization, user_id=key.created_by_id)
     if key.created_by_id != by.pk and account is None:
         raise PermissionDenied(
-            gettext("Only the maker of a key may rotate it. Create a key of your own, or revoke this one.")
+            gettext("Only the creator of a key may rotate it. Create your own key, or revoke this one.")
         )
     lock_members(organization, by)  # before the key, as a removal does
     key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
@@ -218,7 +219,7 @@ def _issue(secret: str, **fields: object) -> IssuedKey:
 
 
 def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
-    """Return who learns a new key of a service account: the person who asks, or who knows the key that does."""
+    """Return who learns a new key of a service account: the person who calls, or who knows the calling key."""
     if by.service_account_of_id is None:
         return by
     # With the members locked, no demotion misses the new key. One that came first has revoked the key that asks.
@@ -241,7 +242,7 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
     missing = sorted(scope for scope in scopes if not has_permission(membership.role, Permission(scope)))
     if missing:
         raise PermissionDenied(
-            gettext("The role %(role)s does not hold %(missing)s: a key may do no more than its maker.")
+            gettext("The role %(role)s lacks %(missing)s, and a key may do no more than its creator.")
             % {"role": membership.role, "missing": ", ".join(missing)},
             param="scopes",
         )
@@ -251,10 +252,10 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
 def revoke_key(
     *, organization: Organization, key_id: str, by: User, now: datetime.datetime, identity: KeyIdentity | None = None
 ) -> ApiKey:
-    """Revoke a key and those that were made or rotated with it; one already revoked stays as it is.
+    """Revoke a key and the keys that were made or rotated with it. A revoked key stays as it is.
 
-    Members revoke their own keys, admins all. The key that asks, `identity`, needs the scopes for that, and stays
-    unless it is the one to revoke: a program may so end the key that its own one replaced. Raises NotFound,
+    Members revoke their own keys, admins all. `identity`, the calling key, needs the scopes for that. It stays unless
+    it is the one to revoke, so a program can revoke the key that its own key replaced. Raises NotFound,
     PermissionDenied.
     """
     key = get_key(organization=organization, id=key_id)
@@ -281,8 +282,8 @@ def revoke_key(
 def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
     """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`.
 
-    Of the keys of service accounts that the person knows, those end that manage people, keys or the organization, as
-    with a membership: another person who had the password could return with one.
+    Service account keys that the person knows and that manage people, keys or the organization end too, as when a
+    membership ends: an intruder who had the password could return with one.
     """
     known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
     managing = [key.pk for key in with_made(known)]

@@ -102,7 +102,7 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     today = rows.filter(created_at__gt=now - _A_DAY)
     if today.filter(email__iexact=email).exists():
         raise TooManyInvitations(
-            gettext("%(email)s had an invitation today. Send another one tomorrow.") % {"email": email}, param="email"
+            gettext("%(email)s already got an invitation today. Try again tomorrow.") % {"email": email}, param="email"
         )
     if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MAX_OPEN:
         raise TooManyInvitations(
@@ -111,7 +111,7 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
         )
     if today.count() >= MAX_A_DAY:
         raise TooManyInvitations(
-            gettext("An organization sends %(max_a_day)s invitations a day. Continue tomorrow.")
+            gettext("An organization can send %(max_a_day)s invitations a day. Try again tomorrow.")
             % {"max_a_day": MAX_A_DAY}
         )
     local, _, domain = email.rpartition("@")
@@ -121,7 +121,7 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     with all_tenants():
         sent = Invitation.objects.filter(theirs, created_at__gt=now - _A_DAY).count()
     if sent >= MAX_TO_ADDRESS:
-        message = gettext("%(email)s had %(max_to_address)s invitations today. Send another one tomorrow.") % {
+        message = gettext("%(email)s already got %(max_to_address)s invitations today. Try again tomorrow.") % {
             "email": email,
             "max_to_address": MAX_TO_ADDRESS,
         }

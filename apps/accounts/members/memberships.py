@@ -26,10 +26,10 @@ def change_role(
     identity: KeyIdentity | None = None,
     kind: MemberKind = MemberKind.PERSON,
 ) -> Membership:
-    """Give a member another role, and take back what let the member return to the one before.
+    """Give a member another role, and revoke what would let the member return to the old one.
 
-    These are the invitations that the member may no longer send, and keys of service accounts that the member knows:
-    see `_revoke_managing_keys`. `identity` is the key that asks, if one does. Raises PermissionDenied, InvalidState,
+    That is, invitations that the member may no longer send, and service account keys that the member knows (see
+    `_revoke_managing_keys`). `identity` is the calling key, if there is one. Raises PermissionDenied, InvalidState,
     NotFound, InvalidValue.
     """
     acting = lock_members(organization, by)
@@ -161,5 +161,5 @@ def _require_another_owner(membership: Membership) -> None:
 
 def known_role(role: str) -> str:
     if role not in ROLES:
-        raise InvalidValue(gettext("A role is one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
+        raise InvalidValue(gettext("The role must be one of %(roles)s.") % {"roles": ", ".join(ROLES)}, param="role")
     return role

@@ -1,8 +1,8 @@
 """Projects of an organization: created, changed and archived by those who manage members, each audited.
 
-Those who manage members manage the projects that they see, and owners see all. A member works in a project with their
-role in the organization, or less: `viewer` in a project allows no more than to look. An `admin` of a project changes
-its name, its defaults and who works in it, but neither hides nor archives it.
+People who manage members manage the projects that they see; owners see all. In a project, a member has their role in
+the organization, or a lower one: a `viewer` of a project can only look. An `admin` of a project changes its name, its
+defaults and its members, but cannot hide or archive it.
 """
 
 import datetime
@@ -117,7 +117,7 @@ def may_work_in(*, project_id: str, membership: Membership) -> bool:
 
 
 def require_work_in(*, project_id: str, actor: str) -> None:
-    """Raise PermissionDenied if a member, or who made a key, is a viewer of the project, in which they change a job."""
+    """Raise PermissionDenied if the member, or the creator of the key, who changes a job is a viewer of its project."""
     makers = ApiKey.objects.filter(pk=actor).values("created_by")
     of_actor = Q(membership__user=actor) | Q(membership__user__in=makers)
     viewers = ProjectMember.objects.filter(of_actor, project=project_id, role=ProjectRole.VIEWER)
@@ -142,7 +142,7 @@ def may_manage_project(*, project_id: str, membership: Membership) -> bool:
 
 
 def is_project_admin(*, project_id: str, membership: Membership) -> bool:
-    """Return whether a member is an admin of the project, and may do in the organization what takes a key there."""
+    """Return whether a member is an admin of the project and may create keys in the organization."""
     if not has_permission(membership.role, Permission.KEY_MANAGE):
         return False
     admins = ProjectMember.objects.filter(project=project_id, role=ProjectRole.ADMIN)
@@ -167,7 +167,7 @@ def create_project(
             gettext("An organization has at most %(most)s projects. Archive one first.") % {"most": MAX_PROJECTS}
         )
     if count_of_hour(organization=organization, action="project.create") >= MAX_CREATED_IN_AN_HOUR:
-        text = gettext("An organization creates at most %(most)s projects an hour. Try again later.")
+        text = gettext("An organization can create at most %(most)s projects an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     project = Project.objects.create(
         organization=organization, name=_free_name(organization, name), is_private=is_private, created_by=by.pk,
@@ -196,7 +196,7 @@ def change_project(
     default_method: str | None = None,
     default_suffix: str | None = None,
 ) -> Project:
-    """Rename a project, or say who sees it and what its fine-tunes begin with; None stays.
+    """Change a project's name, visibility or defaults for fine-tunes. None leaves a value as it is.
 
     Keys of those who do not see it stop working at once. An admin of the project does not change who sees it.
 
@@ -208,7 +208,7 @@ def change_project(
         _require_members_managed(acting)
     if is_private and project.is_default:
         raise InvalidState(
-            gettext("The default project is open to all members. Create another one for what is private."),
+            gettext("The default project is open to all members. Create another project for private work."),
             param="is_private",
         )
     changes = {
@@ -254,7 +254,7 @@ def archive_project(*, organization: Organization, id: str, by: User, now: datet
 def set_project_member(
     *, organization: Organization, project_id: str, membership_id: str, role: str, by: User, now: datetime.datetime
 ) -> ProjectMember:
-    """Give a member of the organization, person or service account, a role in a project, in place of the one before.
+    """Give a member of the organization, a person or service account, a role in a project. It replaces an earlier one.
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
@@ -262,7 +262,7 @@ def set_project_member(
     project = _open_project(organization, project_id)
     if role not in ProjectRole.values:
         raise InvalidValue(
-            gettext("A role in a project is one of %(roles)s.") % {"roles": ", ".join(ProjectRole.values)},
+            gettext("The role in a project must be one of %(roles)s.") % {"roles": ", ".join(ProjectRole.values)},
             param="role",
         )
     membership = Membership.objects.for_organization(organization).filter(pk=membership_id).first()
@@ -286,7 +286,7 @@ def set_project_member(
 
 @transaction.atomic
 def remove_project_member(*, organization: Organization, project_id: str, member_id: str, by: User) -> None:
-    """End a member's role in a project. What they see then is what others without a role in it see.
+    """End a member's role in a project. They then see what others without a role in it see.
 
     Raises NotFound, PermissionDenied, InvalidState.
     """
@@ -342,7 +342,7 @@ def _free_name(organization: Organization, name: str, *, but: Project | None = N
     same = Project.objects.for_organization(organization).filter(name__iexact=name, archived_at=None)
     if same.exclude(pk=but.pk if but else "").exists():
         raise InvalidState(
-            gettext("There is a project %(name)s already. Choose another name.") % {"name": name}, param="name"
+            gettext("A project named %(name)s already exists. Choose another name.") % {"name": name}, param="name"
         )
     return name
 
@@ -358,7 +358,7 @@ def project_of_new_key(
     wanted = id or own or default_project_id(organization)
     if scopes is not None and wanted != own and Permission.MEMBER_MANAGE not in scopes:
         raise PermissionDenied(
-            gettext("A key that this API key makes is in its project. Leave the project out."), param="project"
+            gettext("Keys that this API key creates are in its own project. Leave the project out."), param="project"
         )
     get_project(organization=organization, id=wanted)  # as the key that asks sees it
     return require_project(organization=organization, id=wanted, membership=membership)

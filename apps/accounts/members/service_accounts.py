@@ -50,7 +50,7 @@ def create_service_account(
     today = User.objects.filter(service_account_of=organization, created_at__gt=now - datetime.timedelta(days=1))
     if today.count() >= MAX_SERVICE_ACCOUNTS:  # rows of removed ones stay, for the audit log
         text = gettext(
-            "An organization creates at most %(max_service_accounts)s service accounts a day. Continue tomorrow."
+            "An organization can create at most %(max_service_accounts)s service accounts a day. Try again tomorrow."
         ) % {"max_service_accounts": MAX_SERVICE_ACCOUNTS}
         raise RateLimited(text, retry_after_seconds=3600)
     user = User(name=name, service_account_of=organization, created_at=now)
@@ -131,6 +131,7 @@ def _free_name(organization: Organization, name: str, *, but: Membership | None 
     same = list_service_accounts(organization=organization).filter(user__name__iexact=name)
     if same.exclude(pk=but.pk if but else "").exists():
         raise InvalidState(
-            gettext("There is a service account %(name)s already. Choose another name.") % {"name": name}, param="name"
+            gettext("A service account named %(name)s already exists. Choose another name.") % {"name": name},
+            param="name",
         )
     return name

@@ -64,7 +64,7 @@ def request_adjustment(
         asked = (wallet.owner_id, amount_nano, refund_of, by)
         if (found.organization_id, found.amount_nano, found.source, found.requested_by) != asked:
             raise InvalidState(
-                gettext("This form was sent before with other values: open it again."), param="amount_usd"
+                gettext("This form was already sent with other values. Open it again."), param="amount_usd"
             )
         return found
     if refund_of:
@@ -97,7 +97,7 @@ def approve_adjustment(*, adjustment_id: str, by: str, now: datetime.datetime) -
     wanted.refresh_from_db()
     _require_open(wanted)
     if wanted.requested_by == by:
-        raise PermissionDenied(gettext("Another operator must approve what you asked for."))
+        raise PermissionDenied(gettext("Another operator must approve this."))
     return _post(wanted, wallet, by=by, now=now)
 
 
@@ -139,7 +139,7 @@ def _require_refundable(wallet: LedgerAccount, source: str, amount_nano: int) ->
     most = sum(hold.captured_nano - hold.refunded_nano for hold in _refundable(wallet, source))
     if amount_nano > most:
         raise InvalidValue(
-            gettext("%(most)s was charged for %(source)s and not given back: that is the most.")
+            gettext("You can refund at most %(most)s for %(source)s: more was not charged, or is refunded already.")
             % {"most": dollars(most), "source": source},
             param="amount_usd",
         )
@@ -183,7 +183,7 @@ def _post_adjustment(wanted: Adjustment, wallet: LedgerAccount, by: str) -> Ledg
         lots = {lot.pk: amount}
     elif wallet.balance_nano + amount < 0:
         raise InvalidValue(
-            gettext("Only %(balance_nano)s is available to take.") % {"balance_nano": dollars(wallet.balance_nano)},
+            gettext("You can take at most %(balance_nano)s.") % {"balance_nano": dollars(wallet.balance_nano)},
             param="amount_usd",
         )
     return post(

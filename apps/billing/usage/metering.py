@@ -1,7 +1,7 @@
 """Usage: what the gateways metered, summed by price and day, and charged by the sum.
 
 Requests are never charged one by one. A series keeps an integer quantity; rating posts the price of the whole quantity
-less what is already posted. Rounding does not accumulate and the order of records does not matter.
+minus what is already posted. So rounding errors do not accumulate, and the order of records does not matter.
 
 Locks are always taken in the same order: wallet, series by key, holds by id.
 """

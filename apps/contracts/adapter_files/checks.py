@@ -1,9 +1,9 @@
 """Checks of a LoRA adapter's files before a shared engine loads them.
 
-The engine trusts its files. It serves an adapter with other tensor names as the bare base model, and one for a smaller
-model as noise; one with invalid numbers spoils the answers of its neighbours. So names and shapes must equal a table
-computed from the base model's configuration. Web (when a run finishes) and serving agent (before loading) share this
-code, which depends on the standard library only. The agent checks the weights themselves.
+The engine trusts these files. If tensor names are wrong, it answers like the bare base model. If the adapter is for a
+smaller model, it answers noise. If numbers are invalid, it spoils the answers of other adapters. So names and shapes
+must equal a table computed from the base model's configuration. Web (when a run finishes) and the serving agent (before
+loading) share this code, which needs only the standard library. The agent checks the weights themselves.
 """
 
 import json

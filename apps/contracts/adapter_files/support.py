@@ -17,15 +17,15 @@ TARGET_MODULES = (*ALL_LINEAR, "qkv_proj", "gate_up_proj")  # of all architectur
 _ALL = "All linear layers of a block."
 _FUSED_BOTH = "All linear layers of a block; q, k, v and gate, up are one layer each, in vLLM too."
 _FUSED_MLP = (
-    "All linear layers but gate_up_proj: it is one layer in transformers, but vLLM packs it from gate_proj and up_proj "
-    "and takes no adapter of the whole."
+    "All linear layers except gate_up_proj: transformers has one layer there, but vLLM builds it from gate_proj and "
+    "up_proj and cannot load an adapter for it."
 )
 _EXPERTS = (
     "Attention only: the experts of a layer are one tensor, which PEFT adapts only without dropout and DoRA, and vLLM "
     "serves only with kernels of some GPUs."
 )
 _EXPERTS_IN_16_BITS = (
-    "Saves little memory: 4 bits hold linear layers only, and a layer's experts are one tensor of 16 bits."
+    "Saves little memory: only linear layers are stored in 4 bits, and a layer's experts are one tensor in 16 bits."
 )
 _OWN = "vLLM's own model class takes adapters of these layers."
 _BACKEND = "vLLM runs the class of transformers, and takes adapters of its linear layers."
@@ -95,12 +95,12 @@ SUPPORT: Mapping[str, Support] = {
 MODEL_TYPES = frozenset(support.model_type for support in SUPPORT.values())
 # Model types that people ask for, and why they are refused.
 REFUSED = {
-    "deepseek_v2": "Its compressed attention (MLA) and its experts are in no formula of the quote.",
-    "deepseek_v3": "Its compressed attention (MLA) and its experts are in no formula of the quote.",
+    "deepseek_v2": "Quotes have no formula for its compressed attention (MLA) and its experts.",
+    "deepseek_v3": "Quotes have no formula for its compressed attention (MLA) and its experts.",
     "gemma3": "It is Gemma 3 with a vision tower, whose layers have the same names. Use a text model (gemma3_text).",
     "mistral3": "It has a vision tower, whose layers have the same names. Use a text model (mistral or ministral3).",
-    "granitemoehybrid": "Its state-space layers are in no formula of the quote.",
-    "qwen3_next": "Its linear attention is in no formula of the quote.",
+    "granitemoehybrid": "Quotes have no formula for its state-space layers.",
+    "qwen3_next": "Quotes have no formula for its linear attention.",
 }
 
 

@@ -97,7 +97,7 @@ def _parse_message(value: object, param: str, number: int) -> ChatMessage:
     if unknown:
         key = min(unknown)
         known = ", ".join(sorted(_KEYS[role]))
-        raise_unknown_key(number, key, f"{param}.{key[:40]}", f"A message of this role has {known}.")
+        raise_unknown_key(number, key, f"{param}.{key[:40]}", f"A message with this role can have {known}.")
     calls = _parse_tool_calls(value.get("tool_calls"), f"{param}.tool_calls", number)
     return ChatMessage(
         role=role,
@@ -163,7 +163,7 @@ def _parse_weight(message: dict[str, object], role: MessageRole, param: str, num
         return 1
     weight = message["weight"]
     if role is not MessageRole.ASSISTANT:
-        what, fix = f"`weight` stands on a {role.value} message.", "Only assistant messages may have a weight."
+        what, fix = f"`weight` is set on a {role.value} message.", "Only assistant messages may have a weight."
     elif type(weight) is not int or weight not in (0, 1):
         what, fix = f"`{param}.weight` is {short(json.dumps(weight))}.", "Use 1 (trained) or 0 (context only)."
     else:
@@ -193,7 +193,7 @@ def _parse_tool_call(call: object, param: str, number: int) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(name, str) or not name:
-        _raise_bad_call(number, f"`{param}` calls no function by name.", param)
+        _raise_bad_call(number, f"`{param}` does not name the function to call.", param)
     if call.get("type", "function") != "function" or not isinstance(call.get("id", ""), str):
         _raise_bad_call(number, f"`{param}` is not of type function with a string as id.", param)
     return ToolCall(
@@ -233,7 +233,7 @@ def _check_tool_answers(messages: tuple[ChatMessage, ...], param: str, number: i
             raise RowError(
                 number,
                 RowErrorCode.UNKNOWN_TOOL_CALL_ID,
-                f"`{field}` answers no tool call of an assistant message before it.",
+                f"`{field}` does not match a tool call of an earlier assistant message.",
                 param=field,
                 fix="Give the id of the call this message answers.",
             )

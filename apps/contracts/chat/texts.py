@@ -207,8 +207,8 @@ def _text_of(row: ChatRow, reply: Any) -> Text:
         error=TemplateNotPrefixStable(
             row.line_number,
             RowErrorCode.TEMPLATE_NOT_PREFIX_STABLE,
-            "The base model's chat template renders this conversation differently turn by turn, "
-            "so the trained part cannot be told apart.",
+            "The base model's chat template renders this conversation differently turn by turn, so its trained part "
+            "cannot be found.",
             param=f"messages[{reply['unstable']}]",
             fix="Split the conversation so that only its last message is trained, or use another base model.",
         )
@@ -221,7 +221,7 @@ def _refused(line: int, why: str) -> TemplateRejectedRow:
         RowErrorCode.TEMPLATE_REJECTED,
         f"The base model's chat template refuses this conversation: {why}",
         param="messages",
-        fix="Most templates want an optional system message, then user and assistant in turn.",
+        fix="Most templates expect an optional system message, then user and assistant messages in turn.",
     )
 
 

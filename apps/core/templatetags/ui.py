@@ -269,7 +269,7 @@ def support_email() -> str:
 
 @register.filter
 def undo_form(tags: str) -> dict[str, object]:
-    """Return the address and the fields of a message that offers to undo what it says; {} for another message."""
+    """Return the address and fields of the *Undo* button of a message; {} if it has none."""
     found: dict[str, object] = json.loads(tags) if tags.startswith("{") else {}
     return found
 

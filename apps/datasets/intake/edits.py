@@ -97,7 +97,7 @@ def _checked(version: DatasetVersion, line: int, text: str, old: str) -> bytes:
         ) from None
     except (ValueError, RecursionError):
         raise InvalidValue(
-            gettext("The row is nested too deep, or holds a number that is too long."), param="row"
+            gettext("The row is nested too deeply, or has a number that is too long."), param="row"
         ) from None
     if is_same:
         raise InvalidValue(gettext("The row is the same as before. Change it, or go back."), param="row")

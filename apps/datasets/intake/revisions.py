@@ -57,10 +57,10 @@ def repair_version(
         )
     if version.layout.is_rejected:
         raise NotRepairable(
-            gettext("The file cannot be read as rows, so there are none to repair: see its first problem.")
+            gettext("The file cannot be read as rows, so there are no rows to repair. See its first problem.")
         )
     if not version.has_bad_rows:
-        raise NotRepairable(gettext("The file has no bad rows, only too few: add more and upload it again."))
+        raise NotRepairable(gettext("The file has no bad rows, but too few rows: add more and upload it again."))
     return derive(version, mode, by=by, now=now)
 
 

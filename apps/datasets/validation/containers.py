@@ -122,7 +122,7 @@ def _require_text(head: bytes) -> None:
             FileErrorCode.NOT_TRAINING_DATA, "The file is binary data (or UTF-16 text without a mark).", _ACCEPTED
         )
     if b"\n" not in head and head.count(b"\r") > 1:
-        message = "The lines end in carriage returns alone, as on an old Mac."
+        message = "The lines end with only a carriage return, as on an old Mac."
         raise Rejected(FileErrorCode.NOT_TRAINING_DATA, message, "Save the file with Unix or Windows line ends.")
 
 
@@ -147,7 +147,7 @@ def _inflate(chunks: Iterable[bytes]) -> Iterator[bytes]:
             if piece:
                 yield piece
     if not decoder.eof:
-        message = "The gzip archive ends in its middle: it was cut off during upload."
+        message = "The gzip archive is incomplete: it was cut off during upload."
         raise Rejected(FileErrorCode.TRUNCATED_FILE, message, "Upload the whole file again.")
 
 
@@ -240,7 +240,7 @@ def _header(reader: Iterator[list[str]]) -> list[str]:
     except csv.Error as error:
         raise Rejected(FileErrorCode.INVALID_TABLE, f"The header is not CSV: {error}.", "Quote its names.") from None
     if names and (len(set(names)) != len(names) or not all(names)):
-        fix = "Give each column a name of its own in the first line."
+        fix = "Give each column its own name in the first line."
         raise Rejected(FileErrorCode.INVALID_TABLE, "The header names a column twice, or not at all.", fix)
     return names
 

@@ -39,9 +39,9 @@ _RENEW_SECONDS = 10
 def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool = True) -> DatasetVersion | None:
     """Read the file once and mark it ready or invalid; return None when another caller holds it or it is done.
 
-    The caller holds a lease in the row. A lease that is not renewed belongs to a dead caller, and the next caller
-    starts over. Unless `is_long`, a small file has one second of processor time. Raises TakesLong after that: the
-    next lane reads it again.
+    The caller holds a lease in the row. If it is not renewed, its caller is dead, and the next caller starts over.
+    Unless `is_long`, a small file has one second of processor time. Raises TakesLong after that: the next lane reads it
+    again.
     """
     version = DatasetVersion.objects.filter(pk=version_id).select_related("derived_from").first()
     if version is None:
@@ -76,7 +76,7 @@ def validate_version(*, version_id: str, now: datetime.datetime, is_long: bool =
 
 
 def _read(version: DatasetVersion, lease: "_Lease") -> tuple[ValidationReport, StoredObject | None]:
-    """Read the file. Unless it is JSONL in a stored kind already, write its rows in that form beside it."""
+    """Read the file. Unless it already is JSONL of a stored kind, also store its rows in that form."""
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
         watch = _watch(version.bytes, lease)

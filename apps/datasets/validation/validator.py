@@ -1,6 +1,6 @@
 """One pass over a file with bounded memory: its container, its rows in a stored kind, and every problem in it.
 
-Rows are checked by apps.contracts.chat alone; this module adds the problems of a whole file.
+Only apps.contracts.chat checks rows; this module adds the problems of a whole file.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,8 +1,8 @@
 """Seconds of one micro-step and one optimizer step, from the shapes of the model and the data sheet of the GPU.
 
 Matrix products run at a share of the GPU's speed on its best shape, less on narrow models. The operations between them
-move bytes. Launching kernels takes the host's time, which counts if the GPU is faster than the launches. Several GPUs
-exchange bytes, partly hidden behind the computation. All stacks and GPU types share the constants.
+move bytes. The host launches kernels; its time counts if the GPU is faster than the launches. Several GPUs exchange
+bytes, partly while they compute. All stacks and GPU types share the constants.
 """
 
 import msgspec

@@ -1,7 +1,7 @@
 """Leases of conversions: an idle trainer makes one at a time, stores the files, and has them charged once.
 
-A lease lasts while the worker beats. A worker that loses it is refused everything else under it, and another trainer
-begins anew, elsewhere in the store.
+A lease lasts while the worker sends heartbeats. When a worker loses it, all its further calls are refused, and another
+trainer starts again, with another place in the store.
 """
 
 import datetime
@@ -67,7 +67,8 @@ _INTERRUPTED = gettext_noop("Trainers began it several times, and each had to st
 def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     """Lease the worker the next conversion that it can make; return None if there is none.
 
-    Share holders take turns, and each has one trainer at a time. What a worker gave back is left to others for a while.
+    Share holders take turns, and each has one trainer at a time. A conversion that the worker gave back is left to
+    others for a while.
     """
     now = db_now()
     if not worker.takes_work:
@@ -170,7 +171,7 @@ def finish(*, worker: Worker, conversion_id: str, report: ConversionReport) -> N
 
 
 def release_overdue(*, now: datetime.datetime) -> int:
-    """Give back what silent workers took, and end the conversions that are not made in time; return how many."""
+    """Take conversions back from silent workers, and end those that were not made in time; return how many."""
     silent = Q(status=ConversionStatus.RUNNING, heartbeat_at__lt=now - _SILENT)
     late = Q(status__in=CONVERSION_OPEN) & (Q(created_at__lt=now - _PATIENCE) | Q(version__deleted_at__isnull=False))
     ids = Conversion.objects.filter(silent | late, status__in=CONVERSION_OPEN).values_list("pk", flat=True)

@@ -85,9 +85,7 @@ def order(*, version: AdapterVersion, kind: str, shown_nano: int, by: str, now: 
     InsufficientBalance, BudgetExceeded and SpendingStopped.
     """
     if kind not in KINDS:
-        raise InvalidValue(
-            gettext("A model is converted to one of: %(kinds)s.") % {"kinds": ", ".join(KINDS)}, param="kind"
-        )
+        raise InvalidValue(gettext("Choose one of these forms: %(kinds)s.") % {"kinds": ", ".join(KINDS)}, param="kind")
     organization = version.organization
     lock_storage(organization)  # two orders could else take the same room
     rows = AdapterVersion.objects.filter(pk=version.pk, deleted_at=None).select_related("adapter__base_model")
@@ -128,7 +126,7 @@ def get_conversion(*, version: AdapterVersion, id: str) -> Conversion:
     rows = Conversion.objects.for_organization(version.organization_id)
     found = rows.filter(version=version, pk=id).first()
     if found is None:
-        raise NotFound(gettext("This model has no conversion of this id."), param="conversion_id")
+        raise NotFound(gettext("This model has no conversion with this ID."), param="conversion_id")
     return found
 
 
@@ -142,7 +140,7 @@ def cancel(*, conversion: Conversion, by: str) -> Conversion:
     if row.status == ConversionStatus.CANCELLED:
         return row
     if not try_advance(row, to=ConversionStatus.CANCELLED, transitions=CONVERSION_TRANSITIONS, ended_at=db_now()):
-        text = gettext("Only a conversion that waits can be cancelled. This one is %(status)s.")
+        text = gettext("Only a waiting conversion can be cancelled. This one is %(status)s.")
         raise InvalidState(text % {"status": row.status}, param="conversion_id")
     if row.hold_id:
         settle_hold(hold_id=row.hold_id, capture_nano=0, by=by, reason="cancelled")
@@ -171,10 +169,10 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
     """Return why the version cannot be converted to this form; None if it can."""
     base_model = version.adapter.base_model
     if any(export["kind"] == kind for export in version.exports):
-        text = gettext("This model has this form already: download it.")
+        text = gettext("This form of the model already exists: download it.")
         return InvalidState(text, param="kind", code="already_converted")
     if kind == MERGED_16BIT and version.method == Method.FULL:
-        text = gettext("Every weight of this model was trained, so its own files are the whole model.")
+        text = gettext("This model was fully trained, so its files already are the whole model.")
         return InvalidState(text, param="kind", code="already_converted")
     if not base_model.is_installed:
         text = gettext("The base model %(name)s is no longer installed here, and a conversion needs its files.")
@@ -198,11 +196,13 @@ def _require_room(organization: Organization, wanted_bytes: int, now: datetime.d
     with share_of(organization) as organizations:
         rows = Conversion.objects.filter(organization__in=organizations)
         if rows.filter(created_at__gt=now - _A_DAY).count() >= MAX_A_DAY:
-            text = gettext("An organization orders at most %(max_a_day)s conversions a day. Continue tomorrow.")
+            text = gettext("An organization can order at most %(max_a_day)s conversions a day. Try again tomorrow.")
             raise RateLimited(text % {"max_a_day": MAX_A_DAY}, retry_after_seconds=3600)
         waiting = rows.filter(status__in=CONVERSION_OPEN)
         if waiting.count() >= MAX_OPEN:
-            text = gettext("%(max_open)s conversions of your organization are not made yet. Wait for one of them.")
+            text = gettext(
+                "Your organization has %(max_open)s open conversions, the most allowed. Wait until one has ended."
+            )
             raise RateLimited(text % {"max_open": MAX_OPEN}, retry_after_seconds=60)
         promised = waiting.aggregate(bytes=Sum("bytes"))["bytes"] or 0
     left = left_bytes(organization=organization)

@@ -67,7 +67,7 @@ class MaximumRaised(DomainError):
 
 
 def require_maximum(*, cap_nano: int, shown_nano: int | None) -> None:
-    """Raise MaximumRaised if the job may now cost more than what its customer was shown; None if nothing was."""
+    """Raise MaximumRaised if the job may now cost more than the customer was shown. None: no maximum was shown."""
     if shown_nano is not None and shown_nano < cap_nano:
         raise MaximumRaised(
             gettext("The maximum is now %(cap)s instead of %(shown)s. Check it, then start the job.")
@@ -110,8 +110,8 @@ def place(
 ) -> dict[str, object]:
     """Queue an attempt on the option and hold its maximum; return the job's columns that follow from it.
 
-    Of a job that moves here, what ran before is charged first, what its earlier hold has left returns, and its maximum
-    is what it has cost and the maximum here. `share_left` is the part of its steps that is still to train. Raises the
+    If the job moves here, its earlier time is charged first, and the rest of its earlier hold returns. Its maximum is
+    then its cost so far plus the maximum here. `share_left` is the part of its steps that is still to train. Raises the
     errors of `create_job`.
     """
     estimate, asked = quoted.estimate, stored_request(job)
@@ -146,7 +146,7 @@ def place(
 
 
 def _columns(job: FineTuningJob, quoted: PoolQuote, recipe: Hyperparameters) -> dict[str, object]:
-    """Return the columns of a job that say where it trains and how, and what it cost before it came there."""
+    """Return the columns of a job with its pool, its settings there, and its cost before it moved there."""
     estimate = quoted.estimate
     return {
         "pool": quoted.pool,
@@ -191,7 +191,8 @@ def choose_pool(job: FineTuningJob, now: datetime.datetime) -> PoolQuote:
         quotes = [quoted for quoted in quotes if quoted.pool.name == name]
         if not quotes:
             raise InvalidValue(
-                gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.") % {"name": name[:60]},
+                gettext("There is no open GPU pool named '%(name)s'. Use a pool from an estimate.")
+                % {"name": name[:60]},
                 param="compute.pool",
             )
     if not quotes:
@@ -223,8 +224,8 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
         offered = ", ".join(str(count) for count in sorted({quoted.gpu_count for quoted in quotes}))
         raise InvalidValue(
             gettext(
-                "This job is not offered on %(gpu_count)s GPUs: they would not share its batch evenly, not hold "
-                "it, or not be faster. Offered: %(offered)s."
+                "This job is not offered on %(gpu_count)s GPUs: they cannot share its batch evenly, it does not "
+                "fit, or they would not be faster. Offered: %(offered)s."
             )
             % {"gpu_count": gpu_count, "offered": offered},
             param="compute.gpu_count",
@@ -235,8 +236,8 @@ def _with_gpus(quotes: list[PoolQuote], gpu_count: int | None) -> list[PoolQuote
 def admit_in_turn(*, waiting: Q, most: int = MOST_CHECKED) -> None:
     """Check the waiting jobs of this condition, at most so many and for up to CHECK_SECONDS.
 
-    Share holders take turns. What is left is first at the next call. Each job is checked separately: an error in one
-    must not delay the others. A job that something else has locked is left to a later call.
+    Share holders take turns. The remaining jobs come first at the next call. Each job is checked separately, so that an
+    error in one does not delay the others. A job that something else has locked is left to a later call.
     """
     until = time.monotonic() + CHECK_SECONDS
     for job_id in _in_turn(waiting)[:most]:

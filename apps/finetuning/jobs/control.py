@@ -48,7 +48,7 @@ def request_cancellation(*, job: FineTuningJob, by: str, now: datetime.datetime)
     job = _locked(job, by)
     if job.status in JOB_TERMINAL:
         raise InvalidState(
-            gettext("The job must go on to be cancelled; it has ended as %(status)s.") % {"status": job.status},
+            gettext("The job cannot be cancelled, because it has ended as %(status)s.") % {"status": job.status},
             param=_PARAM,
         )
     if job.cancel_requested_at is None:
@@ -120,8 +120,8 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     if job.spend_cap_nano < least_nano:
         raise InvalidState(
             gettext(
-                "The job has spent %(cost)s, and a cap of %(spend_cap)s does not pay for another start: raise "
-                "the cap to %(least)s or more."
+                "The job has cost %(cost)s, and a cap of %(spend_cap)s does not cover another start: raise the cap "
+                "to %(least)s or more."
             )
             % {"cost": dollars(job.cost_nano), "spend_cap": dollars(job.spend_cap_nano), "least": dollars(least_nano)},
             param="budget.max_cost_usd",
@@ -160,7 +160,7 @@ def continue_overrun(*, job: FineTuningJob, by: str, now: datetime.datetime) -> 
     job = _locked(job, by)
     if job.status != JobStatus.PAUSED or job.overran_at is None or job.pool is None:
         raise InvalidState(
-            gettext("Only a job that paused at the limit of its firm price is continued here."), param=_PARAM
+            gettext("You can only continue a job that paused at the limit of its firm price."), param=_PARAM
         )
     job.firm_limit_nano = (job.firm_limit_nano or 0) + job.pool.firm_limit_nano(job.spend_cap_nano)
     job.overran_at = None

@@ -155,8 +155,8 @@ def require_rows_to_train(training_file: DatasetVersion, validation_file: Datase
         find_or_compare(version=training_file, other=validation_file)
     if is_all_held_out(training_file, validation_file):
         message = gettext(
-            "Every row of the training file repeats one of the validation file, or nearly does: nothing "
-            "would be left to train on. Choose a validation file with other rows, or none."
+            "Every row of the training file repeats or nearly repeats a row of the validation file, so no rows are "
+            "left to train on. Choose a validation file with other rows, or none."
         )
         raise InvalidTrainingFile(message, param="validation_file")
 

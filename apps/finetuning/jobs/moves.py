@@ -95,13 +95,13 @@ class _Begun:
         if not self.has_run:
             return ""
         if self.spent_nano >= job.spend_cap_nano:
-            text = gettext("The job has cost its maximum of %(maximum)s already. It goes on where it is.")
+            text = gettext("The job has already cost its maximum of %(maximum)s, so it cannot move.")
             return text % {"maximum": dollars(job.spend_cap_nano)}
         if quoted.gpu_count != job.gpu_count:
             text = ngettext(
-                "The job began on one GPU, and can go on only on one. Choose such an option, or cancel the job and "
-                "continue from its checkpoint in a new one.",
-                "The job began on %(gpus)d GPUs, and can go on only on as many. Choose such an option, or cancel the "
+                "The job began on one GPU and can only continue on one. Choose such an option, or cancel the job "
+                "and continue from its checkpoint in a new one.",
+                "The job began on %(gpus)d GPUs and can only continue on as many. Choose such an option, or cancel the "
                 "job and continue from its checkpoint in a new one.",
                 job.gpu_count,
             )
@@ -176,11 +176,11 @@ def move_job(
     if not _can_move(job):
         raise _too_late(job)
     if job.runs.filter(status=RunStatus.CANCELLED).count() >= MAX_MOVES:
-        raise InvalidState(gettext("A job moves at most %(moves)s times.") % {"moves": MAX_MOVES}, param=_PARAM)
+        raise InvalidState(gettext("A job can move at most %(moves)s times.") % {"moves": MAX_MOVES}, param=_PARAM)
     place_before = (job.pool, job.gpu_count, job.node_count)
     quoted, origin = _chosen(job, option, node_count, now, shown_max_nano), job.pool
     if (quoted.pool, quoted.gpu_count, quoted.node_count) == place_before:
-        raise InvalidState(gettext("The job waits for %(pool)s already.") % {"pool": quoted.key}, param="compute.pool")
+        raise InvalidState(gettext("The job already waits for %(pool)s.") % {"pool": quoted.key}, param="compute.pool")
     begun = _Begun.of(job)
     if obstacle := begun.obstacle(job, quoted):
         raise CannotLaunch(obstacle, param="compute.pool")
@@ -206,7 +206,7 @@ def _chosen(
     """Return the quote of the option, and let the job ask for it. Raises the errors of its admission."""
     name, gpu_count = split_key(option)
     if not name:  # or the best pool would be chosen
-        text = gettext("There is no open GPU pool named '%(name)s'. Use one of an estimate's.")
+        text = gettext("There is no open GPU pool named '%(name)s'. Use a pool from an estimate.")
         raise InvalidValue(text % {"name": option[:60]}, param="compute.pool")
     stored = stored_request(job)
     asked = msgspec.structs.replace(
@@ -244,7 +244,7 @@ def _can_move(job: FineTuningJob) -> bool:
 
 
 def _too_late(job: FineTuningJob) -> InvalidState:
-    text = gettext("Only a job that waits in a queue moves to another pool. This one is %(status)s.")
+    text = gettext("Only a job that waits in a queue can move to another pool. This one is %(status)s.")
     return InvalidState(text % {"status": job.status}, param=_PARAM)
 
 

@@ -44,7 +44,7 @@ def change_project_settings(
     if default_pool not in (None, "", project.default_pool, *names_of_pools(organization=organization)):
         raise InvalidValue(gettext("There is no such pool."), param="default_pool")
     if default_method and default_method not in list(Method):
-        text = gettext("A method is one of %(methods)s.") % {"methods": ", ".join(Method)}
+        text = gettext("The method must be one of %(methods)s.") % {"methods": ", ".join(Method)}
         raise InvalidValue(text, param="default_method")
     if default_suffix is not None:
         default_suffix = plain_suffix(default_suffix, param="default_suffix")
@@ -83,7 +83,7 @@ def _model_of(project: Project) -> str:
         raise MissingParameter(text % {"name": project.name}, param="model")
     if not _is_installed(project.default_model):
         text = gettext(
-            "The project %(name)s chooses the base model %(model)s, which is not installed any more. Send 'model', or "
+            "The project %(name)s uses the base model %(model)s, which is no longer installed. Send 'model', or "
             "choose another one for the project."
         )
         raise InvalidValue(text % {"name": project.name, "model": project.default_model}, param="model")

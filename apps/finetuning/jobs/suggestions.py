@@ -1,7 +1,7 @@
 """Suggestions for a failed job: a change in words, its effect on a new job, and its price.
 
-For each code, `_REMEDIES` lists changes, the better first. The suggestion is the first one that a pool takes now. A
-change without a price gives the reason. Nothing is written: a price needs token counts that are stored.
+For each code, `_REMEDIES` lists changes, best first. The suggestion is the first one that a pool accepts now. A change
+without a price gives the reason. Nothing is written: prices use stored token counts.
 """
 
 import datetime
@@ -76,7 +76,7 @@ class Suggestion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def suggest(*, job: FineTuningJob, now: datetime.datetime) -> Suggestion:
-    """Return the change to suggest for a failed job: the first that can start now, else the first of all."""
+    """Return the change to suggest for a failed job: the first that can start now, or else simply the first."""
     first: Suggestion | None = None
     for change in _changes(job):
         found = _priced(change, job, now)
@@ -95,7 +95,7 @@ def _changes(job: FineTuningJob) -> Iterator[Change]:
     if remedy := _REMEDIES.get(job.error_code):
         yield from remedy(job)
     elif job.error_code in list(FailureCode):
-        yield Change(text="Nothing of yours needs to change: start the job again. What failed is not billed.")
+        yield Change(text="You don't need to change anything: start the job again. The failed job is not billed.")
     else:
         yield Change(text=_ADVICE.get(job.error_code, "Fix what the message names, then start the job again."))
 
@@ -115,7 +115,7 @@ def _more_to_learn(job: FineTuningJob) -> Iterator[Change]:
         epochs = recipe.epochs // 2
         text = f"Train for {epochs} epoch{'s' if epochs > 1 else ''}: it ends before nothing is left to learn."
         yield Change(text=text, recipe={"epochs": epochs})
-    yield Change(text="Train on other rows: these teach the model nothing it could still learn.", no_price=_NEW_FILE)
+    yield Change(text="Train on other rows: the model has nothing left to learn from these.", no_price=_NEW_FILE)
 
 
 def _reach_the_answers(job: FineTuningJob) -> Iterator[Change]:
@@ -164,7 +164,7 @@ def _servable(job: FineTuningJob) -> Iterator[Change]:
     shape = {"r": changed.get("lora_rank", recipe.lora_rank), "lora_alpha": recipe.lora_alpha}
     if get_scale(shape | {"use_rslora": recipe.use_rslora}) > MAX_SCALE:
         changed["lora_alpha"] = 2 * shape["r"]
-    yield Change(text="Train the layers that the serving engine takes.", recipe=changed)
+    yield Change(text="Train the layers that the serving engine accepts.", recipe=changed)
 
 
 def _repair_file(job: FineTuningJob) -> Iterator[Change]:
@@ -181,13 +181,13 @@ def _repair_file(job: FineTuningJob) -> Iterator[Change]:
     elif version.status == DatasetVersionStatus.INVALID:
         yield from _repair(version, param)
     elif job.validation_file is not None and is_all_held_out(job.training_file, job.validation_file):
-        text = "Train without that validation file: every row of the training file repeats one of it."
+        text = "Train without that validation file: every row of the training file repeats one of its rows."
         yield Change(text=text, without_validation=True)
     elif recipe_of(job).objective not in objectives_of(job.training_file):
         yield from _other_objective(job)
     elif _A_ROW.match(job.error_message):  # the row may be in either file
         name = job.base_model.display_name
-        text = f"Leave out the rows that {name} cannot take in, and start on the version without them."
+        text = f"Leave out the rows that {name} cannot read, and start on the version without them."
         files = ("training_file", "validation_file") if job.validation_file else ("training_file",)
         yield Change(text=text, repairs=files)
     else:
@@ -225,7 +225,7 @@ _REMEDIES: Mapping[str, Callable[[FineTuningJob], Iterator[Change]]] = {
     "job_too_large": _smaller,
 }
 # Refused at admission: nothing ran, so these are not failure codes of a run.
-_TAKEN_NOW = "Start the job again on the option that takes it now."
+_TAKEN_NOW = "Start the job again on an option that accepts it now."
 _ADVICE = {
     "insufficient_quota": "Add credit or raise the limit that the message names, then start the job again.",
     "cannot_launch": _TAKEN_NOW,

@@ -241,15 +241,15 @@ def _wait_of(
         text = gettext("Jobs of %(pool)s go first: this one runs on machines that they do not need.")
         cause, reason = WaitCause.CAPACITY, text % {"pool": floor.pool.machines.name}
     elif starts_after == (0.0, 0.0) and floor.lent and not floor.is_free(run):
-        text = gettext("A machine of %(pool)s that another pool borrows comes back for it within minutes.")
+        text = gettext("%(pool)s takes a borrowed machine back for it within minutes.")
         return Wait(cause=_of_machines(job), reason=text % {"pool": pool}, position=position)
     elif starts_after == (0.0, 0.0):
         text = gettext("A machine of %(pool)s is free and takes it within seconds.")
         cause, reason = WaitCause.CAPACITY, text % {"pool": pool}
     else:
         text = ngettext(
-            "Waiting for a GPU of %(pool)s to come free.",
-            "Waiting for %(gpu_count)d GPUs of %(pool)s to come free.",
+            "Waiting for a free GPU of %(pool)s.",
+            "Waiting for %(gpu_count)d free GPUs of %(pool)s.",
             job.gpu_count,
         )
         cause, reason = _of_machines(job), text % {"pool": pool, "gpu_count": job.gpu_count}
@@ -270,10 +270,10 @@ def _too_few(job: FineTuningJob, pool: str, online: int) -> str:
         )
     else:
         text = ngettext(
-            "The job needs %(nodes)d machines that reach each other. %(pool)s has %(online)d now. "
+            "The job needs %(nodes)d machines that can reach each other. %(pool)s has %(online)d now. "
             "The job starts when all are online.",
-            "The job needs %(nodes)d machines with %(gpus)d GPUs that reach each other. %(pool)s has %(online)d now. "
-            "The job starts when all are online.",
+            "The job needs %(nodes)d machines with %(gpus)d GPUs that can reach each other. %(pool)s has %(online)d "
+            "now. The job starts when all are online.",
             job.gpus_per_node,
         )
     return text % values

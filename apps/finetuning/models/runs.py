@@ -209,9 +209,9 @@ class QueueShare(OrganizationModel):
 class QueueRanking(models.Model):
     """The turns of a pool's share holders, best first, as one claim ranked them for itself and the next ones.
 
-    Turn n of a holder comes once workers took n - 1 of its runs since; its last one has the number -n, and stays.
-    `served` is the sum of `QueueShare.served` of its waiting organizations then. `rooms` are the GPUs that its limit
-    leaves beside those that it holds in other pools and organizations. The arrays have one element for each turn.
+    Turn n of a holder is due once workers have taken n - 1 of its runs since. Its last turn has the number -n, and
+    stays. `served` is the sum of `QueueShare.served` of its waiting organizations then. `rooms` are the GPUs that its
+    limit leaves beside those that it holds in other pools and organizations. The arrays have one element for each turn.
     """
 
     pool = models.OneToOneField(GpuPool, on_delete=models.CASCADE, primary_key=True, related_name="+")

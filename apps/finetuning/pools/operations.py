@@ -63,7 +63,7 @@ def create_pool(
     already in use.
     """
     if GpuPool.objects.filter(name=name).exists():
-        raise InvalidValue(gettext("There is a pool named %(name)s already.") % {"name": repr(name)}, param="name")
+        raise InvalidValue(gettext("A pool named %(name)s already exists.") % {"name": repr(name)}, param="name")
     if borrows_from is not None:
         _require_lender(borrows_from, gpu_type=gpu_type, interruptions_per_hour=interruptions_per_hour)
         region = borrows_from.region_id
@@ -105,7 +105,7 @@ def edit_pool(
         text = gettext("It borrows the machines of %(pool)s and is in its region.")
         raise InvalidValue(text % {"pool": pool.machines.name}, param="region")
     if pool.borrows_from_id and interruptions_per_hour is None:
-        raise InvalidValue(gettext("Say how often a borrowed machine is asked back."), param="interruptions_per_hour")
+        raise InvalidValue(gettext("Enter how often a borrowed machine is taken back."), param="interruptions_per_hour")
     changes: dict[str, object] = {
         "region_id": _known_region(region),
         "memory_bytes": memory_bytes,
@@ -142,7 +142,7 @@ def _require_lender(pool: GpuPool, *, gpu_type: GpuType, interruptions_per_hour:
     if pool.gpu_type_id != gpu_type.pk:
         raise InvalidValue(gettext("Choose the GPU type of the pool that it borrows from."), param="gpu_type")
     if interruptions_per_hour is None:
-        raise InvalidValue(gettext("Say how often a borrowed machine is asked back."), param="interruptions_per_hour")
+        raise InvalidValue(gettext("Enter how often a borrowed machine is taken back."), param="interruptions_per_hour")
 
 
 def _known_region(name: str) -> str:

@@ -41,7 +41,7 @@ _WORKERS_TOLERANCE = 0.01  # between two workers, whose versions of torch may di
 def ask(*, organization: Organization | str, rehearsal: QuotedRehearsal, pool: GpuPool, now: datetime.datetime) -> bool:
     """Ask the workers for the figure, if it is neither known nor asked for; return whether one will come.
 
-    None will come while no trainer is free for it, or after three answers of which none was believed. Organizations
+    None will come while no trainer is free for it, or after three answers that were all rejected. Organizations
     that share have at most three open requests together.
     """
     own = MemoryRehearsal.objects.filter(pk=rehearsal.digest)

@@ -67,8 +67,8 @@ def task_of_job(base_model: BaseModel, data: TrainingData, recipe: Hyperparamete
     if not data.tokens or not data.trained_tokens or not data.rows:
         raise InvalidValue(
             gettext(
-                "The file has no trained tokens: every row needs an assistant's answer, and within "
-                "%(max_length)s tokens it must be reached."
+                "The file has no trained tokens: every row needs an assistant's answer that begins within its first "
+                "%(max_length)s tokens."
             )
             % {"max_length": f"{recipe.max_length:,}"},
             param="training_file",

@@ -44,9 +44,9 @@ def block_reason(state: PoolState, estimate: Estimate, base_model: BaseModel, no
     gpus = estimate.gpu_count // node_count
     joining = sum(each >= gpus for each in state.joining_gpus)
     if node_count > 1 and joining < node_count:
-        machines = f"The job needs {node_count} machines that reach each other."
+        machines = f"The job needs {node_count} machines that can reach each other."
         if gpus > 1:
-            machines = f"The job needs {node_count} machines with {gpus} GPUs that reach each other."
+            machines = f"The job needs {node_count} machines with {gpus} GPUs that can reach each other."
         return f"{machines} This pool has {joining} now."
     if gpus > state.gpus_per_worker:
         return f"A worker of this pool has {state.gpus_per_worker} GPU{'s' if state.gpus_per_worker > 1 else ''}."

@@ -1,6 +1,6 @@
 """Current facts about GPU pools: prices, machines, measured speeds and the work ahead.
 
-A quote of thirty pools makes a few queries in total, not a few for each pool.
+The number of queries does not depend on the number of pools.
 """
 
 import datetime

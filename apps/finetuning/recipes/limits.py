@@ -96,9 +96,8 @@ def why_no_adapter(*, base_model: BaseModel) -> str:
     """
     support = find_support(base_model.config)
     if support is None:
-        return (
-            "The serving engine loads no adapters of this architecture." if "architectures" in base_model.config else ""
-        )
+        reason = "The serving engine cannot load adapters of this architecture."
+        return reason if "architectures" in base_model.config else ""
     return "" if support.served is Served.ADAPTER else support.served_reason
 
 
@@ -190,12 +189,12 @@ LIMITS_OF_EVERY_MODEL = (
     Limit(name="use_rslora", text="Divides alpha by the rank's root, for high ranks.", options=(False, True)),
     Limit(
         name="cpu_offload",
-        text="Base weights, or all that full fine-tuning keeps, rest in the host's memory: fits more, and is slower.",
+        text="Keeps base weights, or all of full fine-tuning, in the host's memory. Fits more, but is slower.",
         options=(False, True),
     ),
     Limit(name="packing", text="Several rows in one sequence.", options=(False, True), is_nullable=True),
     _number("dpo_beta", 0.001, 10.0, "How closely preferences may pull the model from where it began."),
-    _number("orpo_beta", 0.0, 10.0, "How much the odds of the two answers count beside learning the preferred one."),
+    _number("orpo_beta", 0.0, 10.0, "Weight of the odds of the two answers, compared with learning the preferred one."),
     _whole("early_stopping_patience", 1, 100, "Evaluations without a better loss to wait for.", is_nullable=True),
     Limit(name="train_on", text="Which tokens of a conversation are trained.", options=TRAIN_ON),
     _number("validation_share", 0.0, MAX_SHARE, "Share of the rows held out for validation; equal rows stay together."),

@@ -57,7 +57,7 @@ def require_checkpoint(*, organization: Organization | str, model_name: str) -> 
     is_served = CHECKPOINT_MARK in model_name and list_versions(organization=organization).filter(model_name=model_name)
     if not is_served and find_named(organization, model_name) is None:
         raise ModelNotFound(
-            gettext("There is no checkpoint of this name: a job's checkpoints list theirs."), param="model"
+            gettext("No checkpoint has this name. The list of a job's checkpoints has their names."), param="model"
         )
 
 
@@ -73,10 +73,10 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
     if version is not None and version.deleted_at is None:
         return version
     if version is not None:
-        raise InvalidState(gettext("The model of this checkpoint was deleted, and a name is never used again."))
+        raise InvalidState(gettext("The model of this checkpoint was deleted, and names are never reused."))
     if not may_answer(job):
         raise InvalidState(
-            gettext("The engine cannot load what this job trains as an adapter: no checkpoint of it answers.")
+            gettext("The engine cannot load this job's result as an adapter, so its checkpoints cannot answer.")
         )
     require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)

@@ -199,10 +199,12 @@ def _require_room(organization: Organization, now: datetime.datetime) -> None:
     with share_of(organization) as organizations:
         rows = HubPush.objects.filter(organization__in=organizations)
         if rows.filter(created_at__gt=now - _A_DAY).count() >= MAX_A_DAY:
-            text = gettext("An organization pushes at most %(max_a_day)s times a day. Continue tomorrow.")
+            text = gettext("An organization can push at most %(max_a_day)s times a day. Try again tomorrow.")
             raise RateLimited(text % {"max_a_day": MAX_A_DAY}, retry_after_seconds=3600)
         if rows.filter(status__in=CONVERSION_OPEN).count() >= MAX_OPEN:
-            text = gettext("%(max_open)s pushes of your organization have not ended. Wait for one of them.")
+            text = gettext(
+                "Your organization has %(max_open)s open pushes, the most allowed. Wait until one has ended."
+            )
             raise RateLimited(text % {"max_open": MAX_OPEN}, retry_after_seconds=60)
 
 

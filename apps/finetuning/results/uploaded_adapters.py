@@ -180,7 +180,7 @@ def _require_room(organization: Organization, now: datetime.datetime) -> None:
     with share_of(organization) as organizations:
         rows = AdapterVersion.objects.filter(organization__in=organizations, metrics__has_key=UPLOADED)
         if rows.filter(created_at__gt=now - _A_DAY).count() >= MAX_A_DAY:
-            text = gettext("An organization uploads at most %(max_a_day)s adapters a day. Continue tomorrow.") % {
+            text = gettext("An organization can upload at most %(max_a_day)s adapters a day. Try again tomorrow.") % {
                 "max_a_day": MAX_A_DAY
             }
             raise RateLimited(text, retry_after_seconds=3600)

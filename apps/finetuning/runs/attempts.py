@@ -293,7 +293,7 @@ def _settle(job: FineTuningJob, cost: int, status: JobStatus, gpu_ms: int) -> No
 
 
 def _refund_surplus(job: FineTuningJob, cost: int, status: JobStatus) -> None:
-    """Refund what was charged beyond the cost: of a failure of ours all, else of steps whose checkpoint was refused."""
+    """Refund charges above the job's cost: all after a failure of ours, else of steps with a refused checkpoint."""
     refunded = refund_source(
         organization=job.organization_id, source=job.pk, keep_nano=cost, by="system", reason=f"{job.pk} {status}"
     )

@@ -49,7 +49,7 @@ def finish_run(*, lease: Lease, outcome: wire.RunOutcome) -> tuple[Run, FineTuni
     """
     if isinstance(outcome, wire.Succeeded):
         if len(outcome.exports) > _MOST_EXPORTS:
-            raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
+            raise InvalidValue("An export was not requested, or was sent twice.", param="exports")
         verify_uploads(lease, (outcome.upload_id, *(export.upload_id for export in outcome.exports)))
     return _finish_run(lease, outcome)
 
@@ -173,7 +173,7 @@ def _exports(run: Run, job: FineTuningJob, outcome: wire.Succeeded) -> list[dict
     """Return the requested other forms of the result. Raises InvalidValue for any other, UploadIncomplete."""
     kinds = [export.kind for export in outcome.exports]
     if len(set(kinds)) < len(kinds) or not set(kinds) <= set(stored_request(job).exports):
-        raise InvalidValue("An export was not asked for, or comes twice.", param="exports")
+        raise InvalidValue("An export was not requested, or was sent twice.", param="exports")
     return [_export(run, export) for export in outcome.exports]
 
 

@@ -56,8 +56,7 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
         ) from missing
     if not is_served:
         raise InvalidValue(
-            gettext("The judge '%(name)s' answers no requests here: name a model that is served.")
-            % {"name": name[:60]},
+            gettext("The judge '%(name)s' is not served here: name a model that is served.") % {"name": name[:60]},
             param=_PARAM,
         )
 
@@ -75,7 +74,9 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         raise NotFound(gettext("This run has no judge."))
     maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
     if maker is None:
-        raise PermissionDenied(gettext("Who created the job has left, or the key that did was revoked or has expired."))
+        raise PermissionDenied(
+            gettext("The job's creator has left, or the key that created it was revoked or has expired.")
+        )
     keys, name = ApiKey.objects.for_organization(job.organization_id), f"Judge of {job.pk}"
     if keys.filter(name=name, created_at__gte=run.created_at).count() >= _MOST_KEYS:
         raise RateLimited(gettext("This run asked for a judge too often."), retry_after_seconds=3600)

@@ -47,7 +47,7 @@ def store_tracker_key(
         except ValueError as error:
             raise InvalidValue(translated(str(error)), param="url") from error
     elif url:
-        raise InvalidValue(gettext("Only MLflow has a server of your own: leave url out."), param="url")
+        raise InvalidValue(gettext("Only MLflow can use your own server: leave url out."), param="url")
     found = TrackerKey.objects.for_organization(organization).select_for_update().filter(kind=kind).first()
     row = found or TrackerKey(id=new_id("trk"), organization_id=organization.pk, kind=kind)
     row.secret_sealed, row.hint, row.url = seal(secret, place=_place(row)), secret[-_HINT:], url
@@ -122,14 +122,14 @@ def _integration(given: Mapping[str, object], kind: str, param: str) -> Integrat
     if unknown := set(given) - {"type", kind}:
         name = min(unknown)
         raise InvalidValue(
-            gettext("'%(param)s' takes type and %(kind)s, nothing else.") % {"param": param, "kind": kind},
+            gettext("'%(param)s' takes only type and %(kind)s.") % {"param": param, "kind": kind},
             param=f"{param}.{name}",
         )
     try:
         chosen = msgspec.convert(given.get(kind), TrackerProject)
     except msgspec.ValidationError as error:
         text = gettext(
-            "'%(param)s.%(kind)s' takes project, a string, and if you like name, entity (strings) and tags (a list)."
+            "'%(param)s.%(kind)s' takes project (a string), and optionally name, entity (strings) and tags (a list)."
         ) % {"param": param, "kind": kind}
         raise InvalidValue(text, param=f"{param}.{kind}") from error
     names = [chosen.project, chosen.name or "-", chosen.entity or "-", *chosen.tags]

@@ -106,7 +106,7 @@ def _require_within_quota(organization_id: str, values: Mapping[str, int | None]
     for name, value in values.items():
         most = getattr(quota, name)
         if value is not None and value < 0:
-            raise InvalidValue(gettext("A limit is zero or more."), param=name)
+            raise InvalidValue(gettext("A limit must be zero or more."), param=name)
         if value is not None and most is not None and value > most:
             raise InvalidValue(
                 gettext(

@@ -25,7 +25,7 @@ Target = tuple[AllowanceScope, str]
 
 @dataclass(frozen=True)
 class QuotaUse:
-    """One limit, what is used of it, and what unfinished jobs are promised beside that.
+    """One limit, how much of it is used, and how much is held for unfinished jobs.
 
     None: no limit, or a rate, which only the gateway counts.
     """

@@ -1,6 +1,6 @@
 """Limits of an organization, checked when a job is created and again when a worker would start it.
 
-So are its allowances, the limits that it sets for members, labels and projects itself (allowances.py).
+Its allowances, the limits that it sets for members, labels and projects, are checked in the same way (allowances.py).
 """
 
 import datetime
@@ -152,9 +152,9 @@ def _require_room(
     if quota.gpu_seconds_per_month is not None and used + promised + seconds > quota.gpu_seconds_per_month:
         raise QuotaExceeded(
             gettext(
-                "This job needs about %(seconds)s GPU-seconds; of %(gpu_seconds_per_month)s this month %(used)s "
-                "are used and about %(promised)s promised to your unfinished jobs%(organizations)s: choose a "
-                "smaller job, or ask the operator for more."
+                "This job needs about %(seconds)s GPU-seconds. Of your %(gpu_seconds_per_month)s this month, "
+                "%(used)s are used and about %(promised)s are held for your unfinished jobs%(organizations)s: "
+                "choose a smaller job, or ask the operator for more."
             )
             % {
                 "seconds": f"{seconds:.0f}",
@@ -187,7 +187,7 @@ def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse
     raise QuotaExceeded(
         gettext(
             "This job needs about %(seconds)s GPU-seconds. Your organization allows %(whose)s "
-            "%(gpu_seconds_per_month)s this month: %(used)s are used and about %(promised)s promised to unfinished "
+            "%(gpu_seconds_per_month)s this month: %(used)s are used and about %(promised)s are held for unfinished "
             "jobs. Choose a smaller job, or ask an owner or admin for more."
         )
         % {
@@ -297,11 +297,11 @@ def _reason_to_wait(
     if reached.allowance is not None:
         return _reason_of_allowance(job, reached.limit, known | {"whose": words_of(reached.allowance, names=names)})
     if reached.limit is ReachedLimit.MONTH:
-        text = gettext("Waiting for next month: your %(seconds)s GPU-seconds of this one are used or in use.")
+        text = gettext("Waiting for next month: your %(seconds)s GPU-seconds of this month are used or in use.")
     else:
         text = ngettext(
-            "Waiting for one of your %(gpus)s concurrent GPUs to come free.",
-            "Waiting for %(wanted)s of your %(gpus)s concurrent GPUs to come free.",
+            "Waiting until one of your %(gpus)s concurrent GPUs is free.",
+            "Waiting until %(wanted)s of your %(gpus)s concurrent GPUs are free.",
             job.gpu_count,
         )
     return text % known

@@ -176,7 +176,7 @@ class QuotaForm(forms.Form):
         required=False,
         label=later("Regions"),
         widget=forms.CheckboxSelectMultiple,
-        help_text=later("Its files, jobs, models and requests stay in these. None ticked: it may use all."),
+        help_text=later("Its files, jobs, models and requests stay in these. If you tick none, it may use all."),
     )
 
     def __init__(
@@ -229,7 +229,7 @@ class AdjustmentForm(forms.Form):
         label=later("Amount in dollars"),
         max_digits=15,
         decimal_places=9,
-        help_text=later("A negative amount takes credit away. Above $100 in 24 hours, a second operator approves."),
+        help_text=later("A negative amount takes credit away. Above $100 in 24 hours, a second operator must approve."),
     )
     refund_of = forms.CharField(
         max_length=64,

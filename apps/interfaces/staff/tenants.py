@@ -1,4 +1,4 @@
-"""Organizations, their limits and credit, and the jobs of all of them, as lists and one by one."""
+"""Operator pages: organizations with their limits and credit, and the jobs of all organizations."""
 
 import datetime
 from collections.abc import Callable

@@ -51,10 +51,10 @@ def translated() -> Iterator[None]:
         reason = getattr(error.error, "decline_code", None) or error.code or "card_declined"
         raise CardDeclined(error.user_message or gettext("The card was declined."), reason=reason) from error
     except (stripe.RateLimitError, stripe.APIConnectionError) as error:
-        raise StripeUnavailable(gettext("Stripe does not answer just now.")) from error
+        raise StripeUnavailable(gettext("Stripe is not answering at the moment.")) from error
     except stripe.StripeError as error:
         if error.http_status is None or error.http_status >= 500 or error.http_status in (409, 429):
-            raise StripeUnavailable(gettext("Stripe does not answer just now.")) from error
+            raise StripeUnavailable(gettext("Stripe is not answering at the moment.")) from error
         text = gettext("Stripe refused the request: %(code)s.") % {"code": error.code}
         raise StripeRefused(error.user_message or text) from error
 

@@ -1,7 +1,7 @@
 """Stripe's gateway: every call to Stripe that we make. Typed values go in and come out.
 
-Every POST carries an idempotency key, so a call repeated after a lost answer is the same call. Stripe keeps a key for
-24 hours. The package itself repeats a call under the same key after a lost connection, a 409 or a 5xx. It does not
+Every POST carries an idempotency key, so a call that is repeated after a lost answer has one effect. Stripe keeps a key
+for 24 hours. The package itself repeats a call under the same key after a lost connection, a 409 or a 5xx. It does not
 repeat a 429; our tasks do, with backoff. Nothing here may run inside a database transaction.
 """
 

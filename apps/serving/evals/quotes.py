@@ -30,7 +30,7 @@ _UNKNOWN = {"text": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuote:
-    """A run that is not created: its items, those of which nothing can be asked, its requests, and the most it costs.
+    """A run that is not created yet: its items, those that cannot be asked, its requests, and its maximum cost.
 
     `reason` is that of the first item of which nothing can be asked.
     """

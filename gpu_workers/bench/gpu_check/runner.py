@@ -1,4 +1,4 @@
-"""Runs each check in a process of its own with a time limit: a check that fails, dies or hangs stops no other."""
+"""Runs each check in its own process with a time limit: one that fails, dies or hangs does not stop the others."""
 
 import os
 import signal

@@ -62,10 +62,10 @@ def _download(base_model: BaseModelRef, hub_token: str | None, sleep: Callable[[
             )
         except GatedRepoError as error:
             message = (
-                f"{base_model.repo} is gated, and the hub does not open it to the operator's token: its owner has not "
-                "accepted the terms there."
+                f"{base_model.repo} is gated, and the operator's token has no access to it: the token's owner has "
+                "not accepted the terms on the hub."
                 if hub_token
-                else f"{base_model.repo} is gated, and its operator has stored no token that opens it."
+                else f"{base_model.repo} is gated, and the operator has stored no token with access to it."
             )
             raise _unavailable(message) from error
         except (OSError, ValueError, httpx2.HTTPError) as error:

@@ -46,7 +46,7 @@ def explain(error: Exception) -> tuple[FailureCode, str]:
         case OSError():
             log.error("The attempt failed on this machine", exc_info=error)
             code = FailureCode.DISK_FULL if error.errno in (28, 122) else FailureCode.INTERNAL_ERROR
-            return code, f"The worker could not go on ({error.strerror})."
+            return code, f"The worker could not continue ({error.strerror})."
     raise error
 
 

@@ -134,7 +134,7 @@ def test_a_model_is_converted_for_a_price_that_is_confirmed(anneal, model) -> No
     assert again.exit_code == 0 and "waits for an idle trainer" in again.output
     assert anneal("models", "convert", model, "--to", "gguf", "--cancel").exit_code == 5, "it was not ordered"
     stopped = anneal("models", "convert", model, "--to", "merged_16bit", "--cancel")
-    assert stopped.exit_code == 0 and stopped.output.strip() == "The order is cancelled. You paid nothing."
+    assert stopped.exit_code == 0 and stopped.output.strip() == "The order is cancelled. You pay nothing."
     assert anneal("models", "convert", model, "--to", "merged_16bit", "--yes", "--json").json["status"] == "waiting"
     Conversion.objects.exclude(status="cancelled").update(status="running")
     assert anneal("models", "convert", model, "--to", "merged_16bit", "--cancel").exit_code == 5

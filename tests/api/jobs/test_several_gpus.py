@@ -273,4 +273,4 @@ def test_the_quota_counts_gpus_not_runs(post, body, market) -> None:
     waiting = explain_wait(job=FineTuningJob.objects.get(pk=second["id"]), now=db_now())
     assert waiting is not None
     assert (waiting.cause, waiting.position) == (WaitCause.QUOTA, None)
-    assert waiting.reason == "Waiting for 2 of your 3 concurrent GPUs to come free."
+    assert waiting.reason == "Waiting until 2 of your 3 concurrent GPUs are free."

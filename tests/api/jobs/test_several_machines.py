@@ -59,7 +59,7 @@ def test_machines_are_quoted_held_and_claimed_together(post, body) -> None:
         ({"gpu_count": 6, "node_count": 2}, {}, "compute.gpu_count", "not offered on 6 GPUs"),
         ({"node_count": 2}, {"cpu_offload": True}, "compute.node_count", "cpu_offload"),
         ({"node_count": 3}, {}, "recipe.batch_size", "cannot share a batch of 32"),
-        ({"node_count": 4}, {}, "compute.pool", "needs 4 machines that reach each other. This pool has 2 now."),
+        ({"node_count": 4}, {}, "compute.pool", "needs 4 machines that can reach each other. This pool has 2 now."),
         ({"node_count": 0}, {}, "compute.node_count", ""),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_repository_without_safetensors_or_tokenizer_is_refused(twin):
 def test_a_hub_that_is_down_is_asked_again_when_the_operator_wants(twin):
     twin.is_down = True
     model = install(listed())
-    assert "did not hand over" in model.install_error
+    assert "could not be downloaded from the hub" in model.install_error
 
     twin.is_down = False
     request_install(base_model=model, by="user_operator", now=db_now())
@@ -161,7 +161,7 @@ def test_an_untrusted_hub_leads_nowhere_else_and_its_damaged_or_endless_answers_
 
     settings.HUB_URL, settings.HUB_BLOB_HOSTS = twin.url, ()
     host = urlsplit(twin.blob_url).hostname
-    assert f"The hub sends us to {host}, which is not one of its hosts" in looked_up().refusal
+    assert f"The hub redirects to {host}, which is not one of its hosts" in looked_up().refusal
 
 
 def test_a_compressed_answer_is_refused_because_it_may_unpack_to_any_length(twin, monkeypatch):

@@ -350,7 +350,7 @@ def test_operators_alone_limit_an_organization_and_both_logs_say_so(world: Regio
     organization = world.organization
     with pytest.raises(InvalidValue, match=r"no region named 'mars'\. Choose from: eu, local, us\."):
         world.limit("eu", "mars")
-    with pytest.raises(InvalidValue, match=r"There is a region named 'EU' already\."):
+    with pytest.raises(InvalidValue, match=r"A region named 'EU' already exists\."):
         create_region(name="EU", by="user_operator")
     with pytest.raises(InvalidValue, match="no region named 'mars'"):
         edit_pool(pool=world.us, region="mars", memory_bytes=1, is_open=True, by="user_operator")

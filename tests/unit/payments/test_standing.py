@@ -48,7 +48,7 @@ def test_suspended_nothing_is_held_and_the_refusal_says_why(near_twin: Twin, owi
     status_after(owing, days=0)
     status_after(owing, days=8)
 
-    with pytest.raises(SpendingStopped, match=r"\$20\.00 is owed"):
+    with pytest.raises(SpendingStopped, match=r"You owe \$20\.00"):
         place_hold(owing, 1)
     with pytest.raises(SpendingStopped):
         lease_slice(organization=owing, required_nano=1, by="gateway")
@@ -59,7 +59,7 @@ def test_suspended_a_gateways_slice_is_not_kept(near_twin: Twin, organization: O
     leased = lease_slice(organization=organization, required_nano=1, by="gateway").hold_id
     assert renew_slices(hold_ids=[leased]) == {leased}
 
-    set_spending(organization=organization, stopped_because="$5.00 is owed.")
+    set_spending(organization=organization, stopped_because="You owe $5.00.")
 
     assert renew_slices(hold_ids=[leased]) == frozenset()
 

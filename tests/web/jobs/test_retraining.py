@@ -120,7 +120,7 @@ def test_what_is_wrong_stands_at_its_field_and_nothing_is_kept(job, client_for, 
     wrong = [
         ({"schedule": ""}, "schedule", "Choose a schedule, a number of new rows, or both."),
         ({"min_new_rows": "0"}, "min_new_rows", "greater than or equal to 1"),
-        ({"held_out": DATASET}, "held_out", "another dataset than the one that is trained on"),
+        ({"held_out": DATASET}, "held_out", "a dataset other than the training dataset"),
         ({"regression": REGRESSION}, "max_loss_points", "Give both"),
         ({"max_loss_points": "5"}, "regression", "Give both"),
         ({"max_usd": "0"}, "max_usd", "greater than or equal to 0.01"),

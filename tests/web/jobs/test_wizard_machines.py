@@ -57,7 +57,7 @@ def test_every_quote_follows_the_number_with_what_the_network_takes(ask) -> None
 
     assert costs(two)["h200:2"] > costs(one)["h200:2"] and "h200" not in costs(two)
     assert "h200, on 2 machines, 8 × " in two
-    assert "The job needs 2 machines that reach each other. This pool has 0 now." in two  # the other pool
+    assert "The job needs 2 machines that can reach each other. This pool has 0 now." in two  # the other pool
     assert re.search(f"<dt>Machines</dt><dd>{NETWORK}</dd>", chosen)
     assert re.search(r'value="h200:8"[^>]* checked', chosen)
     assert re.search(r'"gpu_count": 8,\s+"node_count": 2', chosen)  # the call to copy

@@ -232,7 +232,7 @@ def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_sh
 
     assert "Comparing the files" in before and 'every 2s"' in before and "In both files" not in before
     assert "<dt>In both files</dt><dd>12 rows and 1 near copy, not trained on</dd>" in after
-    assert refused.status_code == 422 and "nothing would be left to train on" in refused.content.decode()
+    assert refused.status_code == 422 and "no rows are left to train on" in refused.content.decode()
 
 
 def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, client_for, bob) -> None:

@@ -239,4 +239,4 @@ def test_a_line_of_the_ledger_leads_to_why_and_storage_is_explained_as_storage(r
     page = text(client_for(vera).get(f"/why/series-{series.pk}"))
 
     assert "40.0 GBh of files, checkpoints and adapters" in page
-    assert "Requests are charged" not in page
+    assert "Requests are added up" not in page

@@ -91,7 +91,7 @@ def test_a_period_without_requests_says_so(send, client_for, vera):
     page = text(client_for(vera).get("/usage/traffic", {"days": "1", "model": TRIAGE}))
 
     assert "No requests in this period" in page
-    assert "Nothing was asked of" in page
+    assert "No requests to" in page
 
 
 def test_longer_periods_are_shown_by_the_day(send, client_for, vera):

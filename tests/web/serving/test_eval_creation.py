@@ -106,7 +106,7 @@ def test_what_is_wrong_stands_at_its_field(rows, client_for, bob, organization):
     wrong = [
         ((EXACT,), {"name": ""}, "name", "This field is required"),
         ((EXACT,), {"model": "listed"}, "model", "answers no requests here"),
-        ((EXACT,), {"other_model": BASE_MODEL}, "other_model", "another model than the first"),
+        ((EXACT,), {"other_model": BASE_MODEL}, "other_model", "a model other than the first"),
         ((EXACT,), {"other_model": "gone"}, "other_model", "does not exist"),
         ((EXACT,), {"dataset": "file-gone"}, "dataset", "Select a valid choice"),
         ((EXACT,), {"dataset": many.pk}, "dataset", "at most 1,000 items"),
@@ -190,7 +190,7 @@ def test_a_run_is_followed_canceled_and_repeated_on_another_model(
     assert run.status == EvalRunStatus.CANCELED and "every 3s" not in text(browser.get(url))
 
     again = f"/evals/{run.evaluated_id}/runs/new?run={run.pk}"
-    assert again in text(browser.get(url)) and "Asks another model the same" in text(browser.get(again))
+    assert again in text(browser.get(url)) and "with another model, on the same rows" in text(browser.get(again))
     for person, status in ((vera, 403), (charlie, 404)):
         assert client_for(person).get(again).status_code == status
     price = text(browser.post(again, {"model": OTHER}))

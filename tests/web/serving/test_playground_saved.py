@@ -163,7 +163,7 @@ def test_only_its_creator_and_admins_replace_and_delete_a_shared_preset(client_f
     kept = eve.post(f"/playground/presets/{ours.pk}/delete")
 
     assert (refused.status_code, kept.status_code) == (422, 403)
-    assert "Another member shares a preset of this name" in text(refused)
+    assert "Another member shares a preset with this name" in text(refused)
     assert f"/presets/{ours.pk}/delete" not in text(eve.get("/playground/saved"))
     assert Preset.objects.get().settings.system == "Sort."
     save(client_for(bob), "Ours", is_shared="on", settings={"system": "Anew."})

@@ -151,7 +151,7 @@ def test_a_name_taken_is_said_at_its_field(console, floor):
     response = console.post("/staff/pools", body)
 
     assert response.status_code == 422
-    assert "There is a pool named" in response.content.decode()
+    assert "A pool named" in response.content.decode()
 
 
 def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):

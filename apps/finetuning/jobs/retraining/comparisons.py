@@ -43,7 +43,9 @@ def ask(retraining: Retraining, *, file: DatasetVersion, to: RetrainingStatus, n
     left = retraining.max_nano - job.cost_nano - retraining.comparison_nano
     limit = left // (2 if is_last else 4)  # the same for each run
     if limit <= 0:
-        raise InvalidState(gettext("The job took all of the plan's maximum price. Raise it by what comparisons cost."))
+        raise InvalidState(
+            gettext("The job used all of the plan's maximum price. Raise it by the cost of the comparisons.")
+        )
     new_run, production_run = (
         _run(retraining, file, name, limit) for name in (job.adapter_version.model_name, production.model_name)
     )

@@ -31,7 +31,10 @@ def require_actor(retraining: Retraining, now: datetime.datetime) -> None:
     """Raise PermissionDenied unless the member or key in whose name it acts may do now what it does."""
     actor = find_actor(organization=retraining.organization_id, actor=retraining.created_by, now=now)
     if actor is None or not all(has_permission(actor.role, right) for right in RIGHTS):
-        text = gettext("The member or key that changed the plan last may not act any more. Change it with another key.")
+        text = gettext(
+            "The member or key that last changed the plan is no longer allowed to run it. Change the plan with "
+            "another key."
+        )
         raise PermissionDenied(text)
     project_id = retraining.plan.source_job.project_id
     if not may_see(

@@ -158,7 +158,7 @@ def create_plan(
             raise QuotaExceeded(text % {"most": MAX_PLANS})
         of_an_hour = sum(count_of_hour(organization=each, action="retraining_plan.created") for each in organizations)
     if of_an_hour >= MAX_CREATED_IN_AN_HOUR:
-        text = gettext("An organization creates at most %(most)s retraining plans an hour. Try again later.")
+        text = gettext("An organization can create at most %(most)s retraining plans an hour. Try again later.")
         raise RateLimited(text % {"most": MAX_CREATED_IN_AN_HOUR}, retry_after_seconds=600)
     plan = draft_plan(organization=organization, request=request, now=now)
     require_work_in(project_id=plan.source_job.project_id, actor=by)
@@ -171,7 +171,7 @@ def create_plan(
 
 @transaction.atomic
 def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: datetime.datetime) -> RetrainingPlan:
-    """Change a plan; from now on it acts in the name of `by`. What has begun goes on.
+    """Change a plan; from now on it acts in the name of `by`. A retraining that has begun continues.
 
     Raises as `create_plan`, but never if the plan is only stopped.
     """
@@ -202,7 +202,7 @@ def _set(changed: RetrainingPlan, request: PlanRequest, before: RetrainingPlan, 
 
 @transaction.atomic
 def delete_plan(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> None:
-    """Delete a plan with its history. A job that it began goes on, without a comparison; a comparison ends."""
+    """Delete a plan with its history. A job that it started continues, but is not compared. A comparison ends."""
     require_work_in(project_id=plan.source_job.project_id, actor=by)
     for retraining in plan.retrainings.filter(status__in=RETRAINING_OPEN):
         stop(retraining, now)
@@ -222,7 +222,7 @@ def request_retraining(*, plan: RetrainingPlan, by: str, now: datetime.datetime)
         text = gettext("A retraining of this plan has not ended. Wait for it, or cancel its job.")
         raise InvalidState(text, param="plan_id")
     if is_full_day(plan, now):
-        text = gettext("A plan begins at most %(most)s retrainings a day. Try again tomorrow.")
+        text = gettext("A plan can start at most %(most)s retrainings a day. Try again tomorrow.")
         raise QuotaExceeded(text % {"most": MAX_A_DAY})
     audit.record(organization=plan.organization_id, by=by, action="retraining_plan.requested", target=plan.pk)
     return begin(plan=plan, trigger=RetrainingTrigger.REQUEST, key=new_id("request"), by=by, now=now)
@@ -234,7 +234,7 @@ def request_retraining(*, plan: RetrainingPlan, by: str, now: datetime.datetime)
 def _columns(organization_id: str, request: PlanRequest, now: datetime.datetime) -> dict[str, Any]:
     """Return the columns of a plan. Raises NotFound and InvalidValue that name the field."""
     if request.schedule is None and request.min_new_rows is None:
-        text = gettext("Give a schedule, or min_new_rows, or both: one of them begins a retraining.")
+        text = gettext("Give a schedule, min_new_rows or both: they start retrainings.")
         raise InvalidValue(text, param="schedule")
     if request.schedule is not None:
         request.schedule.check()
@@ -295,7 +295,7 @@ def _datasets(organization_id: str, request: PlanRequest, job: FineTuningJob) ->
         if dataset is None:
             continue
         if dataset == found["dataset"]:
-            text = gettext("The compared rows must be another dataset than the one that is trained on.")
+            text = gettext("Compare on a dataset other than the training dataset.")
             raise InvalidValue(text, param=param)
         require_comparable(newest_ready(dataset.pk), param=param)
     return found
@@ -323,7 +323,7 @@ def _alias(organization_id: str, name: str, job: FineTuningJob) -> Alias:
         text = gettext("The alias belongs to another adapter than the job's. Name one of the job's adapter.")
         raise InvalidValue(text, param="alias")
     if not job.suffix:
-        text = gettext("The job has no suffix, so its repeats would make other adapters. Name a job with a suffix.")
+        text = gettext("The job has no suffix, so each repeat would create another adapter. Name a job with a suffix.")
         raise InvalidValue(text, param="source_job")
     return alias
 
@@ -331,7 +331,7 @@ def _alias(organization_id: str, name: str, job: FineTuningJob) -> Alias:
 def _criteria(organization_id: str, sent: Sequence[SentCriterion]) -> object:
     checked = check_criteria(sent)
     if any(isinstance(one, PairwiseCriterion) for one in checked):
-        text = gettext("Each model's answers are graded by themselves: use another criterion than pairwise_model.")
+        text = gettext("Each model's answers are graded separately: use a criterion other than pairwise_model.")
         raise InvalidValue(text, param="testing_criteria")
     for place, model in models_of(checked):
         require_model(organization=organization_id, name=model, param=place)

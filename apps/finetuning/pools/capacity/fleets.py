@@ -119,7 +119,8 @@ def plan_fleets(
     """Decide about the unfinished nodes of a pool's fleets, and record whether requests may wait for a replica.
 
     Without `may_start`, the engine failed lately and is asked for no node now.
-    Replicas that are not needed drain first. They still answer what no other can, and leave once nothing is running.
+    Replicas that are not needed drain first. They still answer what no other replica can, and end once no request is
+    running.
     """
     failed = [(node, reason) for node in nodes if (reason := _fault(node, now))]
     gone = {node.pk for node, _ in failed}

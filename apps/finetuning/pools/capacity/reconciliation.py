@@ -1,8 +1,8 @@
 """Bring the nodes of an elastic pool to the number that its queue needs.
 
 One task at a time works on a pool. It lists the engine's nodes, decides in one transaction, and then asks the engine.
-The row of a node exists before the request and names it. After a crash in between, the next list finds the node under
-that name, so no request is made twice. What the engine lists without a living row is released.
+The row of a node exists before the request and gives the node its name. After a crash in between, the next list finds
+the node under that name, so no request is made twice. A listed node without a living row is released.
 """
 
 import datetime

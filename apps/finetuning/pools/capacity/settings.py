@@ -254,7 +254,7 @@ def list_recent_nodes(*, pool: GpuPool) -> list[CapacityNode]:
 
 
 def require_only_fleets(*, pool: GpuPool, region: str, param: str) -> None:
-    """Raise InvalidValue if another pool starts replicas in the region of a base model of which this pool does."""
+    """Raise InvalidValue if another pool in the region already starts replicas of a base model of this pool."""
     for fleet in pool.fleets.filter(maximum__gt=0).select_related("base_model").order_by("base_model"):
         require_only_fleet(pool=pool, base_model=fleet.base_model, region=region, param=param)
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 client of the proxies beside the engines: kept connections, each with one POST at a time, streamed answers.
+"""HTTP/1.1 client of the engines' proxies: persistent connections with one POST at a time, and streamed answers.
 
 A general client would cost more per request than all other work of the gateway. Replicas need no redirects, cookies,
 compression or proxies.

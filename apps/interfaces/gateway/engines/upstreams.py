@@ -1,4 +1,4 @@
-"""Requests to the proxies beside the engines: choice of replica, retries, and translation of refusals.
+"""Requests to the engines' proxies: choice of replica, retries, and translation of refusals.
 
 Another replica is tried only before the first token: after the first one could not be reached, is busy, starting or
 dying, has lost the adapter, or ended its answer too early. Errors of the request itself are never retried.

@@ -2,9 +2,9 @@
 
     uvicorn --http apps.interfaces.gateway.http.connections:GatewayConnection
 
-For each request, uvicorn makes a timer, an event, a list of checked headers and two packets: together a sixth of the
-gateway's work for it. The gateway's applications take the `Exchange` from the scope and ask for only what they need;
-other applications can use it through ASGI.
+For each request, uvicorn creates a timer, an event, a list of checked headers and two packets. That is a sixth of the
+gateway's work. The gateway's applications take the `Exchange` from the scope and use only the parts that they need.
+Other applications can use it through ASGI.
 """
 
 import asyncio

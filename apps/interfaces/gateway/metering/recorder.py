@@ -56,7 +56,7 @@ class Recorder(asyncio.Protocol):
     ) -> None:
         """`settled` gets a slice's id and the number of its requests that are now in the database or never will be.
 
-        `stored` gets an organization's id and the bytes of its completions of which the same is true.
+        `stored` gets an organization's id and the bytes of such completions.
         """
         self.folder = root / name
         self.waiting = 0  # requests on the disk that the database does not have yet

@@ -1,4 +1,4 @@
-"""The fields a request may have. The engine's request is built from these alone; an unknown field is refused by name.
+"""The fields that a request may have. The engine's request has only these; an unknown field is refused by name.
 
 Bounds limit what one tenant's request may cost the others: many sequences crowd out other requests, and prompt
 log-probabilities stall a batch.

@@ -1,7 +1,8 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses, as plain ASGI.
 
 A request is authenticated, limited, parsed, routed and paid for before the engine sees it. A customer gets the end of
-an answer only when its usage is on the disk. A customer who leaves stops the engine and pays for the tokens it wrote.
+an answer only when its usage is on disk. If a customer disconnects, the engine stops, and the customer pays for the
+tokens that it wrote.
 """
 
 import asyncio

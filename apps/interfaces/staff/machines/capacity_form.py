@@ -238,7 +238,7 @@ class FleetForm(forms.Form):
         max_value=MAX_REQUESTS_PER_REPLICA,
         initial=16,
         label=later("Requests for each replica"),
-        help_text=later("With more at once, another replica starts."),
+        help_text=later("Above this many at once, another replica starts."),
     )
     idle_seconds = forms.IntegerField(
         min_value=MIN_IDLE_SECONDS,

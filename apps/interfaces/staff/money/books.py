@@ -143,7 +143,7 @@ def margin(request: HttpRequest) -> HttpResponse:
             from_day=form.cleaned_data["from_day"],
             by=operator_id(request),
         )
-        messages.success(request, gettext("The cost counts from that day's month on."))
+        messages.success(request, gettext("The cost applies from that month on."))
         return redirect("staff:margin")
     before = (month - datetime.timedelta(days=1)).replace(day=1)
     after = (month + datetime.timedelta(days=32)).replace(day=1)

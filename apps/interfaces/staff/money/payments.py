@@ -36,7 +36,7 @@ class RefundForm(forms.Form):
         max_digits=9,
         decimal_places=2,
         min_value=0,
-        help_text=later("Above $100 in 24 hours, a second operator approves."),
+        help_text=later("Above $100 in 24 hours, a second operator must approve."),
     )
     reason = forms.CharField(max_length=300, label=later("Reason"), help_text=later("Kept with the refund."))
 

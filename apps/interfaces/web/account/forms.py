@@ -121,7 +121,7 @@ _OWN_LIMIT = later("For model calls with this key. Leave empty to use only the o
 
 class KeyForm(forms.Form):
     project = forms.ChoiceField(
-        label=later("Project"), required=False, help_text=later("All that is created with the key is in it.")
+        label=later("Project"), required=False, help_text=later("Everything created with this key is in this project.")
     )
     service_account = forms.ChoiceField(
         label=later("Acts for"),

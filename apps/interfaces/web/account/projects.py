@@ -47,10 +47,10 @@ class ProjectSettingsForm(ProjectForm):
         required=False,
         label=later("Method"),
         choices=[("", "–"), *_METHODS],
-        help_text=later("Chosen first, if the model has it."),
+        help_text=later("The default, if the model supports it."),
     )
     default_pool = forms.ChoiceField(
-        required=False, label=later("Pool"), help_text=later("Chosen first, if it can run the job.")
+        required=False, label=later("Pool"), help_text=later("The default, if it can run the job.")
     )
     default_suffix = forms.CharField(
         required=False, max_length=64, label=later("Model name"), help_text=later("Part of the names of new models.")

@@ -30,7 +30,7 @@ def convert(request: OrganizationRequest, version_id: str) -> HttpResponse:
             by=request.membership.user_id,
             now=db_now(),
         )
-        messages.success(request, gettext("Ordered. An idle trainer makes it, and you are told when it is ready."))
+        messages.success(request, gettext("Ordered. An idle trainer makes it, and we notify you when it is ready."))
     return redirect("web:adapter_detail", version_id=version.pk)
 
 
@@ -42,5 +42,5 @@ def stop(request: OrganizationRequest, version_id: str, conversion_id: str) -> H
     conversion = get_conversion(version=version, id=conversion_id)
     with domain_errors_shown(request):
         cancel(conversion=conversion, by=request.membership.user_id)
-        messages.success(request, gettext("The order is cancelled. You paid nothing."))
+        messages.success(request, gettext("The order is cancelled. You pay nothing."))
     return redirect("web:adapter_detail", version_id=version.pk)

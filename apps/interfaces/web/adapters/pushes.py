@@ -48,14 +48,14 @@ class PushForm(forms.Form):
     repository = forms.CharField(
         max_length=200,
         label=later("Repository"),
-        help_text=later("owner/name, as on the hub. If it does not exist, it is made as a private one."),
+        help_text=later("owner/name, as on the hub. If it does not exist, we create a private one."),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     export = forms.ChoiceField(required=False, label=later("Files"))
     token = forms.CharField(
         max_length=400,
         label=later("Token of the hub"),
-        help_text=later("It may write to the repository. It is used for this push, and then erased."),
+        help_text=later("A token that may write to the repository. It is used for this push, then erased."),
         widget=forms.PasswordInput(attrs=_PLAIN),
     )
 

@@ -103,7 +103,7 @@ def make_dataset(request: OrganizationRequest) -> HttpResponse:
                 now=db_now(),
                 **chosen.chosen,
             )
-            messages.success(request, gettext("The dataset is made. Its rows are being checked."))
+            messages.success(request, gettext("The dataset is created. Its rows are being checked."))
             return redirect("web:dataset_detail", file_id=version.pk)
     return _list(request, form)
 

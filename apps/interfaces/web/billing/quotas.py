@@ -48,7 +48,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         if form.is_valid():
             with domain_errors_on(form):
                 _set(request, form)
-                messages.success(request, gettext("Saved. What its jobs use already counts."))
+                messages.success(request, gettext("Saved. Its jobs' use so far counts."))
                 return redirect("web:quota_list")
     context = {
         "limits": [_row(use) for use in list_quota_use(organization=request.organization, now=now)],
@@ -84,7 +84,7 @@ def end(request: OrganizationRequest) -> HttpResponse:
 
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
     found = list_allowances(organization=request.organization).filter(pk__in=ids)
-    effect = gettext("Its jobs may use what the quota of the organization leaves. Those that it held back can start.")
+    effect = gettext("Its jobs can use the rest of the organization's quota. Jobs that it held back can start.")
     return [AffectedRow(each.pk, words_of(each), effect) for each in found]
 
 
@@ -97,7 +97,7 @@ _END = ConfirmedAction[OrganizationRequest](
     parameter="allowance",
     verb=later("End the allowance of"),
     nouns=(later("allowance"), later("allowances")),
-    warning=later("You can set a new allowance at any time. What was used this month counts for it."),
+    warning=later("You can set a new allowance at any time. Use so far this month counts towards it."),
     done=later("Ended the allowance of"),
     list_url_name="web:quota_list",
     list_title=later("Quotas"),

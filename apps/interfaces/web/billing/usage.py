@@ -284,7 +284,7 @@ def _movement(posted: LedgerTransaction, source: str) -> Movement:
 
 
 def _reason(posted: LedgerTransaction) -> str:
-    """Return the reason of a movement; for a charge for usage, what was used and of which model."""
+    """Return the reason of a movement. For a charge for usage, it names the quantity and the model."""
     if words := _REASONS_OF_SLICES.get((posted.kind, posted.reason)):
         return words
     sku, _, subject = posted.reason.partition(" ")

@@ -1,4 +1,4 @@
-"""The criteria that answers are graded by, as forms: one for each, with the fields of its kind alone."""
+"""Forms for the criteria that grade answers: one for each criterion, with only the fields of its kind."""
 
 import json
 import re
@@ -89,7 +89,8 @@ class CriterionForm(forms.Form):
     )
     model = forms.ChoiceField(label=later("Model that grades"))
     baseline_model = forms.ChoiceField(
-        label=later("Compared with the answer of"), help_text=later("Passes if it is not worse, asked in both orders.")
+        label=later("Compared with the answer of"),
+        help_text=later("Passes if it is not worse. The model compares both orders."),
     )
     instructions = forms.CharField(
         required=False,
@@ -121,7 +122,7 @@ class CriterionForm(forms.Form):
     )
     definition = forms.CharField(
         label=later("Criterion"),
-        help_text=later("An object of testing_criteria, as the API takes it."),
+        help_text=later("A testing_criteria object, as in the API."),
         widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 8}),
     )
 

@@ -46,7 +46,7 @@ class RunForm(forms.Form):
 
     model = forms.ChoiceField(label=later("Model"))
     other_model = forms.ChoiceField(
-        required=False, label=later("Second model"), help_text=later("A run of its own, on the same rows.")
+        required=False, label=later("Second model"), help_text=later("A separate run on the same rows.")
     )
     dataset = forms.ChoiceField(label=later("Dataset"))
     question = forms.CharField(
@@ -99,7 +99,7 @@ class RunForm(forms.Form):
         """Refuse the same model twice."""
         cleaned = with_plain_breaks(super().clean() or self.cleaned_data)
         if cleaned.get("model") and cleaned.get("model") == cleaned.get("other_model"):
-            self.add_error("other_model", gettext("Choose another model than the first one."))
+            self.add_error("other_model", gettext("Choose a model other than the first."))
         return cleaned
 
     def sources(self) -> Iterator[tuple[str, CompletionsSource]]:

@@ -38,7 +38,7 @@ class HelpPage:
 
 
 PAGES = (
-    HelpPage("guides", "docs/guides.md", "What to read for what you want to do", Audience.START),
+    HelpPage("guides", "docs/guides.md", "Find the page for your task", Audience.START),
     HelpPage(
         "datasets",
         "docs/datasets.md",

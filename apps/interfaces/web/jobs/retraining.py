@@ -158,7 +158,7 @@ def delete(request: OrganizationRequest) -> HttpResponse:
 
 
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
-    effect = gettext("Its history is deleted. A job that it began goes on, and its model is not promoted.")
+    effect = gettext("Its history is deleted. A job that it started continues, but its model is not promoted.")
     found = plans.list_plans(organization=request.organization).filter(pk__in=ids)
     return [AffectedRow(plan.pk, plan.name, effect) for plan in found]
 

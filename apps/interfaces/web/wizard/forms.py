@@ -63,7 +63,7 @@ class RecipeForm(forms.Form):
     )
     learning_rate = forms.FloatField(
         label=later("Learning rate"),
-        help_text=later("The peak. It falls to zero by the end."),
+        help_text=later("The highest value. It falls to zero by the end."),
         widget=forms.NumberInput(attrs=_DECIMAL),
     )
     batch_size = forms.IntegerField(
@@ -95,7 +95,7 @@ class RecipeForm(forms.Form):
         coerce=lambda text: text == "True",
         choices=[("False", later("On the GPU")), ("True", later("In the host's memory"))],
         label=later("Weight offloading"),
-        help_text=later("Host memory fits larger models but is slower."),
+        help_text=later("Host memory fits larger models but training is slower."),
     )
     validation_share = forms.FloatField(
         label=later("Held-out share"),
@@ -104,7 +104,7 @@ class RecipeForm(forms.Form):
     )
     seed = forms.IntegerField(
         label=later("Seed"),
-        help_text=later("Decides the order of rows and which ones are held out."),
+        help_text=later("Determines the order of rows and which rows are held out."),
         widget=forms.NumberInput(attrs=_NUMBER),
     )
     suffix = forms.RegexField(

@@ -32,7 +32,7 @@ def create(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a file of requests and have them answered, each at its normal price. It asks before it starts.
+    """Upload a file of requests and get answers at the price of batches. It asks before it starts.
 
     With --wait, it exits with 1 unless the batch completes. Ctrl-C leaves the batch running.
     """
@@ -91,14 +91,14 @@ def _cells(batch: dict[str, Any]) -> tuple[object, ...]:
 
 @app.command()
 def show(context: typer.Context, batch: BatchId, as_json: AsJson = False) -> None:
-    """Show one batch; a failed one with the lines that are wrong."""
+    """Show one batch. If it failed, show the lines that are wrong."""
     found = session_of(context).api.get(item_path(_BATCHES, batch))
     emit(context, found, lambda: _text(found))
 
 
 @app.command()
 def cancel(context: typer.Context, batch: BatchId, as_json: AsJson = False) -> None:
-    """Cancel a batch. You pay for what was answered, and can download it."""
+    """Cancel a batch. You pay for the answers so far, and can download them."""
     found = session_of(context).api.post(f"{item_path(_BATCHES, batch)}/cancel")
     emit(context, found, lambda: _text(found))
 

@@ -18,7 +18,7 @@ def chat(
     model: Annotated[str, typer.Argument(help="A base model, a fine-tuned model or an alias.")],
     message: Annotated[str | None, typer.Argument(help="One message; - reads it from standard input.")] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens of an answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens of an answer.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="Randomness; 0 picks the likeliest token.")
     ] = None,

@@ -28,7 +28,7 @@ from anneal.output import (
 from anneal.session import Session, session_of
 from anneal.watching import COMPLETED, FAILED, watch_counts
 
-app = typer.Typer(no_args_is_help=True, help="Grade what a model answers, by criteria of your own.")
+app = typer.Typer(no_args_is_help=True, help="Grade a model's answers by your own criteria.")
 _EVALS = "/v1/evals"
 _ENDED = frozenset({COMPLETED, FAILED, "canceled"})
 _ANSWER = "{{sample.output_text}}"
@@ -70,7 +70,7 @@ def create(
     body: Body = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create an eval: what an answer must fulfil. An answer passes if it passes by all criteria.
+    """Create an eval from criteria. An answer passes if it meets all of them.
 
     --body takes all criteria of the API: similarity, labels and scores by a model.
     """
@@ -150,13 +150,13 @@ def create_run(
         str | None, typer.Option(help="The question: {{item.question}}. By default, the messages in item.input.")
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system message before the question.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="The most tokens of an answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="The maximum number of tokens of an answer.")] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0, max=2, help="Randomness; 0 picks the likeliest token.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name of the run. By default, that of the eval.")] = None,
     metadata: Metadata = None,
-    max_cost: Annotated[str | None, typer.Option(help="The most that the run may cost, in dollars.")] = None,
+    max_cost: Annotated[str | None, typer.Option(help="The maximum cost of the run, in dollars.")] = None,
     body: Body = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the run until it ends.")] = False,
     yes: Yes = False,
@@ -253,7 +253,7 @@ def _counts(run: dict[str, Any]) -> tuple[int, int]:
 
 @app.command()
 def cancel(context: typer.Context, evaluated: EvalId, run: RunId, as_json: AsJson = False) -> None:
-    """Cancel a run. You pay for what was answered."""
+    """Cancel a run. You pay for the answers so far."""
     place = item_path(f"{item_path(_EVALS, evaluated)}/runs", run)
     found = session_of(context).api.post(f"{place}/cancel")
     emit(context, found, lambda: _run_text(found))

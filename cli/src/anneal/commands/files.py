@@ -53,9 +53,9 @@ def convert(
     answer_key: Annotated[str | None, typer.Option(help="The key of the ideal answer in reinforcement rows.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Convert old rows of OpenAI: functions become tools, and reinforcement rows with an ideal answer supervised ones.
+    """Convert old OpenAI rows: functions become tools, and reinforcement rows with an ideal answer become supervised.
 
-    Lines that have no form here are left out and named with the reason. Exits with 1 if there are any.
+    Lines that cannot be converted are left out, and listed with the reason. Exits with 1 if there are any.
     """
     target = to or path.with_name(f"{path.name.removesuffix('.jsonl')}.converted.jsonl")
     if target.exists() and target.samefile(path):

@@ -34,7 +34,7 @@ app = typer.Typer(no_args_is_help=True, help="Move files, jobs and model names f
 _SECONDS = 2.0
 _LONGEST_LOAD_SECONDS = 600  # once all jobs have ended
 
-Folder = Annotated[Path, typer.Option(file_okay=False, help="What is downloaded and what was done is kept here.")]
+Folder = Annotated[Path, typer.Option(file_okay=False, help="The folder for downloads and state.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be imported. Nothing is uploaded.")]
 Chosen = Annotated[list[str] | None, typer.Option("--map", help="The base model to use: gpt-4o-mini=qwen3-8b.")]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="A setting of each recipe: learning_rate=0.0001.")]
@@ -121,7 +121,7 @@ def finish(
 ) -> None:
     """Point the old model names at the new models of jobs that succeeded, so that requests for them answer.
 
-    A name that is an alias already stays where it points. Exits with 1 unless all jobs succeeded and all names answer.
+    A name that is already an alias does not change. Exits with 1 unless all jobs succeeded and all names answer.
     """
     session = session_of(context)
     memory = Memory.open(folder, session.base_url)

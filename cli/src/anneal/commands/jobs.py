@@ -31,7 +31,7 @@ from anneal.watching import watch as watch_job
 app = typer.Typer(no_args_is_help=True, help="Create, follow and steer fine-tuning jobs.")
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job, ftjob-….")]
-MaxCost = Annotated[str | None, typer.Option(help="The most that the job may cost, in dollars.")]
+MaxCost = Annotated[str | None, typer.Option(help="The maximum cost of the job, in dollars.")]
 
 
 @app.command()
@@ -109,7 +109,7 @@ def _cells(job: dict[str, Any]) -> tuple[object, ...]:
 
 @app.command()
 def show(context: typer.Context, job: JobId, as_json: AsJson = False) -> None:
-    """Show one job; a failed one with its cause and the suggested change."""
+    """Show one job. If it failed, show the cause and the suggested change."""
     found = session_of(context).api.get(job_path(job))
     emit(context, found, lambda: job_text(found))
 

@@ -46,20 +46,20 @@ def create(
     days: Annotated[
         int | None, typer.Option(min=1, max=3650, help="The key expires after this number of days.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="The most requests in a minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="The most tokens in a minute.")] = None,
-    concurrent_requests: Annotated[int | None, typer.Option(min=1, help="The most requests at once.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum requests a minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum tokens a minute.")] = None,
+    concurrent_requests: Annotated[int | None, typer.Option(min=1, help="Maximum requests at once.")] = None,
     service_account: Annotated[
-        str | None, typer.Option(help="The id of a service account, in whose name the key acts; without it, yours.")
+        str | None, typer.Option(help="The id of a service account that owns the key; without it, you own it.")
     ] = None,
     project: Annotated[
-        str | None, typer.Option(help="The id of a project, in which the key works; without it, that of your key.")
+        str | None, typer.Option(help="The id of the key's project; without it, that of your key.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create an API key and print its secret, which is shown only now.
 
-    The new key may do no more, and live no longer, than the one that you are signed in with.
+    The new key cannot do more, or live longer, than the key that you are signed in with.
     """
     body = {"name": name, "scopes": scope} | present(
         expires_at=None if days is None else int(time.time()) + days * _DAY_SECONDS,
@@ -75,10 +75,10 @@ def create(
 def rotate(
     context: typer.Context,
     key: KeyId,
-    overlap_hours: Annotated[int, typer.Option(min=0, help="How long both keys work. 0 ends the old one now.")] = 24,
+    overlap_hours: Annotated[int, typer.Option(min=0, help="Hours that both keys work; 0 ends the old one now.")] = 24,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a key by a new one that may do the same, and print the new secret, which is shown only now."""
+    """Replace a key with a new one with the same permissions, and print its secret, which is shown only now."""
     _issue(context, f"{item_path(_KEYS, key)}/rotate", {"overlap_hours": overlap_hours})
 
 

@@ -38,7 +38,7 @@ def pull(
 ) -> None:
     """Download the files of a model and check the SHA-256 of each.
 
-    Run the same command again after an interruption: it continues, and fetches nothing that is there already.
+    Run the same command again after an interruption: it continues, and skips files that are there already.
     """
     api = session_of(context).api
     listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
@@ -72,7 +72,7 @@ def convert(
 ) -> None:
     """Order another form of a finished model. It shows the price, and asks before it orders.
 
-    Run the same command again to see whether it is made.
+    Run the same command again to check its progress.
     """
     api, address = session_of(context).api, f"{model_path(model, is_own=True)}/conversions"
     forms = {form["kind"]: form for form in api.get(address)["data"]}
@@ -145,14 +145,14 @@ def alias(
 def publish(
     context: typer.Context,
     model: TunedModel,
-    to: Annotated[str, typer.Option(help="The repository on the hub, owner/name. It is made, private, if missing.")],
+    to: Annotated[str, typer.Option(help="The repository, owner/name. If missing, a private one is created.")],
     export: Annotated[str, typer.Option(help="merged_16bit or gguf, if it was made. By default, the adapter.")] = "",
     token: Annotated[str | None, typer.Option(envvar="HF_TOKEN", help="Your token of the hub.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Push a model to your own repository on the hub. Without HF_TOKEN, it asks for your token of the hub.
 
-    Run `anneal models publications` to see whether it is there.
+    Run `anneal models publications` to check its progress.
     """
     given = token or typer.prompt("Token of the hub", hide_input=True, err=True)
     body = {"repository": to, "token": given.strip(), "export": export}
@@ -183,7 +183,7 @@ def _conversion_text(found: dict[str, Any]) -> str:
     if found["status"] == "running":
         return "A trainer is making it."
     if found["status"] == "cancelled":
-        return "The order is cancelled. You paid nothing."
+        return "The order is cancelled. You pay nothing."
     return "It is ordered and waits for an idle trainer."
 
 

@@ -89,12 +89,14 @@ def change(
         bool | None, typer.Option("--private/--open", help="Whether only its members and owners see it.")
     ] = None,
     model: Annotated[str | None, typer.Option(help='The base model of jobs that name none; "" for none.')] = None,
-    pool: Annotated[str | None, typer.Option(help='Their pool, if it can run them; "" for the cheapest.')] = None,
-    method: Annotated[str | None, typer.Option(help='Their method, lora, qlora or full; "" for lora.')] = None,
+    pool: Annotated[
+        str | None, typer.Option(help='The default pool, if it can run a job; "" for the cheapest.')
+    ] = None,
+    method: Annotated[str | None, typer.Option(help='The default method: lora, qlora or full; "" for lora.')] = None,
     suffix: Annotated[str | None, typer.Option(help='A part of their models\' names; "" for none.')] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change a project: its name, who sees it, and what its jobs begin with."""
+    """Change a project: its name, who sees it, and the defaults of its jobs."""
     body = present(
         name=name, is_private=is_private, default_model=model, default_pool=pool, default_method=method,
         default_suffix=suffix,
@@ -116,7 +118,7 @@ def archive(context: typer.Context, project: ProjectId, as_json: AsJson = False)
 def budget(
     context: typer.Context,
     project: ProjectId,
-    limit: Annotated[str | None, typer.Option(help="The most that the project may cost a month, in dollars.")] = None,
+    limit: Annotated[str | None, typer.Option(help="The monthly limit of the project, in dollars.")] = None,
     mode: Annotated[str | None, typer.Option(help="alert, block or pause: what happens at the limit.")] = None,
     alert_at: Annotated[list[int] | None, typer.Option(help="A percentage to notify at; may be given again.")] = None,
     is_ended: Annotated[bool, typer.Option("--end", help="End the budget.")] = False,
@@ -124,7 +126,7 @@ def budget(
 ) -> None:
     """Show the monthly budget of a project; set it with --limit, and end it with --end.
 
-    What you leave out of a new budget is as in the one that it replaces.
+    Settings that you leave out stay as in the old budget.
     """
     if is_ended and (limit is not None or mode is not None or alert_at):
         raise typer.BadParameter("Leave out the other options, or leave out --end.", param_hint="--end")
@@ -160,7 +162,7 @@ def _budget_text(budget: dict[str, Any]) -> str:
 
 @members.command("list")
 def list_members(context: typer.Context, project: ProjectId, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List who has a role in a project, oldest first. Others work in an open project with their own role."""
+    """List who has a role in a project, oldest first. In an open project, others work with their own role."""
     found = session_of(context).api.pages(f"{item_path(_PROJECTS, project)}/members", limit=limit)
     emit_list(context, found, ("ID", "NAME", "ROLE", "ADDED"), _member_cells)
 
@@ -177,7 +179,7 @@ def add(
     role: Annotated[str, typer.Option(help="viewer, member or admin.")] = "member",
     as_json: AsJson = False,
 ) -> None:
-    """Give a member of the organization a role in a project, in place of the one before."""
+    """Give a member of the organization a role in a project. It replaces an earlier role."""
     api = session_of(context).api
     chosen = _member_of(api, member)["id"] if "@" in member else member
     found = api.post_once(f"{item_path(_PROJECTS, project)}/members", {"member": chosen, "role": role})

@@ -9,7 +9,7 @@ from anneal.commands.requests import Body, amount_of, present, read_body
 from anneal.output import AsJson, Limit, Yes, confirm_price, dollars, emit, emit_list, moment
 from anneal.session import session_of
 
-app = typer.Typer(no_args_is_help=True, help="Repeat a job when it is due or data grew; promote what is better.")
+app = typer.Typer(no_args_is_help=True, help="Repeat jobs on a schedule or when data grows; promote better models.")
 _PLANS = "/api/v1/fine_tuning/retraining_plans"
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="The id of a retraining plan, retplan_….")]
@@ -36,9 +36,9 @@ def create(
     job: Annotated[str, typer.Option(help="The job to repeat, ftjob-…; it succeeded.")],
     dataset: Annotated[str, typer.Option(help="The dataset to train on: its newest version, each time.")],
     alias: Annotated[str, typer.Option(help="The alias of the model in production.")],
-    max_cost: Annotated[str, typer.Option(help="The most dollars that one retraining costs, comparisons included.")],
+    max_cost: Annotated[str, typer.Option(help="The maximum cost of one retraining in dollars, comparisons included.")],
     held_out: Annotated[str | None, typer.Option(help="The dataset whose rows both models answer.")] = None,
-    min_new_rows: Annotated[int | None, typer.Option(min=1, help="Begin when so many rows are new.")] = None,
+    min_new_rows: Annotated[int | None, typer.Option(min=1, help="Start when there are this many new rows.")] = None,
     every: Annotated[str | None, typer.Option(help="days, week or month; with --on.")] = None,
     on: Annotated[int, typer.Option(min=1, help="Days, the day of the week from 1, Monday, or of the month.")] = 1,
     hour: Annotated[int, typer.Option(min=0, max=23, help="The hour in UTC.")] = 0,
@@ -46,7 +46,7 @@ def create(
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a plan that repeats a job, and promotes its model only if it surely beats production.
+    """Create a plan that repeats a job, and promotes its model only if it is significantly better.
 
     --body takes all fields of the API: regression rows, the least gain, and criteria.
     """
@@ -70,7 +70,7 @@ def start(context: typer.Context, plan: PlanId, yes: Yes = False, as_json: AsJso
 
 @app.command()
 def history(context: typer.Context, plan: PlanId, limit: Limit = 20, as_json: AsJson = False) -> None:
-    """List what a plan began, newest first, with the figures of each decision."""
+    """List the retrainings of a plan, newest first, with the figures of each decision."""
     head = ("ID", "BEGAN", "BECAUSE OF", "STATUS", "JOB", "POINTS", "REASON")
     found = session_of(context).api.pages(f"{item_path(_PLANS, plan)}/retrainings", limit=limit)
     emit_list(context, found, head, _retraining_cells)
@@ -85,7 +85,7 @@ def _retraining_cells(found: dict[str, Any]) -> tuple[object, ...]:
 
 @app.command()
 def stop(context: typer.Context, plan: PlanId, as_json: AsJson = False) -> None:
-    """Stop a plan. A retraining that has begun goes on."""
+    """Stop a plan. A retraining that has begun continues."""
     _set_enabled(context, plan, is_enabled=False)
 
 
@@ -102,6 +102,6 @@ def _set_enabled(context: typer.Context, plan: str, *, is_enabled: bool) -> None
 
 @app.command()
 def delete(context: typer.Context, plan: PlanId, as_json: AsJson = False) -> None:
-    """Delete a plan with its history. A job that it began goes on."""
+    """Delete a plan with its history. A job that it started continues."""
     found: dict[str, Any] = session_of(context).api.send("DELETE", item_path(_PLANS, plan)).json()
     emit(context, found, f"{found['id']} is deleted.")

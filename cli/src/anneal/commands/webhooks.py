@@ -8,7 +8,7 @@ from anneal.api import item_path
 from anneal.output import AsJson, Limit, emit, emit_list, emit_secret, moment
 from anneal.session import session_of
 
-app = typer.Typer(no_args_is_help=True, help="Send events to a program of yours, and see what arrived.")
+app = typer.Typer(no_args_is_help=True, help="Send events to your program, and see what arrived.")
 _WEBHOOKS = "/api/v1/webhooks"
 
 WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The id of a webhook, we_….")]

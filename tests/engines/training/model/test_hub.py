@@ -92,7 +92,7 @@ WEIGHTS = "name=model.safetensors"  # in the address of the blob
     ("token", "spoiled", "answer"),
     [
         ("hf_right", "", "snapshots"),
-        ("hf_wrong", "", "the hub does not open it to the operator's token"),
+        ("hf_wrong", "", "the operator's token has no access to it"),
         ("hf_right", "model.safetensors", "model.safetensors of the base model tiny is not the file"),
     ],
 )

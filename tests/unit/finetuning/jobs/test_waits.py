@@ -37,7 +37,7 @@ def test_a_job_waits_for_a_free_gpu_and_starts_after_the_work_before_it(one_gpu,
 
     assert explain_wait(job=FineTuningJob.objects.get(pk=running.pk), now=db_now()) is None
     assert [(wait.cause, wait.position) for wait in waits] == [(WaitCause.CAPACITY, 1), (WaitCause.CAPACITY, 2)]
-    assert waits[0].reason == "Waiting for a GPU of local-cpu to come free."
+    assert waits[0].reason == "Waiting for a free GPU of local-cpu."
     (least, most), (later_least, later_most) = (wait.starts_after for wait in waits)
     assert alone[0] <= least <= most and most >= running.estimate["train_seconds_p90"]
     assert later_least == pytest.approx(2 * least) and later_most == pytest.approx(2 * most)
@@ -58,14 +58,14 @@ def test_a_job_waits_for_a_machine_a_limit_or_a_payment_and_its_start_is_unknown
     offline = wait_of(job)
     set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=0)
     limited = wait_of(job)
-    set_spending(organization=organization, stopped_because="$5.00 is owed. Top up to go on.")
+    set_spending(organization=organization, stopped_because="You owe $5.00. Top up to continue.")
     stopped = wait_of(job)
 
     assert [wait.cause for wait in (offline, limited, stopped)] == [
         WaitCause.CAPACITY, WaitCause.QUOTA, WaitCause.BUDGET,
     ]  # fmt: skip
     assert offline.reason == "No machine of local-cpu is online now. The job starts when one is."
-    assert "your 0 concurrent GPUs" in limited.reason and stopped.reason == "$5.00 is owed. Top up to go on."
+    assert "your 0 concurrent GPUs" in limited.reason and stopped.reason == "You owe $5.00. Top up to continue."
     assert {wait.starts_after for wait in (offline, limited, stopped)} == {None}
 
 
@@ -76,4 +76,4 @@ def test_a_job_on_several_machines_waits_for_its_group(one_gpu):
     wait = wait_of(job)
 
     assert (wait.cause, wait.starts_after) == (WaitCause.GROUP, None)
-    assert wait.reason.startswith("The job needs 2 machines that reach each other. local-cpu has 0 now.")
+    assert wait.reason.startswith("The job needs 2 machines that can reach each other. local-cpu has 0 now.")

@@ -194,7 +194,7 @@ def test_a_job_waits_for_a_lent_machine_to_come_back(floor, cheap, job_in, claim
         claim()
     waiting = job_in(floor.pool)
 
-    assert "comes back for it within minutes" in explain_wait(job=waiting, now=db_now()).reason
+    assert "takes a borrowed machine back for it within minutes" in explain_wait(job=waiting, now=db_now()).reason
 
 
 def test_a_job_that_waits_says_whose_jobs_go_first(floor, cheap, job_in, claim) -> None:

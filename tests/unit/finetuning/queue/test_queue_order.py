@@ -70,7 +70,7 @@ def test_the_months_gpu_seconds_hold_back_what_would_pass_them(floor, organizati
     assert claim().claimed.spec.job_id == first.pk
     assert claim() is None
     assert "GPU-seconds" in reason_of(second)
-    with pytest.raises(QuotaExceeded, match="promised to your unfinished jobs"):
+    with pytest.raises(QuotaExceeded, match="held for your unfinished jobs"):
         floor.job()
 
 

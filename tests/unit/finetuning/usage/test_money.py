@@ -15,7 +15,7 @@ from tests.support.attempts import TrainingSetup
 
 def test_what_a_suspended_organization_queued_waits_until_it_has_paid(floor: TrainingSetup, claim) -> None:
     job = floor.job()
-    set_spending(organization=floor.organization, stopped_because="$5.00 is owed. Top up to go on.")
+    set_spending(organization=floor.organization, stopped_because="You owe $5.00. Top up to continue.")
 
     assert claim() is None
     assert queue_positions(pool=floor.pool, runs=[job.runs.get()], now=db_now()) == {}
