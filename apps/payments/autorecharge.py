@@ -1,8 +1,8 @@
 """Auto-recharge: charges the card when credit runs low, one charge at a time, never above the monthly cap.
 
 A charge is an invoice with one line. It is created, compared with the order, finalized and paid. If the bank requires
-confirmation, the customer gets a mail. A lost or stolen card ends the order; other declines pause it. Another card or an
-explicit resume ends a pause; saving the settings does not.
+confirmation, the customer gets a mail. A lost or stolen card ends the order; other declines pause it. Another card or
+an explicit resume ends a pause; saving the settings does not.
 """
 
 import datetime
