@@ -156,7 +156,7 @@ def test_only_the_maker_of_a_key_rotates_it(api_client, organization, alice):
 
     answer = api_client(make_key(organization, alice)).post(f"/api/v1/keys/{theirs.key.pk}/rotate", {}, format="json")
 
-    assert answer.status_code == 403 and "Only the maker" in answer.json()["error"]["message"]
+    assert answer.status_code == 403 and "Only the creator" in answer.json()["error"]["message"]
 
 
 def test_members_and_invitations_follow_the_role_of_the_maker(api_client, key, organization, alice):

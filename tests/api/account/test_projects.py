@@ -319,7 +319,7 @@ def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, org
     assert (kept["default_model"], kept["default_pool"], kept["default_method"]) == (small, None, "qlora")
     BaseModel.objects.filter(name=small).update(retired_at=db_now())
     gone = post(client, JOBS, **files).json()["error"]
-    assert gone["param"] == "model" and f"The project Search chooses the base model {small}" in gone["message"]
+    assert gone["param"] == "model" and f"The project Search uses the base model {small}" in gone["message"]
 
 
 def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(

@@ -73,7 +73,7 @@ def test_an_alias_moves_only_from_where_it_was_seen(versions) -> None:
             version=version, name="production", by="user_1", now=db_now(), canary_percent=percent, expected=expected
         )
 
-    with pytest.raises(AliasMoved, match="does not exist"):
+    with pytest.raises(AliasMoved, match="no longer exists"):
         move(first, second.model_name)
     move(first, "")
     for expected in ("", second.model_name):

@@ -83,7 +83,7 @@ def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) 
     Replica.objects.filter(pk=new.pk).update(observed_at="2000-01-01T00:00Z")  # lost meanwhile
     assert "1 of its adapters" in console.get(f"/staff/replicas/{old.pk}").content.decode()
     Replica.objects.filter(pk=new.pk).update(observed_at=db_now())
-    assert "may be stopped" in console.get(f"/staff/replicas/{old.pk}").content.decode()
+    assert "You can stop its agent" in console.get(f"/staff/replicas/{old.pk}").content.decode()
 
     console.post(f"/staff/replicas/{old.pk}/drain", {"off": "1"})
     assert urls(version) in (["unix:///old"], ["unix:///new"])  # one place is enough again

@@ -145,7 +145,7 @@ def test_a_key_that_was_made_before_is_not_shown_while_viewing(client_for, olga,
     viewed = text(browser.get("/keys"))
     browser.post("/staff/viewing/stop")
 
-    assert "shown this once" not in viewed.lower() and "Stop viewing" in viewed
+    assert "shown only once" not in viewed.lower() and "Stop viewing" in viewed
     assert browser.session["issued_key"]
 
 

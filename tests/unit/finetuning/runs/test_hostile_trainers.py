@@ -326,5 +326,5 @@ def test_only_the_exports_that_were_asked_for_are_kept(attempt, floor, kinds):
         wire.Export(kind=kind, upload_id=merged.pk, manifest_sha256=merged.manifest_sha256) for kind in kinds
     )
 
-    with pytest.raises(InvalidValue, match="not asked for"):
+    with pytest.raises(InvalidValue, match="not requested"):
         attempt.finish(succeeded(upload, exports=exports))
