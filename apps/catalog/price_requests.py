@@ -19,7 +19,7 @@ from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 
 _COMPARED = datetime.timedelta(days=30)  # so that several small decreases count together
 _LEAST_PERCENT = 50  # of each price of this period
-_LEAST_PERCENT_OF_OTHERS = 10  # of the cheapest SKU with this unit, for a SKU without a price in this period
+_LEAST_PERCENT_OF_OTHERS = 2  # of the cheapest SKU with this unit, for a SKU without a price in this period
 
 
 def is_gift(

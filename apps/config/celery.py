@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import worker_init, worker_process_shutdown
+from celery.signals import worker_init, worker_process_shutdown, worker_shutdown
 from django.conf import settings
 from kombu.exceptions import KombuError
 from kombu.pools import producers
@@ -78,6 +78,7 @@ def prepare(sender: Any, **_: object) -> None:
 
 
 @worker_process_shutdown.connect
+@worker_shutdown.connect  # a pool without processes of its own
 def stop_tracing(**_: object) -> None:
     tracing.stop()
 

@@ -9,6 +9,7 @@ Locks are always taken in the same order: wallet, series by key, holds by id.
 import datetime
 import hashlib
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -291,14 +292,16 @@ def rate_in_parts(*, organization_id: str, key_id: str = "") -> tuple[int, bool]
 
     Return the nano posted, and whether all had its turn: the next run does the rest.
     """
-    total, last, until = 0, 0, time.monotonic() + _SECONDS_OF_ONE
+    total, last, until = 0, 0, math.inf
     while time.monotonic() < until:
         with transaction.atomic():
             wallet = lock_wallet(organization=organization_id)
+            until = min(until, time.monotonic() + _SECONDS_OF_ONE)  # not counting the first wait for the wallet
             found = list_unrated(wallet=wallet, key_id=key_id, after=last)
-            if not found:
+            total += rate_organization(wallet=wallet, series=found)
+            if len(found) < _LINES_AT_ONCE:
                 return total, True
-            total, last = total + rate_organization(wallet=wallet, series=found), found[-1]
+            last = found[-1]
     return total, False
 
 

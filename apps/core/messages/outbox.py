@@ -283,7 +283,7 @@ def _handle(message: OutboxMessage) -> None:
         "messaging.message.id": str(message.pk),
         "anneal.outbox.lane": message.lane,
         "anneal.outbox.attempt": message.attempts,
-        "anneal.organization.id": message.share,
+        "anneal.organization.id": message.share if message.share.startswith("org_") else "",
     }
     parent = message.traceparent
     span = tracing.begin_child(f"process {message.topic}", parent=parent, attributes=attributes, takes_message=True)

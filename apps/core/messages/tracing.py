@@ -46,7 +46,7 @@ def is_on() -> bool:
 
 
 def usable_traceparent(value: str) -> str:
-    """Return the traceparent that a client sent if it is well-formed; otherwise ""."""
+    """Return a traceparent that was sent or stored if it is well-formed; otherwise ""."""
     return value if _TRACEPARENT.fullmatch(value) else ""
 
 
@@ -99,7 +99,7 @@ def begin_child(
     takes_message: bool = False,
 ) -> "Span | None":
     """Return a span below the one of a stored context; None if that was not traced, or this process traces nothing."""
-    if _spans is None or not parent:
+    if _spans is None or not usable_traceparent(parent):
         return None
     return _spans.child(name, parent=parent, attributes=attributes, at=at, takes_message=takes_message)
 

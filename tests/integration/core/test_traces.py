@@ -287,3 +287,8 @@ def test_a_process_without_a_collector_imports_nothing_of_opentelemetry() -> Non
 def only(collector: Collector, name: str) -> ReceivedSpan:
     [found] = [span for span in collector.spans if span.name == name]
     return found
+
+
+def test_a_broken_context_in_a_row_starts_no_span_and_fails_nothing(collector: Collector) -> None:
+    for broken in ("00-1-2-01", "of another program", "00-" + "0" * 32 + "-b7ad6b7169203331-01"):
+        assert tracing.begin_child("publish", parent=broken, attributes={}) is None

@@ -114,7 +114,7 @@ def test_a_rejected_one_posts_nothing_ever(rich):
 def test_no_more_is_taken_than_is_there_and_nothing_without_a_reason(rich):
     big = ask(rich, -501)
 
-    with pytest.raises(InvalidValue, match="available"):
+    with pytest.raises(InvalidValue, match="at most"):
         approve_adjustment(adjustment_id=big.pk, by="user_otto", now=db_now())
     with pytest.raises(InvalidValue):
         request_adjustment(organization=rich, amount_nano=USD, reason=" ", by="user_olga", now=db_now())

@@ -39,8 +39,9 @@ def test_a_tenant_with_very_many_series_is_charged_in_small_transactions(custome
     assert not UsageSeries.objects.filter(request_count__gt=F("rated_request_count")).exists()
 
     monkeypatch.setattr(metering, "_SECONDS_OF_ONE", 0.0)
-    record_usage(records=[customer.record(key_id="key_late")])
-    assert rate_usage() == 0, "the next run does it"
+    record_usage(records=[customer.record(key_id=f"key_late_{number}") for number in range(4)])
+    rate_usage()
+    assert sizes == [3, 3, 2, 3], "the next run does the rest"
 
 
 def test_a_slice_with_very_many_series_is_closed_after_small_transactions(customer, monkeypatch):

@@ -216,5 +216,5 @@ def test_a_price_of_two_operators_is_what_later_ones_are_compared_with() -> None
 def test_the_first_price_of_a_sku_is_compared_with_others_of_its_unit() -> None:
     price(1000, now=NOW - 40 * DAY)
 
-    assert gives(1, sku="inference:input:new") and not gives(100, sku="inference:input:new")
+    assert gives(9, sku="inference:input:new") and not gives(10, sku="inference:input:new")
     assert not gives(1, sku="storage:bytes"), "nothing else has this unit"

@@ -4,9 +4,12 @@ import csv
 import datetime
 import io
 import re
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 from django.db import transaction
+from django.test import RequestFactory
 
 from apps.billing.budget_settings import set_budget
 from apps.billing.models import UsageSeries
@@ -20,6 +23,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
 from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
+from apps.interfaces.web.shell.downloads import download_csv
 from tests.support.pages import csv_rows, text
 
 
@@ -317,3 +321,21 @@ def test_text_that_looks_like_a_formula_is_text(cell, harmless):
 
     written = next(iter(csv.DictReader(io.StringIO(body, newline=""))))
     assert written == {"name": harmless, "amount": "-1"}
+
+
+def test_a_long_export_is_written_to_a_file_while_its_rows_are_read(rf: RequestFactory, monkeypatch):
+    made: list[tempfile.SpooledTemporaryFile[bytes]] = []
+    real = tempfile.SpooledTemporaryFile
+
+    def note(**options: int) -> tempfile.SpooledTemporaryFile[bytes]:
+        made.append(real(**options))
+        return made[0]
+
+    def rows() -> Iterator[tuple[str]]:
+        for _ in range(300):
+            yield ("x" * 10_000,)
+        assert made[0]._rolled, "a third of the rows fit into memory"
+
+    monkeypatch.setattr(tempfile, "SpooledTemporaryFile", note)
+    answer = download_csv(rf.get("/"), ("name",), rows(), filename="usage.csv")
+    assert sum(map(len, answer.streaming_content)) > 3_000_000

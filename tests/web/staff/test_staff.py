@@ -1,5 +1,6 @@
 """The operator console: who may open it, and what its forms do."""
 
+import datetime
 import html
 import os
 import re
@@ -14,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.accounts.models import Organization, Region
 from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
+from apps.catalog.operations import set_price
 from apps.catalog.queries import active_price
 from apps.config.env import ROOT
 from apps.contracts import runs as wire
@@ -26,6 +28,7 @@ from apps.payments.models import CardRefund, TopUp
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import give_credit, make_job, make_pool
 from tests.factories.serving import make_whole_model
+from tests.support.pages import text
 from tests.twins.control_plane import serve_control_plane
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
@@ -67,6 +70,18 @@ def test_a_pool_is_created_priced_and_shown(console, floor):
     assert pool.memory_bytes == 80 * 2**30
     assert active_price(sku="training:big").price_nano == 2_690_000_000
     assert "$2.69" in page.content.decode()
+
+
+def test_the_page_of_a_new_pool_says_that_its_price_waits(console, floor):
+    set_price(
+        sku="training:old", unit="gpu_ms", price_nano=10**9, per=3_600_000, by="user_1",
+        now=db_now() - datetime.timedelta(days=40),
+    )  # fmt: skip
+    body = {"name": "gift", "gpu_type": "cpu", "region": "local", "price_policy": "firm", "memory_gib": "80"}
+    created = console.post("/staff/pools", body | {"price_usd": "0.000001"}, follow=True)
+
+    assert "Its price waits for another operator. Admit a worker." in text(created)
+    assert active_price(sku="training:gift") is None
 
 
 @pytest.mark.parametrize("sku", ["training:nonexistent", "inference:input:gpt-9", "storage:rows", "training:", ""])

@@ -136,12 +136,16 @@ class Metering:
     ) -> None:
         """Check the balance for the worst case of a request that cannot be answered yet. Raises as `admit` does.
 
-        Without a route, only a checkpoint's name may become a model: then it is the worst case of its base model.
+        Without a route, only a checkpoint's name may become a model: then it is the worst case of its base model. For
+        one that is not served any more, any credit is enough.
         """
-        if route is None and CHECKPOINT_MARK in request.model_name:
+        is_checkpoint = route is None and CHECKPOINT_MARK in request.model_name
+        if is_checkpoint:
             base_model = request.model_name.split(":")[1]
             route = self._routes.known(base_model, organization_id=caller.organization_id)
         if route is None:
+            if is_checkpoint:
+                await self._spending_slices.require_room(caller.organization_id, caller.key_id, 1)
             return
         prices = self._routes.prices_of(route, organization_id=caller.organization_id, is_batched=is_batched)
         bounds = bounds_of(request, route.context_length)

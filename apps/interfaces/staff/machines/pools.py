@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from apps.catalog.models import PriceRule
+from apps.catalog.models import PriceRequest, PriceRule
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
@@ -50,12 +50,13 @@ def index(request: HttpRequest) -> HttpResponse:
     form = NewPoolForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         with domain_errors_on(form), transaction.atomic():
-            pool = _create_pool(form, by=operator_id(request))
-            next_step = (
-                gettext("Admit a worker")
-                if form.cleaned_data["price_usd"]
-                else gettext("Set its price, then admit a worker")
-            )
+            pool, price = _create_pool(form, by=operator_id(request))
+            if price is None:
+                next_step = gettext("Set its price, then admit a worker")
+            elif isinstance(price, PriceRequest):
+                next_step = gettext("Its price waits for another operator. Admit a worker")
+            else:
+                next_step = gettext("Admit a worker")
             messages.success(
                 request,
                 gettext("The pool %(name)s is open. %(next_step)s.") % {"name": pool.name, "next_step": next_step},
@@ -66,8 +67,8 @@ def index(request: HttpRequest) -> HttpResponse:
     return render(request, "staff/machines/pools.html", context, status=status)
 
 
-def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
-    """Create the pool and set its price, if the form has one. Raises InvalidValue."""
+def _create_pool(form: NewPoolForm, *, by: str) -> tuple[GpuPool, PriceRule | PriceRequest | None]:
+    """Create the pool, and set or request the price of the form, if it has one. Raises InvalidValue."""
     data = form.cleaned_data
     pool = operations.create_pool(
         name=data["name"],
@@ -80,13 +81,13 @@ def _create_pool(form: NewPoolForm, *, by: str) -> GpuPool:
         borrows_from=data["borrows_from"],
         by=by,
     )
-    if data["price_usd"]:
-        price_nano = usd_to_nano(data["price_usd"])
-        price_sku(
-            sku=training_sku(pool), price_nano=price_nano, organization=None, tiers=(), effective_from=None, by=by,
-            now=db_now(),
-        )  # fmt: skip
-    return pool
+    if not data["price_usd"]:
+        return pool, None
+    price = price_sku(
+        sku=training_sku(pool), price_nano=usd_to_nano(data["price_usd"]), organization=None, tiers=(),
+        effective_from=None, by=by, now=db_now(),
+    )  # fmt: skip
+    return pool, price
 
 
 @never_cache

@@ -15,7 +15,7 @@ from apps.batches.models import Batch, BatchFile
 from apps.catalog.models import BaseModel
 from apps.core.objects.orphans import ORPHAN_AGE
 from apps.core.objects.store import object_key, store
-from apps.core.objects.types import ObjectInfo
+from apps.core.objects.types import ObjectInfo, ObjectMissing
 from apps.datasets.lifecycle import DatasetVersionStatus, UploadStatus
 from apps.datasets.models import DatasetVersion, Upload, VersionInspection
 from apps.finetuning.lifecycle import CONVERSION_OPEN
@@ -42,7 +42,11 @@ class ObjectComparison:
 
 
 def compare_objects(*, now: datetime.datetime) -> ObjectComparison:
-    """Compare rows and objects, an organization at a time. What is deleted meanwhile may count as missing."""
+    """Compare rows and objects, an organization at a time.
+
+    An object that was not listed is looked for again: it may be newer than the list. What is deleted meanwhile may
+    count as missing.
+    """
     before = (now - ORPHAN_AGE).timestamp()
     checked, missing, orphans, seen = 0, list[MissingObject](), list[str](), set[str]()
     for owner, found in chain(_stored(), ((owner, {}) for owner in _owners() if owner not in seen)):
@@ -51,7 +55,7 @@ def compare_objects(*, now: datetime.datetime) -> ObjectComparison:
         for key, size, row_id in _named(owner):
             checked += 1
             folders.add(_folder(key))
-            if key not in found or size not in (None, found[key].bytes):
+            if not _is_there(found.get(key) or _stat(key), size):
                 missing.append(MissingObject(key, row_id))
         orphans += [key for key, info in found.items() if info.modified_at < before and not _is_below(key, folders)]
     return ObjectComparison(checked, missing, sorted(orphans))
@@ -62,6 +66,17 @@ def _stored() -> Iterator[tuple[str, dict[str, ObjectInfo]]]:
     for owner, listed in groupby(store().list_objects("org"), key=lambda item: item[0].split("/")[1]):
         yield owner, dict(listed)
     yield "", dict(store().list_objects("platform"))
+
+
+def _stat(key: str) -> ObjectInfo | None:
+    try:
+        return store().stat(key)
+    except ObjectMissing:
+        return None
+
+
+def _is_there(found: ObjectInfo | None, size: int | None) -> bool:
+    return found is not None and size in (None, found.bytes)
 
 
 def _owners() -> Iterator[str]:

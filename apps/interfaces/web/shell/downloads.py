@@ -37,7 +37,8 @@ def download_csv(
 ) -> StreamingHttpResponse:
     """Return a response that sends a CSV file. Its rows are read first, into a file that has no name."""
     file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with `chunks`
-    file.writelines(csv_chunks(header, rows))
+    for chunk in csv_chunks(header, rows):  # `writelines` would first keep all of them in memory
+        file.write(chunk)
     chunks = _read(file)
     weakref.finalize(chunks, file.close)  # also if it is never sent
     return stream_download(request, chunks, filename=filename, content_type="text/csv; charset=utf-8")

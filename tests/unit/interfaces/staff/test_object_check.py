@@ -28,3 +28,12 @@ def test_what_is_missing_and_what_no_row_names_is_found_in_every_organization(
     assert gone.pk in {each.row_id for each in later.missing} and kept.pk not in {each.row_id for each in later.missing}
     assert set(left) <= set(later.orphans) and not set(left) & set(today.orphans)
     assert kept.object_key not in later.orphans
+
+
+def test_an_object_that_is_stored_while_others_are_compared_is_not_missing(
+    organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = make_version(organization)
+    monkeypatch.setattr(type(store()), "list_objects", lambda *_: iter(()))  # it was listed a moment before
+
+    assert version.pk not in {each.row_id for each in compare_objects(now=db_now()).missing}
