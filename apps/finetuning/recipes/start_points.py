@@ -118,7 +118,8 @@ def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_
     found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
     if found is None:
         raise NotFound(
-            gettext("The checkpoint %(checkpoint_id)s no longer exists.") % {"checkpoint_id": repr(checkpoint_id[:64])},
+            gettext("The checkpoint %(checkpoint_id)s no longer exists. Choose one that its job lists.")
+            % {"checkpoint_id": repr(checkpoint_id[:64])},
             param="model",
             code="checkpoint_not_found",
         )
