@@ -1,17 +1,19 @@
 """The part of a counted file that a recipe trains.
 
-Held-out rows are left out; the others are cut to the longest row the recipe allows. Running text is split into pieces
-of that length instead.
+Held-out rows are left out. The others are cut to the longest row the recipe allows; those that then train nothing are
+left out too. Running text is split into pieces of that length instead.
 """
 
 import bisect
 from dataclasses import dataclass
 
-from apps.contracts.chat import RowKind
+from apps.contracts.chat import RowKind, TrainOn
 from apps.contracts.runs import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.rows import kind_of
 from apps.estimates.requests import pieces_of
+
+_CUT = ("limit", "tokens", "trained_tokens", "untrained")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,7 @@ def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
         lengths = _pieces(count, recipe.max_length)
         rows, tokens, trained = float(sum(n for _, n in lengths)), float(count.tokens), float(count.trained_tokens)
     else:
-        tokens, trained, untrained = _within(count, recipe.max_length, file_rows)
-        rows = file_rows - untrained
+        tokens, trained, rows = _within(counted.version, count, recipe)
     left_out = recipe.validation_share if counted.validation is None else counted.left_out_rows / max(file_rows, 1)
     kept = 1.0 - left_out
     return TrainingData(
@@ -77,7 +78,7 @@ def _evaluation_tokens(counted: Counted, recipe: Hyperparameters, tokens: float,
     if counted.validation_count is not None and kind_of(validation) is RowKind.TEXT:
         return counted.validation_count.tokens
     if counted.validation_count is not None:
-        return round(_within(counted.validation_count, recipe.max_length, rows)[0])
+        return round(_within(validation, counted.validation_count, recipe)[0])
     return round(tokens * rows / max(counted.version.rows or 0, 1))
 
 
@@ -97,18 +98,28 @@ def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:
     return pieces_of(rows_of_length, max_length)
 
 
-def _within(count: TokenCount, max_length: int, rows: int) -> tuple[float, float, float]:
-    """Return tokens, trained tokens and rows left without a trained one if no row is longer than `max_length`.
+def _within(version: DatasetVersion, count: TokenCount, recipe: Hyperparameters) -> tuple[float, float, float]:
+    """Return tokens, trained tokens and number of the rows that the recipe trains, cut to its longest row.
 
     The figures are exact at the limits that were counted, and interpolated between two of them.
     """
+    max_length, rows = recipe.max_length, float(version.rows or 0)
+    trains_all, sequences = recipe.train_on == TrainOn.ALL, 2 if kind_of(version) is RowKind.PREFERENCE else 1
+
+    def trained_at(limit: int, tokens: float, trained: float, untrained: float) -> tuple[float, float, float]:
+        if trains_all:
+            return tokens, tokens, rows
+        # A row that trains nothing is longer than the limit: it would have been cut to it.
+        return max(tokens - sequences * limit * untrained, 0.0), trained, rows - untrained
+
+    whole = trained_at(count.longest_row_tokens, count.tokens, count.trained_tokens, 0.0)
     if max_length >= count.longest_row_tokens:
-        return count.tokens, count.trained_tokens, 0
+        return whole
     cuts = [cut for cut in count.cuts if cut["limit"] < count.longest_row_tokens]
     points = [
-        (0, (0.0, 0.0, float(rows))),
-        *((cut["limit"], (cut["tokens"], cut["trained_tokens"], cut["untrained"])) for cut in cuts),
-        (count.longest_row_tokens, (count.tokens, count.trained_tokens, 0.0)),
+        (0, (0.0, 0.0, 0.0)),
+        *((cut["limit"], trained_at(*(cut[name] for name in _CUT))) for cut in cuts),
+        (count.longest_row_tokens, whole),
     ]
     above = bisect.bisect_left([limit for limit, _ in points], max_length)
     (low, below_values), (high, values) = points[above - 1], points[above]

@@ -27,11 +27,11 @@ def of(max_length: int, *, share: float = 0.0, **more: object):
     [
         (4_096, (100, 40_000, 10_000)),
         (900, (100, 40_000, 10_000)),
-        (512, (96, 30_000, 8_000)),
-        (256, (80, 20_000, 4_000)),
-        (384, (88, 25_000, 6_000)),
-        (706, (98, 35_000, 9_000)),
-        (128, (40, 10_000, 2_000)),
+        (512, (96, 27_952, 8_000)),
+        (256, (80, 14_880, 4_000)),
+        (384, (88, 21_416, 6_000)),
+        (706, (98, 33_976, 9_000)),
+        (128, (40, 7_440, 2_000)),
     ],
 )
 def test_rows_and_tokens_are_those_within_the_longest_row(max_length, expected) -> None:
@@ -39,6 +39,24 @@ def test_rows_and_tokens_are_those_within_the_longest_row(max_length, expected) 
 
     assert (data.rows, data.tokens, data.trained_tokens) == expected
     assert data.evaluation_tokens == 0
+
+
+def test_rows_that_are_trained_whole_are_all_kept_when_they_are_cut() -> None:
+    count = TokenCount(tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[900, 100]], cuts=CUTS)
+    recipe = Hyperparameters(max_length=256, train_on="all")
+    data = training_data(Counted(version=DatasetVersion(rows=100), count=count), recipe)
+
+    assert (data.rows, data.tokens, data.trained_tokens) == (100, 20_000, 20_000)
+
+
+def test_of_a_preference_that_trains_nothing_both_answers_are_left_out() -> None:
+    count = TokenCount(tokens=80_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[900, 100]], cuts=[
+        {"limit": 256, "tokens": 40_000, "trained_tokens": 4_000, "untrained": 20},
+    ])  # fmt: skip
+    version = DatasetVersion(rows=100, kind="preference")
+    data = training_data(Counted(version=version, count=count), Hyperparameters(max_length=256))
+
+    assert (data.rows, data.tokens) == (80, 40_000 - 2 * 20 * 256)
 
 
 def test_what_is_held_out_is_evaluated_not_trained() -> None:
