@@ -3,3 +3,5 @@
 It imports the server's own row checks and estimates as `apps`. The wheel holds copies of those modules
 (`cli/wheel.py`), so a file is judged here as it is judged there.
 """
+
+__version__ = "0.1.0"

@@ -1,12 +1,14 @@
 """The command `anneal`: its groups, its global options, and failures as one sentence with an exit code."""
 
 import json
+import os
 import sys
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from anneal import __version__
 from anneal.commands import (
     account,
     apply,
@@ -30,6 +32,16 @@ from anneal.session import session_of
 
 class Commands(TyperGroup):
     """Runs a command, and prints a failure in place of a traceback."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse arguments that are not text, because they cannot be sent as JSON."""
+        for word in args:
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                shown = os.fsencode(word).decode(errors="backslashreplace")
+                raise typer.BadParameter("It is not UTF-8 text.", ctx, param_hint=f"'{shown}'") from None
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -57,6 +69,12 @@ def _ended(context: Any, failure: Failure) -> typer.Exit:
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"anneal {__version__}\n")
+        raise typer.Exit
+
+
 @app.callback()
 def main(
     context: typer.Context,
@@ -65,6 +83,9 @@ def main(
     project: Annotated[
         str | None, typer.Option(envvar="ANNEAL_PROJECT", help="The id of the project to work in: that of your key.")
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Fine-tune models with Anneal: files, jobs, models and chat from the command line."""
     session = session_of(context)

@@ -35,7 +35,12 @@ Shown = str | Table | Group
 def console(*, is_error: bool = False) -> Console:
     stream = sys.stderr if is_error else sys.stdout
     return Console(
-        file=stream, markup=False, highlight=False, soft_wrap=True, width=None if stream.isatty() else _WIDTH
+        file=stream,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        soft_wrap=True,
+        width=None if stream.isatty() else _WIDTH,
     )
 
 
@@ -106,6 +111,18 @@ def confirm(question: str, *, is_accepted: bool, instead: str = "agree") -> None
     raise Failure(f"Nothing was started. Pass --yes to {instead} without a question.", ExitCode.NEGATIVE)
 
 
+def ask_secret(name: str, *, variable: str) -> str:
+    """Return a secret from a prompt, or without a terminal from a line of standard input.
+
+    Raises Failure that names the environment variable if there is no line.
+    """
+    if sys.stdin.isatty():
+        return str(typer.prompt(name, hide_input=True, err=True)).strip()
+    if given := sys.stdin.readline().strip():
+        return given
+    raise Failure(f"{name}: there is no terminal to ask for it. Set {variable}.", ExitCode.SIGNED_OUT)
+
+
 def dollars(usd: str | None, *, is_limit: bool = False) -> str | None:
     """Return an amount for people: cents, or two digits of less than a cent. A limit is rounded up."""
     if usd is None:
@@ -130,6 +147,10 @@ def span(seconds: float | None) -> str | None:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def size(count: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 from anneal import watching
 from rich.console import Console
 
+from apps.batches import operations
 from apps.batches.endings import finish
 from apps.batches.lifecycle import BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchFile, BatchRequest
@@ -57,6 +58,18 @@ def test_a_batch_starts_once_it_is_accepted_and_is_followed_to_its_files(
     assert (tmp_path / "out.jsonl").read_text() == '{"custom_id":"a"}\n'
     assert json.loads((tmp_path / "out.errors.jsonl").read_text())["custom_id"] == "b"
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_file_whose_batch_is_refused_is_named_and_used_again(anneal, organization, asks, monkeypatch) -> None:
+    with monkeypatch.context() as limited:
+        limited.setattr(operations, "MAX_ACTIVE", 0)
+        refused = anneal("batches", "create", str(asks), "--yes")
+    file = BatchFile.objects.get()
+    again = anneal("batches", "create", file.pk, "--yes")
+
+    assert refused.exit_code != 0 and "batches that have not ended" in refused.errors
+    assert f"run the same command with {file.pk} in place of {asks}" in refused.errors
+    assert again.exit_code == 0 and BatchFile.objects.count() == 1, again.errors
 
 
 def test_a_batch_is_listed_shown_and_cancelled_and_its_bad_lines_are_named(

@@ -2,7 +2,9 @@
 
 import json
 import stat
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -61,6 +63,34 @@ def test_what_is_not_an_address_is_refused(anneal, address: str) -> None:
 
 def test_what_cannot_be_a_key_is_refused(anneal, network) -> None:
     assert (anneal("usage", key="schlüssel").exit_code, network.calls) == (3, [])
+
+
+# --- what every command does ------------------------------------------------------------------------------------------
+
+
+def test_the_version_is_that_of_the_wheel(anneal) -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "cli/pyproject.toml").read_text())["project"]
+
+    assert anneal("--version", key=None).output == f"anneal {project['version']}\n"
+
+
+@pytest.mark.parametrize("words", [("chat", "anneal-demo", "\udcff"), ("--project", "\udcff", "usage")])
+def test_an_argument_that_is_no_text_is_refused_and_shown(anneal, network, words) -> None:
+    refused = anneal(*words, key="k")
+
+    assert (refused.exit_code, network.calls) == (2, [])
+    assert r"'\xff': It is not UTF-8 text." in " ".join(refused.errors.split())
+
+
+def test_names_with_codes_of_emoji_are_shown_as_they_are(anneal, network) -> None:
+    name = "ft:anneal-demo:acme:vs:5wy2"
+    listed = {"object": "list", "data": [{"id": name, "parent": ":vs:", "created": 0}]}
+    deployed = {"model": name, "state": "served", "reason": None}
+    network.inner = Answers(*(httpx.Response(200, json=each) for each in (listed, deployed)))
+
+    table, line = anneal("models", "list", key="k"), anneal("models", "deploy", name, key="k")
+
+    assert name in table.output and table.output.count(":vs:") == 2 and name in line.output
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -179,6 +209,8 @@ def test_models_are_listed_and_unknown_ones_are_not_found(anneal, model) -> None
     assert model in anneal("models", "list").output
     assert anneal("models", "pull", "ft:anneal-demo:acme:no:1").exit_code == 4
     assert anneal("models", "pull", model, "--export", "gguf").exit_code == 4
+    base = anneal("models", "pull", "anneal-demo")
+    assert base.exit_code == 5 and "anneal-demo is a base model, which is not downloaded here" in base.errors
 
 
 def test_a_model_is_deployed_stopped_and_named_by_an_alias(anneal, model, floor) -> None:

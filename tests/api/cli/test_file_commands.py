@@ -130,6 +130,15 @@ CALLED = {
 ASKED = {"messages": [{"role": "user", "content": "What is 6 x 7?"}]}
 
 
+def test_one_row_is_counted_in_the_singular(anneal, tmp_path) -> None:
+    path = tmp_path / "old.jsonl"
+    path.write_bytes(jsonl_of(CALLED) + b'{"messages": "\xff"}\n')
+
+    done = anneal("files", "convert", str(path))
+
+    assert "1 row is kept, 1 had functions, which are tools now, 1 is left out." in done.output
+
+
 def test_old_rows_are_converted_and_the_others_named_with_their_reason(anneal, tmp_path) -> None:
     orphan = {"messages": [*CALLED["messages"][:1], *CALLED["messages"][2:]]}
     path = tmp_path / "old.jsonl"

@@ -9,6 +9,7 @@ from anneal.commands import imports
 from anneal.migration.base_models import suggest
 from anneal.migration.configs import plan_of_config
 from anneal.migration.importing import Memory, convert_and_check
+from anneal.migration.openai_jobs import plan_of
 from anneal.migration.plans import Plan
 
 from apps.datasets.models import DatasetVersion
@@ -63,7 +64,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     again = anneal(*words, "--yes", "--json")
 
     assert (done.exit_code, again.exit_code) == (0, 0), done.errors
-    assert "12 got their ideal answer" in declined.errors
+    assert "12 got the ideal answer" in declined.errors
     jobs = {job.metadata["imported_from"]: job for job in FineTuningJob.objects.all()}
     assert set(jobs) == {f"openai:ftjob-{number:024}" for number in (1, 2, 3)}
     assert {each["job"] for each in again.json["data"]} == {job.pk for job in jobs.values()} | {None}
@@ -97,6 +98,30 @@ def test_a_key_that_openai_refuses_is_told_and_nothing_happens(anneal, openai, m
 
     assert misdirected.exit_code == 2 and "must not get the key" in misdirected.errors
     assert refused.exit_code == 3 and "Check OPENAI_API_KEY" in refused.errors and "anneal login" not in refused.errors
+
+
+def test_a_missing_key_is_named_where_there_is_no_terminal(anneal, openai, monkeypatch, recwarn) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY")
+
+    refused = anneal("import", "openai", "--openai-url", openai.url, answer="")
+
+    assert refused.exit_code == 3 and "Set OPENAI_API_KEY." in refused.errors
+    assert len(recwarn) == 0 and openai.requests == []
+
+
+@pytest.mark.parametrize(("status", "text"), [({"status": "failed"}, "It is failed at"), ({}, "It has no status at")])
+def test_a_job_without_success_is_not_imported(status, text) -> None:
+    plan = plan_of({"id": "ftjob-1", "model": "gpt-4o"} | status, catalogue=[], chosen={})
+
+    assert plan.obstacle == f"{text} OpenAI; only succeeded jobs are imported."
+
+
+def test_an_error_in_yaml_names_the_file_and_the_line(anneal, floor, tmp_path) -> None:
+    (tmp_path / "tune.yaml").write_text("model: x\nrows: [1,\n")
+
+    refused = anneal("import", "together", str(tmp_path / "tune.yaml"))
+
+    assert refused.exit_code == 2 and f'in "{tmp_path}/tune.yaml", line 3, column 1' in refused.errors
 
 
 def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:

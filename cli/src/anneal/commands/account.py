@@ -6,7 +6,7 @@ import httpx
 import typer
 
 from anneal.commands.projects import show_project
-from anneal.output import AsJson, dollars, emit, fields, notice
+from anneal.output import AsJson, ask_secret, dollars, emit, fields, notice
 from anneal.session import session_of
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -26,7 +26,7 @@ def login(
     address = httpx.URL(session.base_url)
     if address.scheme == "http" and address.host not in _THIS_MACHINE:
         notice("This address is not encrypted, so others on the network can read the key. Use https if you can.")
-    session.given_key = session.given_key or typer.prompt("API key", hide_input=True, err=True).strip()
+    session.given_key = session.given_key or ask_secret("API key", variable="ANNEAL_API_KEY")
     found = session.api.get("/api/v1/me")
     session.store_key(session.given_key)
     organization, regions = found["organization"]["name"], found["organization"].get("regions")

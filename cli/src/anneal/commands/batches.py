@@ -7,10 +7,10 @@ from urllib.parse import quote
 import typer
 
 from anneal.api import Api, item_path
-from anneal.commands.files import find_path, id_of
+from anneal.commands.files import find_path, uploaded
 from anneal.commands.requests import Metadata, metadata_of, present
 from anneal.failures import ExitCode, Failure
-from anneal.output import AsJson, Limit, Yes, confirm_price, emit, emit_list, fields, moment, notice, size
+from anneal.output import AsJson, Limit, Yes, confirm_price, counted, emit, emit_list, fields, moment, notice, size
 from anneal.session import Session, session_of
 from anneal.transfers import download
 from anneal.watching import COMPLETED, FAILED, watch_counts
@@ -39,8 +39,8 @@ def create(
     session, path = session_of(context), find_path(file, "FILE")
     body = {"endpoint": endpoint, "completion_window": "24h"} | present(metadata=metadata_of({}, metadata))
     confirm_price(None, f"Start {_requests(path, file)}?", is_accepted=yes)
-    body["input_file_id"] = id_of(session, file, purpose="batch", option="FILE")
-    batch = session.api.post_once(_BATCHES, body)
+    with uploaded(session, file, purpose="batch", option="FILE") as file_id:
+        batch = session.api.post_once(_BATCHES, body | {"input_file_id": file_id})
     if wait:
         notice(f"Created {batch['id']}.")
         batch = _wait(session, batch["id"])
@@ -53,8 +53,7 @@ def _requests(path: Path | None, given: str) -> str:
     if path is None:
         return f"the requests of {given}"
     with path.open("rb") as lines:
-        count = sum(1 for line in lines if line.strip())
-    return "1 request" if count == 1 else f"{count:,} requests"
+        return counted(sum(1 for line in lines if line.strip()), "request")
 
 
 def _wait(session: Session, batch_id: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`anneal evals`: grade what a model answers, by criteria of your own."""
 
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from anneal.api import Api, item_path
-from anneal.commands.files import find_path, id_of
+from anneal.commands.files import find_path, uploaded
 from anneal.commands.requests import Body, Metadata, amount_of, metadata_of, object_of, pair_of, present, read_body
 from anneal.failures import ExitCode
 from anneal.output import (
@@ -176,9 +177,10 @@ def create_run(
     request = sent | present(name=name, metadata=metadata_of(sent, metadata), max_cost_usd=limit)
     if _is_paid(source, session.api.get(place)):
         confirm_price(limit, f"Start{'' if limit else ' without --max-cost'}?", is_accepted=yes)
-    if file is not None:
-        source["source"] = {"type": "file_id", "id": id_of(session, file, purpose="evals", option="--file")}
-    run = _start(session.api, f"{place}/runs", request | {"data_source": source})
+    with uploaded(session, file, purpose="evals", option="--file") if file else nullcontext() as file_id:
+        if file_id is not None:
+            source["source"] = {"type": "file_id", "id": file_id}
+        run = _start(session.api, f"{place}/runs", request | {"data_source": source})
     if wait:
         notice(f"Created {run['id']}.")
         run = _wait(session, run)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 
 from anneal.failures import ExitCode, Failure
 from anneal.migration.rows import conversion_text, convert_file
-from anneal.output import AsJson, Limit, emit, emit_list, fields, moment, notice, size
+from anneal.output import AsJson, Limit, counted, emit, emit_list, fields, moment, notice, size
 from anneal.session import Session, session_of
 from anneal.transfers import upload as send
 from anneal.transfers import upload_whole
@@ -164,14 +165,23 @@ def find_path(given: str, option: str) -> Path | None:
     raise typer.BadParameter(f"{given} is neither a file here nor the id of an uploaded one.", param_hint=option)
 
 
-def id_of(session: Session, given: str, *, purpose: str, option: str) -> str:
-    """Return the id of an uploaded file. A file on this machine is uploaded first. Raises BadParameter, Failure."""
+@contextmanager
+def uploaded(session: Session, given: str, *, purpose: str, option: str) -> Iterator[str]:
+    """Give the id of an uploaded file. A file on this machine is uploaded first. Raises BadParameter, Failure.
+
+    If the work with it fails, the file stays, and a notice shows how to use it again.
+    """
     path = find_path(given, option)
     if path is None:
-        return given
+        yield given
+        return
     found = accepted_id(session, path, upload_whole(session, path, purpose=purpose))
     notice(f"{path} is uploaded as {found}.")
-    return found
+    try:
+        yield found
+    except Failure:
+        notice(f"{found} is kept. To use it, run the same command with {found} in place of {path}.")
+        raise
 
 
 def file_text(file: dict[str, Any]) -> str:
@@ -213,7 +223,7 @@ def _check_object(path: Path, report: ValidationReport) -> dict[str, Any]:
 
 
 def _text_of(path: Path, report: ValidationReport) -> str:
-    count = "1 row" if report.rows == 1 else f"{report.rows:,} rows"
+    count = counted(report.rows, "row")
     if report.is_valid:
         return f"{path}: {count}, {report.kind}, read as {report.container}. No problems."
     lines = _problem_lines(report.errors, report.error_count)

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from anneal.api import PATIENT_ATTEMPTS, Api
+from anneal.commands.models import base_models
 from anneal.commands.requests import pairs_of, settings_of
 from anneal.failures import ExitCode, Failure
 from anneal.migration.configs import NAMES, plan_of_config
@@ -26,7 +27,20 @@ from anneal.migration.importing import (
 )
 from anneal.migration.openai_jobs import Export, OpenAi, Source, plan_of
 from anneal.migration.plans import Plan
-from anneal.output import AsJson, Yes, confirm, confirm_price, console, dollars, emit, notice, plain, table
+from anneal.output import (
+    AsJson,
+    Yes,
+    ask_secret,
+    confirm,
+    confirm_price,
+    console,
+    counted,
+    dollars,
+    emit,
+    notice,
+    plain,
+    table,
+)
 from anneal.session import Session, clean_url, session_of
 from anneal.watching import FAILED, SETTLED
 
@@ -69,7 +83,7 @@ def openai(
         text = f"{openai_url} is this installation, which must not get the key of OpenAI."
         raise typer.BadParameter(text, param_hint="--openai-url")
     source: Source = Export(export) if export else OpenAi(_openai(context, openai_url, openai_key))
-    catalogue = _catalogue(session.api)
+    catalogue = base_models(session.api)
     chosen = pairs_of(map_ or [], "--map")
     found = [each for each in source.jobs() if not job or each.get("id") in job]
     plans = [plan_of(each, catalogue=catalogue, chosen=chosen) for each in found]
@@ -95,7 +109,7 @@ def _import_config(tool: str) -> None:
         as_json: AsJson = False,
     ) -> None:
         session = session_of(context)
-        chosen, names = pairs_of(map_ or [], "--map"), _catalogue(session.api)
+        chosen, names = pairs_of(map_ or [], "--map"), base_models(session.api)
         plan = plan_of_config(tool, config, data=data, catalogue=names, chosen=chosen)
         run_import(context, session, [plan], source=None, folder=folder, settings=set_ or [], dry_run=dry_run, yes=yes)
 
@@ -152,13 +166,8 @@ def _standing_table(found: list[dict[str, Any]]) -> Table:
     return table(head, rows)
 
 
-def _catalogue(api: Api) -> list[str]:
-    """Return the names of base models."""
-    return [model["id"] for model in api.get("/v1/models")["data"] if "context_length" in model]
-
-
 def _openai(context: typer.Context, url: str, given: str | None) -> Api:
-    key = given or typer.prompt("OpenAI's API key", hide_input=True, err=True).strip()
+    key = given or ask_secret("OpenAI's API key", variable="OPENAI_API_KEY")
     if not (key.isascii() and key.isprintable()):
         raise Failure("OpenAI's API key has invalid characters. Copy all of it.", ExitCode.SIGNED_OUT)
     api = Api(clean_url(url), key, service="OpenAI", sign_in="Check OPENAI_API_KEY.")
@@ -191,7 +200,10 @@ def run_import(
     if not session.as_json:
         _show(plans)
     if new and not dry_run:
-        confirm(f"Upload the files of {_jobs(len(new))} to {session.base_url}? Files cost nothing.", is_accepted=yes)
+        confirm(
+            f"Upload the files of {counted(len(new), 'job')} to {session.base_url}? Files cost nothing.",
+            is_accepted=yes,
+        )
         _start_all(session, new, source, memory, yes=yes)
     for plan in plans:
         if plan.job is not None:
@@ -226,7 +238,7 @@ def _start_all(session: Session, new: list[Plan], source: Source | None, memory:
         return
     holds = [plan.quote["hold_usd"] for plan in ready if plan.quote and plan.quote["hold_usd"] is not None]
     total = str(sum(map(Decimal, holds))) if len(holds) == len(ready) else None
-    confirm_price(total, f"Start {_jobs(len(ready))}?", is_accepted=yes)
+    confirm_price(total, f"Start {counted(len(ready), 'job')}?", is_accepted=yes)
     for plan in ready:
         memory.jobs[plan.key] = {"job": start(session.api, plan)["id"], "alias": plan.alias}
         memory.keep()
@@ -264,7 +276,3 @@ def _end(started: list[Plan], dry_run: bool) -> str:
         return "No job was started."
     ids = ", ".join(plan.job["id"] for plan in started if plan.job)
     return f"Started {ids}.\nRun `anneal import finish --wait`: it gives the old names to the new models."
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count} jobs"

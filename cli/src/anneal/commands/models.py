@@ -8,7 +8,7 @@ import typer
 
 from anneal.api import Api, item_path, model_path
 from anneal.failures import ExitCode, Failure
-from anneal.output import AsJson, Yes, confirm_price, emit, moment, notice, size, table
+from anneal.output import AsJson, Yes, ask_secret, confirm_price, counted, emit, moment, notice, size, table
 from anneal.session import session_of
 from anneal.transfers import download
 
@@ -41,7 +41,13 @@ def pull(
     Run the same command again after an interruption: it continues, and skips files that are there already.
     """
     api = session_of(context).api
-    listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
+    try:
+        listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
+    except Failure as failure:
+        if failure.exit_code == ExitCode.NOT_FOUND and model in base_models(api):
+            text = f"{model} is a base model, which is not downloaded here. Give the name of a fine-tuned model, ft:…."
+            raise Failure(text, ExitCode.REFUSED) from failure
+        raise
     wanted = [file for file in listed if file["export"] == export]
     if not wanted:
         names = ", ".join(sorted({file["export"] for file in listed if file["export"]})) or "none"
@@ -56,7 +62,7 @@ def pull(
     emit(
         context,
         {"object": "model.pull", "model": model, "folder": str(folder), "files": files},
-        f"{folder} has {len(files)} files, {size(sum(file['bytes'] for file in files))}: "
+        f"{folder} has {counted(len(files), 'file')}, {size(sum(file['bytes'] for file in files))}: "
         f"{fetched} downloaded now. All SHA-256 hashes match.",
     )
 
@@ -154,8 +160,8 @@ def publish(
 
     Run `anneal models publications` to check its progress.
     """
-    given = token or typer.prompt("Token of the hub", hide_input=True, err=True)
-    body = {"repository": to, "token": given.strip(), "export": export}
+    given = token.strip() if token else ask_secret("Token of the hub", variable="HF_TOKEN")
+    body = {"repository": to, "token": given, "export": export}
     found = session_of(context).api.post_once(f"{model_path(model, is_own=True)}/pushes", body)
     emit(context, found, f"{model} will be pushed to {found['url']}. The token is erased when the push has ended.")
 
@@ -175,6 +181,11 @@ def publications(context: typer.Context, model: TunedModel, as_json: AsJson = Fa
         for push in found["data"]
     )
     emit(context, found, lambda: table(("REPOSITORY", "EXPORT", "STATUS", "CREATED", "COMMIT OR PROBLEM"), rows))
+
+
+def base_models(api: Api) -> list[str]:
+    """Return the names of the base models."""
+    return [model["id"] for model in api.get("/v1/models")["data"] if "context_length" in model]
 
 
 def _conversion_text(found: dict[str, Any]) -> str:

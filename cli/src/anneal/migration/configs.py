@@ -91,7 +91,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST_BYTES:
         raise Failure(f"{path} is too large for a configuration: at most 1 MiB.", ExitCode.USAGE)
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a SafeLoader
+        with path.open(encoding="utf-8") as file:  # its name is in the errors
+            found = yaml.load(file, Loader=_Loader)  # noqa: S506 - a SafeLoader
     except (yaml.YAMLError, UnicodeError, RecursionError, ValueError) as error:
         raise Failure(f"{path} is neither YAML nor JSON: {error}.", ExitCode.USAGE) from error
     if not isinstance(found, dict):

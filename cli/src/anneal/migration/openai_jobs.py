@@ -96,8 +96,9 @@ def plan_of(job: Mapping[str, Any], *, catalogue: Sequence[str], chosen: Mapping
     before, old_name = f"openai:{job.get('id')}"[:512], str(job.get("fine_tuned_model") or "") or None
     plan = Plan(before, source, alias=old_name)
     kind, given = _method(job)
-    if job.get("status") != "succeeded":
-        plan.obstacle = f"It is {job.get('status')} at OpenAI; only succeeded jobs are imported."
+    if (status := job.get("status")) != "succeeded":
+        state = f"It is {status}" if status else "It has no status"
+        plan.obstacle = f"{state} at OpenAI; only succeeded jobs are imported."
     elif kind not in ("supervised", "dpo"):
         plan.obstacle = _REINFORCEMENT if kind == "reinforcement" else f"The method {kind} is not offered."
     if plan.obstacle:

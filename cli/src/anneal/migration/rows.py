@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anneal.output import counted
+
 # Keys under which reinforcement rows usually keep their ideal answer.
 ANSWER_KEYS = ("reference_answer", "ideal", "answer", "correct_answer", "expected", "target", "solution", "completion")
 _LEGACY_CALL = "function_call"
@@ -53,10 +55,11 @@ def convert_file(source: Path, target: Path, *, answer_key: str | None = None) -
 
 def conversion_text(done: Conversion) -> str:
     """Return what became of a file's rows, in one sentence."""
-    parts = [f"{done.rows:,} rows are kept"]
+    left_out = len(done.problems)
+    parts = [f"{counted(done.rows, 'row')} {'is' if done.rows == 1 else 'are'} kept"]
     parts += [f"{done.functions:,} had functions, which are tools now"] if done.functions else []
-    parts += [f"{done.answers:,} got their ideal answer as the last message"] if done.answers else []
-    parts += [f"{len(done.problems):,} are left out"] if done.problems else []
+    parts += [f"{done.answers:,} got the ideal answer as the last message"] if done.answers else []
+    parts += [f"{left_out:,} {'is' if left_out == 1 else 'are'} left out"] if left_out else []
     return f"{', '.join(parts)}."
 
 
