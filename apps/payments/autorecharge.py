@@ -306,30 +306,39 @@ def _settle_late(topup: TopUp) -> None:
         _give_up(topup, "Stripe did not answer.")
         return
     found = gateway.get_invoice(invoice_id=topup.invoice_id)
-    if found.status == InvoiceStatus.OPEN:
-        gateway.void_invoice(invoice_id=found.id, key=f"{topup.pk}:void")
-    if found.status in (InvoiceStatus.OPEN, InvoiceStatus.DRAFT):
+    if found.status == InvoiceStatus.DRAFT:
         _give_up(topup, "Stripe did not answer.")
+    elif found.status == InvoiceStatus.OPEN:
+        _drop(topup)
     else:
         sync_topup(topup_id=topup.pk)
 
 
 @transaction.atomic
-def sweep_unconfirmed(*, now: datetime.datetime) -> None:
-    """Have the charges dropped that were not confirmed in time, each in its organization's turn."""
-    unconfirmed = TopUp.objects.filter(origin=TopUpOrigin.AUTO, status=TopUpStatus.ACTION_REQUIRED)
-    for topup in unconfirmed.filter(created_at__lt=now - _CONFIRM_WITHIN):
-        outbox.publish(
-            topic="payments.drop", key=f"payments.drop:{topup.pk}:{now.date()}", payload={"topup_id": topup.pk},
-            organization=topup.organization_id,
-        )  # fmt: skip
+def sweep_charges(*, now: datetime.datetime) -> None:
+    """Have the charges ended that were not made or not confirmed in time, each in its organization's turn, once a day.
+
+    The bank may decide after the call to Stripe has returned, so the message that started a charge may be sent already.
+    """
+    charges = TopUp.objects.filter(origin=TopUpOrigin.AUTO)
+    late = charges.filter(status=TopUpStatus.REQUESTED, created_at__lte=now - GIVEN_UP_AFTER)
+    unconfirmed = charges.filter(status=TopUpStatus.ACTION_REQUIRED, created_at__lt=now - _CONFIRM_WITHIN)
+    for topic, topups in (("payments.charge", late), ("payments.drop", unconfirmed)):
+        for topup in topups:
+            outbox.publish(
+                topic=topic, key=f"{topic}:{topup.pk}:{now.date()}", payload={"topup_id": topup.pk},
+                organization=topup.organization_id,
+            )  # fmt: skip
 
 
 def drop_unconfirmed(*, topup_id: str) -> None:
     """Void a charge that was not confirmed. Calls Stripe. Raises StripeUnavailable, after which it may be repeated."""
-    topup = TopUp.objects.get(pk=topup_id)
+    _drop(TopUp.objects.get(pk=topup_id))
+
+
+def _drop(topup: TopUp) -> None:
     try:
         gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
-    except StripeRefused as error:  # it may have been paid: the sync shows
+    except StripeRefused as error:  # it may have been paid, or the bank still decides: the sync shows
         logger.warning("%s was not voided: %s", topup.pk, error)
     sync_topup(topup_id=topup.pk)
