@@ -33,6 +33,7 @@ from django.utils.translation import gettext
 from apps.accounts.models import ApiKey, Organization
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import PAYERS
+from apps.billing.labels import values_of_label
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     BillingProfile,
@@ -41,7 +42,6 @@ from apps.billing.models import (
     HoldStatus,
     Invoice,
     InvoiceLine,
-    KeyLabel,
     LineKind,
     UsageSeries,
     VolumeRebate,
@@ -214,7 +214,7 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
 def _metered_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
     """Yield a line for each price, model, key, adapter version and month with charges that are not invoiced yet."""
     members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
-    labels = dict(KeyLabel.objects.filter(organization_id=organization_id, name=label).values_list("key_id", "value"))
+    labels = values_of_label(organization=organization_id, name=label)
     series = _series(after).filter(organization_id=organization_id)
     months = series.values(
         "sku", "subject", "key_id", "adapter_version_id", "price_rule_id", "price_rule__unit", month=TruncMonth("day")
