@@ -264,10 +264,10 @@ def resume(organization: Organization) -> None:
     autorecharge.resume_auto_recharge(organization=organization, by="user_1", now=db_now())
 
 
-def test_no_resume_and_no_other_card_leads_to_more_than_five_failed_charges_a_day(
+def test_no_resume_and_no_other_card_leads_to_more_than_five_declined_charges_a_day(
     near_twin: Twin, organization: Organization
 ) -> None:
-    for number in range(1, autorecharge.MAX_FAILED_A_DAY + 1):
+    for number in range(1, autorecharge.MAX_DECLINED_A_DAY + 1):
         order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
         run()
         assert TopUp.objects.count() == number
@@ -276,8 +276,21 @@ def test_no_resume_and_no_other_card_leads_to_more_than_five_failed_charges_a_da
         resume(organization)
     order(near_twin, organization)
     run()
-    assert TopUp.objects.count() == autorecharge.MAX_FAILED_A_DAY
+    assert TopUp.objects.count() == autorecharge.MAX_DECLINED_A_DAY
     assert autorecharge.start_due(now=db_now() + datetime.timedelta(days=1, hours=1)) == 1
+
+
+def test_charges_that_the_bank_did_not_decline_block_nothing(near_twin: Twin, organization: Organization) -> None:
+    order(near_twin, organization)
+    for _ in range(autorecharge.MAX_DECLINED_A_DAY):
+        autorecharge.start_due(now=db_now())
+        AutoRecharge.objects.update(is_enabled=False)
+        autorecharge.charge(topup_id=TopUp.objects.get(status="requested").pk)
+        AutoRecharge.objects.update(is_enabled=True)
+
+    run()
+
+    assert available_cents(organization) == 5000
 
 
 def test_a_stolen_card_is_not_charged_again_because_the_order_is_turned_on(
