@@ -16,7 +16,6 @@ from django.utils.translation import gettext
 from apps.accounts.models import ApiKey, Organization, Project, default_project_id, key_of
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
-from apps.billing.labels import LABELLED_KEY
 from apps.billing.models import (
     Budget,
     BudgetAlert,
@@ -29,6 +28,7 @@ from apps.billing.models import (
     KeyLabel,
     UsageSeries,
 )
+from apps.billing.usage.labels import LABELLED_KEY
 from apps.core.audit import require_transaction
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.errors import NotFound, QuotaExceeded

@@ -96,18 +96,18 @@ def set_auto_recharge(
 
 @transaction.atomic
 def resume_auto_recharge(*, organization: Organization | str, by: str, now: datetime.datetime) -> None:
-    """End the order's pause. Raises InvalidState without one, RateLimited while it is blocked."""
+    """End the order's pause. Raises InvalidState without one, RateLimited before `limited_until`."""
     paused = AutoRecharge.objects.for_organization(organization).filter(is_enabled=True, paused_until__gt=now)
     if not paused.update(paused_until=None):
         raise InvalidState(gettext("Auto-recharge is not paused."))
-    if blocked := blocked_until(organization=organization, now=now):
+    if until := limited_until(organization=organization, now=now):
         text = gettext("%(most)s automatic charges were declined within a day, the most allowed. Try again tomorrow.")
-        seconds = int((blocked - now).total_seconds()) + 1
+        seconds = int((until - now).total_seconds()) + 1
         raise RateLimited(text % {"most": MAX_DECLINED_A_DAY}, retry_after_seconds=seconds)
     audit.record(organization=organization, by=by, action="auto_recharge.resumed", target=key_of(organization))
 
 
-def blocked_until(*, organization: Organization | str, now: datetime.datetime) -> datetime.datetime | None:
+def limited_until(*, organization: Organization | str, now: datetime.datetime) -> datetime.datetime | None:
     """Return when MAX_DECLINED_A_DAY declined charges within a day no longer prevent another; None if they do not."""
     charges = TopUp.objects.filter(organization_id=key_of(organization), status=TopUpStatus.FAILED)
     declines = (
@@ -162,7 +162,7 @@ def _may_charge(order: AutoRecharge, now: datetime.datetime) -> bool:
         return False
     if TopUp.objects.filter(organization_id=order.organization_id, origin="auto", status__in=TOPUP_IN_FLIGHT).exists():
         return False
-    if blocked_until(organization=order.organization_id, now=now):
+    if limited_until(organization=order.organization_id, now=now):
         return False
     charged = charged_this_month_cents(organization=order.organization_id, now=now)
     return charged + order.amount_cents <= order.monthly_cap_cents

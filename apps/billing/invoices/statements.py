@@ -33,7 +33,6 @@ from django.utils.translation import gettext
 from apps.accounts.models import ApiKey, Organization
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import PAYERS
-from apps.billing.labels import values_of_label
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import (
     BillingProfile,
@@ -47,6 +46,7 @@ from apps.billing.models import (
     VolumeRebate,
 )
 from apps.billing.tenant_batches import for_each
+from apps.billing.usage.labels import values_of_label
 from apps.core import audit
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.locks import lock

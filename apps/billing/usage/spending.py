@@ -10,8 +10,8 @@ from django.db.models import F, Func, QuerySet, TextField, Value
 from django.db.models.functions import Coalesce, TruncDay
 
 from apps.accounts.models import ApiKey, Organization, key_of
-from apps.billing.labels import labels_of_keys
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, LineKind, UsageSeries, VolumeRebate
+from apps.billing.usage.labels import labels_of_keys
 from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
 

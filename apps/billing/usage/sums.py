@@ -14,8 +14,8 @@ from django.db.models import Case, CharField, Count, DecimalField, F, Func, Max,
 from django.db.models.functions import Cast, Coalesce, NullIf, TruncDay, TruncHour
 
 from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
-from apps.billing.labels import values_of_label
 from apps.billing.models import LineKind
+from apps.billing.usage.labels import values_of_label
 from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
 from apps.billing.usage.traffic import Step
 from apps.core.database.clock import begin_of_day
