@@ -13,7 +13,7 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.db.models.functions import Now
 from django.utils.translation import gettext
 
-from apps.accounts.models import ApiKey, KeyKind, Organization, Project, default_project_id, key_of
+from apps.accounts.models import ApiKey, Organization, Project, default_project_id, key_of
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
 from apps.billing.models import (
@@ -28,6 +28,7 @@ from apps.billing.models import (
     KeyLabel,
     UsageSeries,
 )
+from apps.billing.usage.labels import LABELLED_KEY
 from apps.core.audit import require_transaction
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.errors import NotFound, QuotaExceeded
@@ -73,9 +74,8 @@ def attribution_of_key(*, organization: Organization | str, key_id: str) -> Attr
     if not key_id:
         return Attribution(project_id=default)
     keys = ApiKey.objects.for_organization(organization).filter(pk=key_id)
-    found = keys.values_list("created_by_id", "project_id", "kind", "made_with").first()
-    member_id, project_id, kind, made_with = found or ("", default, "", "")
-    labelled = made_with if kind == KeyKind.MEMBER and made_with else key_id  # a judge has the labels of its job's key
+    found = keys.values_list("created_by_id", "project_id", LABELLED_KEY).first()
+    member_id, project_id, labelled = found or ("", default, key_id)
     labels = KeyLabel.objects.for_organization(organization).filter(key_id=labelled)
     return Attribution(key_id, member_id, dict(labels.values_list("name", "value")), project_id)
 
@@ -248,8 +248,8 @@ def _spent_so_far(budget: Budget, month: datetime.date) -> int:
         case BudgetScope.LABEL:
             name, _, value = budget.target.partition("=")
             labelled = KeyLabel.objects.filter(organization_id=budget.organization_id, name=name, value=value)
-            of_judges = keys.filter(kind=KeyKind.MEMBER, made_with__in=labelled.values("key_id"))
-            series = series.filter(Q(key_id__in=labelled.values("key_id")) | Q(key_id__in=of_judges.values("pk")))
+            charged = keys.alias(labelled=LABELLED_KEY).filter(labelled__in=labelled.values("key_id"))
+            series = series.filter(key_id__in=charged.values("pk"))
     return trained + (series.aggregate(nano=Sum("posted_nano"))["nano"] or 0)
 
 

@@ -41,9 +41,10 @@ HARD_DECLINES = frozenset(
     }
 )  # fmt: skip
 SOFT_FAILURES = 3
-MAX_FAILED_A_DAY = 5  # charges of an organization: neither resumes nor other cards allow more
+MAX_DECLINED_A_DAY = 5  # charges of an organization: neither resumes nor other cards allow more
+_A_DAY = datetime.timedelta(hours=24)
 _PAUSE_AFTER_ONE = datetime.timedelta(hours=1)
-_PAUSE_AFTER_SOME = datetime.timedelta(hours=24)
+_PAUSE_AFTER_SOME = _A_DAY
 _CONFIRM_WITHIN = datetime.timedelta(hours=72)
 
 
@@ -95,19 +96,25 @@ def set_auto_recharge(
 
 @transaction.atomic
 def resume_auto_recharge(*, organization: Organization | str, by: str, now: datetime.datetime) -> None:
-    """End the order's pause. Raises InvalidState without one, RateLimited after MAX_FAILED_A_DAY failed charges."""
+    """End the order's pause. Raises InvalidState without one, RateLimited before `limited_until`."""
     paused = AutoRecharge.objects.for_organization(organization).filter(is_enabled=True, paused_until__gt=now)
     if not paused.update(paused_until=None):
         raise InvalidState(gettext("Auto-recharge is not paused."))
-    if _failed_a_day(key_of(organization), now) >= MAX_FAILED_A_DAY:
-        text = gettext("%(most)s automatic charges failed within a day, the most allowed. Try again tomorrow.")
-        raise RateLimited(text % {"most": MAX_FAILED_A_DAY}, retry_after_seconds=3600)
+    if until := limited_until(organization=organization, now=now):
+        text = gettext("%(most)s automatic charges were declined within a day, the most allowed. Try again tomorrow.")
+        seconds = int((until - now).total_seconds()) + 1
+        raise RateLimited(text % {"most": MAX_DECLINED_A_DAY}, retry_after_seconds=seconds)
     audit.record(organization=organization, by=by, action="auto_recharge.resumed", target=key_of(organization))
 
 
-def _failed_a_day(organization_id: str, now: datetime.datetime) -> int:
-    charges = TopUp.objects.filter(organization_id=organization_id, origin=TopUpOrigin.AUTO)
-    return charges.filter(status=TopUpStatus.FAILED, created_at__gt=now - _PAUSE_AFTER_SOME).count()
+def limited_until(*, organization: Organization | str, now: datetime.datetime) -> datetime.datetime | None:
+    """Return when MAX_DECLINED_A_DAY declined charges within a day no longer prevent another; None if they do not."""
+    charges = TopUp.objects.filter(organization_id=key_of(organization), status=TopUpStatus.FAILED)
+    declines = (
+        charges.filter(declined_at__gt=now - _A_DAY).order_by("-declined_at").values_list("declined_at", flat=True)
+    )
+    last = declines[MAX_DECLINED_A_DAY - 1 : MAX_DECLINED_A_DAY].first()
+    return last and last + _A_DAY
 
 
 def charged_this_month_cents(*, organization: Organization | str, now: datetime.datetime) -> int:
@@ -155,7 +162,7 @@ def _may_charge(order: AutoRecharge, now: datetime.datetime) -> bool:
         return False
     if TopUp.objects.filter(organization_id=order.organization_id, origin="auto", status__in=TOPUP_IN_FLIGHT).exists():
         return False
-    if _failed_a_day(order.organization_id, now) >= MAX_FAILED_A_DAY:
+    if limited_until(organization=order.organization_id, now=now):
         return False
     charged = charged_this_month_cents(organization=order.organization_id, now=now)
     return charged + order.amount_cents <= order.monthly_cap_cents
@@ -229,7 +236,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
         return
     gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
     with transaction.atomic():
-        try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=reason[:200])
+        try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=reason[:200], declined_at=db_now())
     if reason in HARD_DECLINES:
         _stop(topup.organization_id, f"The bank declined the card: {reason}.")
     else:
@@ -306,30 +313,39 @@ def _settle_late(topup: TopUp) -> None:
         _give_up(topup, "Stripe did not answer.")
         return
     found = gateway.get_invoice(invoice_id=topup.invoice_id)
-    if found.status == InvoiceStatus.OPEN:
-        gateway.void_invoice(invoice_id=found.id, key=f"{topup.pk}:void")
-    if found.status in (InvoiceStatus.OPEN, InvoiceStatus.DRAFT):
+    if found.status == InvoiceStatus.DRAFT:
         _give_up(topup, "Stripe did not answer.")
+    elif found.status == InvoiceStatus.OPEN:
+        _drop(topup)
     else:
         sync_topup(topup_id=topup.pk)
 
 
 @transaction.atomic
-def sweep_unconfirmed(*, now: datetime.datetime) -> None:
-    """Have the charges dropped that were not confirmed in time, each in its organization's turn."""
-    unconfirmed = TopUp.objects.filter(origin=TopUpOrigin.AUTO, status=TopUpStatus.ACTION_REQUIRED)
-    for topup in unconfirmed.filter(created_at__lt=now - _CONFIRM_WITHIN):
-        outbox.publish(
-            topic="payments.drop", key=f"payments.drop:{topup.pk}:{now.date()}", payload={"topup_id": topup.pk},
-            organization=topup.organization_id,
-        )  # fmt: skip
+def sweep_charges(*, now: datetime.datetime) -> None:
+    """Have the charges ended that were not made or not confirmed in time, each in its organization's turn, once a day.
+
+    The bank may decide after the call to Stripe has returned, so the message that started a charge may be sent already.
+    """
+    charges = TopUp.objects.filter(origin=TopUpOrigin.AUTO)
+    late = charges.filter(status=TopUpStatus.REQUESTED, created_at__lte=now - GIVEN_UP_AFTER)
+    unconfirmed = charges.filter(status=TopUpStatus.ACTION_REQUIRED, created_at__lt=now - _CONFIRM_WITHIN)
+    for topic, topups in (("payments.charge", late), ("payments.drop", unconfirmed)):
+        for topup in topups:
+            outbox.publish(
+                topic=topic, key=f"{topic}:{topup.pk}:{now.date()}", payload={"topup_id": topup.pk},
+                organization=topup.organization_id,
+            )  # fmt: skip
 
 
 def drop_unconfirmed(*, topup_id: str) -> None:
     """Void a charge that was not confirmed. Calls Stripe. Raises StripeUnavailable, after which it may be repeated."""
-    topup = TopUp.objects.get(pk=topup_id)
+    _drop(TopUp.objects.get(pk=topup_id))
+
+
+def _drop(topup: TopUp) -> None:
     try:
         gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
-    except StripeRefused as error:  # it may have been paid: the sync shows
+    except StripeRefused as error:  # it may have been paid, or the bank still decides: the sync shows
         logger.warning("%s was not voided: %s", topup.pk, error)
     sync_topup(topup_id=topup.pk)

@@ -87,6 +87,7 @@ class TopUp(OrganizationModel):
     pay_url = models.URLField(max_length=2000, blank=True, help_text="Where its owner confirms an automatic charge.")
     failure = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField(db_default=Now())
+    declined_at = models.DateTimeField(null=True, help_text="When the bank declined an automatic charge.")
     paid_at = models.DateTimeField(null=True)
 
     class Meta:

@@ -25,7 +25,7 @@ def sweep(**_: object) -> None:
         now = db_now()
         webhooks.ring_unhandled(now=now)
         topups.sweep_topups(now=now)
-        autorecharge.sweep_unconfirmed(now=now)
+        autorecharge.sweep_charges(now=now)
 
 
 @shared_task(name="payments.recharge")

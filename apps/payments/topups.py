@@ -9,6 +9,7 @@ import logging
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.urls import reverse
 from django.utils.translation import gettext
 
@@ -262,8 +263,8 @@ def sweep_topups(*, now: datetime.datetime) -> None:
         try_advance(page, to=PageStatus.FAILED, transitions=PAGE, failure="Stripe did not answer.")
         if page.topup is not None:
             try_advance(page.topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure="Stripe did not answer.")
-    begun = TopUp.objects.filter(
-        status__in=(TopUpStatus.OPEN, TopUpStatus.ACTION_REQUIRED), created_at__gt=now - _SYNCED_FOR
-    )
+    is_begun = Q(status__in=(TopUpStatus.OPEN, TopUpStatus.ACTION_REQUIRED))
+    is_undecided = Q(status=TopUpStatus.REQUESTED, invoice_id__isnull=False)  # a charge whose bank may take its time
+    begun = TopUp.objects.filter(is_begun | is_undecided, created_at__gt=now - _SYNCED_FOR)
     for topup in begun.order_by("created_at")[:_SWEPT_AT_ONCE]:
         ask_stripe(topup=topup, limited_by=topup.pk, every_seconds=_SYNCED_EVERY_SECONDS, now=now)

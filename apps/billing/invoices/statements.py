@@ -41,12 +41,12 @@ from apps.billing.models import (
     HoldStatus,
     Invoice,
     InvoiceLine,
-    KeyLabel,
     LineKind,
     UsageSeries,
     VolumeRebate,
 )
 from apps.billing.tenant_batches import for_each
+from apps.billing.usage.labels import values_of_label
 from apps.core import audit
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.locks import lock
@@ -214,7 +214,7 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
 def _metered_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
     """Yield a line for each price, model, key, adapter version and month with charges that are not invoiced yet."""
     members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
-    labels = dict(KeyLabel.objects.filter(organization_id=organization_id, name=label).values_list("key_id", "value"))
+    labels = values_of_label(organization=organization_id, name=label)
     series = _series(after).filter(organization_id=organization_id)
     months = series.values(
         "sku", "subject", "key_id", "adapter_version_id", "price_rule_id", "price_rule__unit", month=TruncMonth("day")

@@ -10,7 +10,8 @@ from django.db.models import F, Func, QuerySet, TextField, Value
 from django.db.models.functions import Coalesce, TruncDay
 
 from apps.accounts.models import ApiKey, Organization, key_of
-from apps.billing.models import Hold, HoldPurpose, HoldStatus, KeyLabel, LineKind, UsageSeries, VolumeRebate
+from apps.billing.models import Hold, HoldPurpose, HoldStatus, LineKind, UsageSeries, VolumeRebate
+from apps.billing.usage.labels import labels_of_keys
 from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
 
@@ -82,9 +83,7 @@ def stream_spending(*, organization: Organization | str, first: datetime.date, l
 def _metered(organization_id: str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
     keys = ApiKey.objects.filter(organization_id=organization_id)
     members = dict(keys.values_list("pk", "created_by_id"))
-    labels: dict[str, dict[str, str]] = defaultdict(dict)
-    for row in KeyLabel.objects.filter(organization_id=organization_id):
-        labels[row.key_id][row.name] = row.value
+    labels = labels_of_keys(organization=organization_id)
     series = used_series(organization_id, first, last).select_related("price_rule")
     for line in series.order_by("day", _kind_of("sku"), "subject", "pk").iterator():
         price = line.price_rule
@@ -101,7 +100,7 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
             key_id=line.key_id,
             adapter_version_id=line.adapter_version_id,
             member_id=members.get(line.key_id, ""),
-            labels=dict(labels[line.key_id]),
+            labels=dict(labels.get(line.key_id, {})),
             cost_nano=rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per),
         )
 

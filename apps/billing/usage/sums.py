@@ -14,7 +14,8 @@ from django.db.models import Case, CharField, Count, DecimalField, F, Func, Max,
 from django.db.models.functions import Cast, Coalesce, NullIf, TruncDay, TruncHour
 
 from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
-from apps.billing.models import KeyLabel, LineKind
+from apps.billing.models import LineKind
+from apps.billing.usage.labels import values_of_label
 from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
 from apps.billing.usage.traffic import Step
 from apps.core.database.clock import begin_of_day
@@ -191,8 +192,7 @@ def sum_by_group(
             groups = dict(keys.values_list("pk", "project_id"))
             of_hold = Coalesce(NullIf("project_id", Value("")), Value(default_project_id(organization_id)))
         case Group.LABEL:
-            labels = KeyLabel.objects.filter(organization_id=organization_id, name=label, key_id__in=nano_of_keys)
-            groups = dict(labels.values_list("key_id", "value"))
+            groups = values_of_label(organization=organization_id, name=label)
             of_hold = Func(F("labels"), Value(label), function="jsonb_extract_path_text", output_field=CharField())
     sums: Counter[str] = Counter()
     for key_id, nano in nano_of_keys.items():

@@ -11,10 +11,10 @@ from django.db import DatabaseError, transaction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.models import Notification, Organization, User
-from apps.billing.budget_settings import set_key_labels
-from apps.billing.budgets import Attribution
+from apps.accounts.login.key_operations import IssuedKey, issue_member_token
+from apps.accounts.models import Membership, Notification, Organization, User
+from apps.billing.budget_settings import set_budget, set_key_labels
+from apps.billing.budgets import Attribution, get_states
 from apps.billing.invoices import statements
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
 from apps.billing.invoices.statements import cents_of, close_month, close_months, sum_by_label
@@ -23,7 +23,9 @@ from apps.billing.operations import grant_credit, refund_source
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.usage.charge_details import find_charge, list_hours, list_postings
 from apps.billing.usage.metering import rate_usage, record_usage
+from apps.billing.usage.spending import list_spending, sum_by
 from apps.billing.usage.storage import post_rebates, record_storage
+from apps.billing.usage.sums import Group, sum_by_group
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, Tier
@@ -92,6 +94,30 @@ def test_a_month_is_invoiced_once_line_by_line_and_split_by_label(rich, key: Iss
     ]
     assert (lines[0].reference, lines[1].quantity, lines[1].key_id) == (held.pk, 3_000_000, key.key.pk)
     assert sum_by_label(invoice) == {"search": 600, "ads": 500}
+
+
+def test_a_judge_is_charged_to_the_label_of_its_jobs_key_in_budgets_invoices_and_exports(
+    rich, key: IssuedKey, alice: User
+):
+    set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "search"}, by=alice.pk)
+    membership = Membership.objects.get(organization=rich, user=alice)
+    judge = issue_member_token(membership=membership, now=db_now(), name="judge", made_with=key.key).key.pk
+    playground = issue_member_token(membership=membership, now=db_now()).key.pk
+    rule = price("inference:input:m", 2 * USD)
+    for number, key_id in enumerate((key.key.pk, judge, playground), 1):
+        use(rich, rule, 1_000_000, number=number, key_id=key_id)
+    budget = set_budget(
+        organization=rich, scope="label", target="team=search", limit_nano=USD, mode="alert", by=alice.pk, now=db_now()
+    )
+    october = {"organization": rich, "first": OCTOBER, "last": NOVEMBER}
+
+    spent = get_states(organization=rich, budgets=[budget], now=IN_OCTOBER)[budget.pk][0]
+    exported = sum_by(list_spending(**october), lambda line: line.labels.get("team", ""))
+    summed = sum_by_group(**october, group=Group.LABEL, label="team")
+    invoice = close_month(organization=rich, month=OCTOBER)
+
+    assert (spent, exported, summed) == (4 * USD, {"search": 4 * USD, "": 2 * USD}, {"search": 4 * USD, "": 2 * USD})
+    assert sum_by_label(invoice) == {"search": 400, "": 200}
 
 
 def test_late_usage_and_late_refunds_are_on_the_next_invoice_with_their_own_days(rich):

@@ -12,7 +12,7 @@ from apps.core.errors import InvalidState, InvalidValue, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
-from apps.payments import autorecharge
+from apps.payments import autorecharge, tasks, topups
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.models import AutoRecharge, TopUp
 from apps.payments.stripe.errors import StripeUnavailable
@@ -127,6 +127,56 @@ def test_a_charge_too_old_to_repeat_is_settled_by_what_became_of_it(
     assert available_cents(organization) == 5000
 
 
+@pytest.fixture
+def undecided(near_twin: Twin, organization: Organization, monkeypatch: Any) -> TopUp:
+    """A charge whose call to Stripe returned while the bank still decides."""
+    monkeypatch.setitem(_HANDLERS, "POST /v1/invoices/{invoice}/pay", invoices.get_invoice)
+    order(near_twin, organization)
+    autorecharge.start_due(now=db_now())
+    deliver_due(lane="payments")
+    topup = TopUp.objects.get()
+    assert (topup.status, near_twin.objects[topup.invoice_id or ""]["status"]) == ("requested", "open")
+    return topup
+
+
+def test_a_charge_that_the_bank_decides_later_is_paid_by_the_sweep(
+    near_twin: Twin, organization: Organization, undecided: TopUp
+) -> None:
+    invoices.pay_hosted_invoice(near_twin, undecided.invoice_id or "")
+
+    tasks.sweep()
+    deliver_due(lane="payments")
+
+    assert available_cents(organization) == 5000
+
+
+def test_a_charge_that_the_bank_never_decides_ends_and_makes_room_for_another(
+    near_twin: Twin, organization: Organization, undecided: TopUp
+) -> None:
+    TopUp.objects.update(created_at=db_now() - topups.GIVEN_UP_AFTER)
+
+    tasks.sweep()
+    deliver_due(lane="payments")
+
+    undecided.refresh_from_db()
+    assert (undecided.status, near_twin.objects[undecided.invoice_id or ""]["status"]) == ("failed", "void")
+    assert autorecharge.start_due(now=db_now()) == 1
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_late_charge_that_stripe_does_not_void_is_ended_the_next_day(near_twin: Twin) -> None:
+    TopUp.objects.update(created_at=db_now() - topups.GIVEN_UP_AFTER)
+    near_twin.faults.append(Fault(400, "/void"))
+    autorecharge.sweep_charges(now=db_now())
+    deliver_due(lane="payments")
+    assert TopUp.objects.get().status == "requested"
+
+    autorecharge.sweep_charges(now=db_now() + datetime.timedelta(days=1))
+    deliver_due(lane="payments")
+
+    assert TopUp.objects.get().status == "failed"
+
+
 def test_an_invoice_of_another_amount_is_not_finalized(
     near_twin: Twin, organization: Organization, monkeypatch: Any
 ) -> None:
@@ -163,7 +213,7 @@ def test_a_confirmation_that_never_comes_is_dropped(near_twin: Twin, organizatio
     order(near_twin, organization, "pm_card_authenticationRequired")
     run()
 
-    autorecharge.sweep_unconfirmed(now=db_now() + datetime.timedelta(days=4))
+    autorecharge.sweep_charges(now=db_now() + datetime.timedelta(days=4))
     deliver_due(lane="payments")
 
     assert TopUp.objects.get().status == "failed"
@@ -214,10 +264,10 @@ def resume(organization: Organization) -> None:
     autorecharge.resume_auto_recharge(organization=organization, by="user_1", now=db_now())
 
 
-def test_no_resume_and_no_other_card_leads_to_more_than_five_failed_charges_a_day(
+def test_no_resume_and_no_other_card_leads_to_more_than_five_declined_charges_a_day(
     near_twin: Twin, organization: Organization
 ) -> None:
-    for number in range(1, autorecharge.MAX_FAILED_A_DAY + 1):
+    for number in range(1, autorecharge.MAX_DECLINED_A_DAY + 1):
         order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
         run()
         assert TopUp.objects.count() == number
@@ -226,8 +276,21 @@ def test_no_resume_and_no_other_card_leads_to_more_than_five_failed_charges_a_da
         resume(organization)
     order(near_twin, organization)
     run()
-    assert TopUp.objects.count() == autorecharge.MAX_FAILED_A_DAY
+    assert TopUp.objects.count() == autorecharge.MAX_DECLINED_A_DAY
     assert autorecharge.start_due(now=db_now() + datetime.timedelta(days=1, hours=1)) == 1
+
+
+def test_charges_that_the_bank_did_not_decline_block_nothing(near_twin: Twin, organization: Organization) -> None:
+    order(near_twin, organization)
+    for _ in range(autorecharge.MAX_DECLINED_A_DAY):
+        autorecharge.start_due(now=db_now())
+        AutoRecharge.objects.update(is_enabled=False)
+        autorecharge.charge(topup_id=TopUp.objects.get(status="requested").pk)
+        AutoRecharge.objects.update(is_enabled=True)
+
+    run()
+
+    assert available_cents(organization) == 5000
 
 
 def test_a_stolen_card_is_not_charged_again_because_the_order_is_turned_on(

@@ -9,6 +9,7 @@ from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.core.models import OutboxMessage
+from apps.payments.autorecharge import MAX_DECLINED_A_DAY
 from apps.payments.lifecycle import PAGE, TOPUP
 from apps.payments.models import AutoRecharge, HostedPage, StripeCustomer, StripeEvent, TopUp
 from tests.twins.stripe.twin import WEBHOOK_SECRET, Twin, signed
@@ -86,6 +87,23 @@ def test_a_pause_is_shown_and_ended_by_its_button(browser: Any, organization: Or
     assert AutoRecharge.objects.get().paused_until is None
     assert "Auto-recharge is not paused." in again.content.decode()
     assert "Try it again now" not in browser.get("/billing").content.decode()
+
+
+@pytest.mark.usefixtures("_payments")
+def test_five_declines_within_a_day_and_their_end_are_shown(browser: Any, organization: Organization) -> None:
+    AutoRecharge.objects.create(organization=organization, is_enabled=True)
+    for hours in range(MAX_DECLINED_A_DAY):
+        assert "The bank declined 5 automatic charges" not in browser.get("/billing").content.decode()
+        TopUp.objects.create(
+            organization=organization, origin="auto", amount_cents=5000, requested_by="system", status="failed",
+            declined_at=db_now() - datetime.timedelta(hours=hours),
+        )  # fmt: skip
+
+    page = browser.get("/billing").content.decode()
+
+    end = TopUp.objects.earliest("declined_at").declined_at + datetime.timedelta(days=1)
+    assert "The bank declined 5 automatic charges" in page and end.isoformat()[:16] in page
+    assert "Try it again now" not in page
 
 
 @pytest.mark.usefixtures("_payments")

@@ -83,6 +83,8 @@ def _page(
         .exclude(status=StandingStatus.ACTIVE)
         .first(),
         "owed_nano": owed_nano(organization=request.organization),
+        "limited_until": autorecharge.limited_until(organization=request.organization, now=now),
+        "max_declined": autorecharge.MAX_DECLINED_A_DAY,
         "is_paused": order.paused_until is not None and order.paused_until > now,
         "charged_nano": charged_cents * NANO_PER_CENT,
         "cap_nano": order.monthly_cap_cents * NANO_PER_CENT if order.is_enabled else None,
