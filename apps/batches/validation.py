@@ -2,6 +2,7 @@
 
 import datetime
 import io
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
@@ -12,6 +13,8 @@ from apps.batches.endings import announce_end
 from apps.batches.files import MAX_FILE_BYTES
 from apps.batches.lifecycle import BATCH_TRANSITIONS, BatchStatus
 from apps.batches.models import Batch, BatchRequest
+from apps.contracts.chat.errors import RowError, RowErrorCode
+from apps.contracts.chat.lines import parse_json
 from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError
 from apps.core.http.json_bodies import decode_body
@@ -145,8 +148,10 @@ def _lines(batch: Batch) -> Iterator[tuple[int, int, bytes]]:
                 while not raw.endswith(b"\n") and (raw := _read_line(stream)):
                     length += len(raw)
                 yield number, offset, b"x" * (MAX_LINE_BYTES + 1)
-            elif raw.strip() or number > MAX_LINES:
-                yield number, offset, raw
+            else:
+                text = raw.removeprefix(BOM_UTF8)
+                if text.strip() or number > MAX_LINES:
+                    yield number, offset + len(raw) - len(text), text
             offset += length
 
 
@@ -163,7 +168,7 @@ def parse_line(raw: bytes, *, endpoint: str) -> tuple[BatchLine, str]:
     except msgspec.ValidationError:
         raise _bad_field(raw) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine("invalid_json_line", "The line is not a JSON object.") from error
+        raise BadLine("invalid_json_line", _why_unreadable(raw)) from error
     if not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID or "\x00" in line.custom_id:
         text = f"A custom_id has 1 to {MAX_CUSTOM_ID} characters and no NUL character."
         raise BadLine("invalid_custom_id", text, "custom_id")
@@ -183,6 +188,16 @@ def parse_line(raw: bytes, *, endpoint: str) -> tuple[BatchLine, str]:
     if body.stream:
         raise BadLine("invalid_request", "Answers of a batch are not streamed. Remove 'stream'.", "body.stream")
     return line, body.model
+
+
+def _why_unreadable(raw: bytes) -> str:
+    """Return what is wrong with the text of a line, and the fix, as for rows of a dataset."""
+    try:
+        parse_json(raw, 1)
+    except RowError as error:
+        if error.code is not RowErrorCode.TOO_DEEP:  # its fix is about rows
+            return f"{error.message} {error.fix}"
+    return "The line is not a JSON object, or nested too deeply."
 
 
 def _bad_field(raw: bytes) -> BadLine:

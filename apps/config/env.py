@@ -3,13 +3,12 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
 from apps.contracts.addresses.networks import is_loopback
-from apps.core.money import usd_to_nano
+from apps.core.money import parse_usd
 
 ROOT = Path(__file__).resolve().parents[2]
 _LOGO_BYTES = 64 * 1024
@@ -168,8 +167,8 @@ def _dollars(environ: Mapping[str, str], name: str) -> int:
     """Read an amount in dollars as nano-USD; return 0 if it is not set. Raises MalformedVariable."""
     text = environ.get(name, "") or "0"
     try:
-        nano = usd_to_nano(Decimal(text))
-    except (InvalidOperation, ValueError) as error:
+        nano = parse_usd(text)
+    except ValueError as error:
         raise MalformedVariable(f"{name} is an amount in dollars such as 5 or 2.50, not {text!r}.") from error
     if nano < 0:
         raise MalformedVariable(f"{name} must not be negative, and is {text}.")

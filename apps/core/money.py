@@ -1,10 +1,12 @@
 """Money as integer nano-USD (1e-9 USD): exact for a single token's price; a bigint holds 9.2e9 USD."""
 
+import re
 from decimal import Decimal
 
 NANO_PER_USD = 1_000_000_000
 NANO_PER_CENT = 10_000_000
 LARGEST_USD = 9_000_000_000
+_AMOUNT = re.compile(r"-?[0-9]{1,20}(\.[0-9]{1,20})?")  # Decimal reads "1_0" and digits of every script as well
 
 
 def rated(*, quantity: int, price_nano: int, per: int) -> int:
@@ -25,6 +27,13 @@ def usd_to_nano(usd: Decimal) -> int:
     if nano != nano.to_integral_value():
         raise ValueError("an amount has at most nine decimals")
     return int(nano)
+
+
+def parse_usd(text: str) -> int:
+    """Return the exact nano amount of a plain decimal number, such as 2.50. Raises ValueError."""
+    if not _AMOUNT.fullmatch(text):
+        raise ValueError("an amount is a plain decimal number")
+    return usd_to_nano(Decimal(text))
 
 
 def nano_to_usd(nano: int) -> Decimal:

@@ -39,6 +39,25 @@ def test_every_bad_request_is_refused_by_name_with_what_to_do(key, ids) -> None:
     assert not wrong, f"{len(wrong)} of {len(API) + len(KEPT)}:\n" + "\n".join(wrong)
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"hyperparameters": {"n_epochs": "3"}}, "Use 'auto' or a number."),
+        ({"method": {"type": "reinforcement", "reinforcement": {}}}, "is not offered here"),
+    ],
+)
+def test_a_message_names_what_is_taken(key, ids, body, told) -> None:
+    job = {"model": "anneal-demo", "training_file": "FILE"} | body
+
+    assert told in send(Case("/v1/fine_tuning/jobs", job), ids, key.secret).json()["error"]["message"]
+
+
+def test_methods_that_the_gateway_answers_are_among_the_allowed(key) -> None:
+    answer = send(Case("/v1/chat/completions", method="PUT"), {}, key.secret)
+
+    assert answer.headers["Allow"] == "GET, HEAD, POST"
+
+
 @pytest.mark.parametrize(("method", "path"), [("get", "/v1/models"), ("post", "/v1/uploads"), ("get", "/v1/files")])
 def test_a_missing_scope_is_named_as_it_is_written(organization, alice, client, method: str, path: str) -> None:
     narrow = make_key(organization, alice, scopes=frozenset({"inference"}))

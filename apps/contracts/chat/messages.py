@@ -144,6 +144,10 @@ def _parse_content(
                 )
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):
+        if content is None and isinstance(message.get("refusal"), str):
+            what = f"`{param}` has its answer in `refusal`, which is not trained."
+            fix = "Move the text of `refusal` to `content`, or remove the row."
+            raise RowError(number, RowErrorCode.INVALID_CONTENT, what, param=f"{param}.refusal", fix=fix)
         is_missing, fix = "content" not in message, "Give the text of the message as one string."
         what = f"`{field}` is missing." if is_missing else f"`{field}` is a JSON {json_type(content)}, not a string."
         raise RowError(number, RowErrorCode.INVALID_CONTENT, what, param=field, fix=fix)

@@ -216,6 +216,9 @@ def _text_of(row: ChatRow, reply: Any) -> Text:
 
 
 def _refused(line: int, why: str) -> TemplateRejectedRow:
+    why = why.rstrip()
+    if not why.endswith((".", "!", "?")):
+        why += "."
     return TemplateRejectedRow(
         line,
         RowErrorCode.TEMPLATE_REJECTED,

@@ -21,7 +21,7 @@ from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
 
 from apps.core.database.read_times import read_seconds
-from apps.core.errors import DomainError, NotFound, Status
+from apps.core.errors import DomainError, InvalidValue, NotFound, Status
 from apps.core.ids import new_id
 from apps.core.messages import tracing
 
@@ -50,6 +50,20 @@ class TooLarge(DomainError):
 
     code = "request_too_large"
     status = Status.TOO_LARGE
+
+
+class UnsupportedMediaType(DomainError):
+    """The body of a request is of a type, or in an encoding, that its address does not read."""
+
+    code = "unsupported_media_type"
+    status = Status.UNSUPPORTED_MEDIA_TYPE
+
+
+def require_unencoded(encoding: str) -> None:
+    """Raise UnsupportedMediaType for a body with this Content-Encoding, unless it is sent as it is."""
+    if encoding.strip().lower() not in ("", "identity"):
+        text = f"The Content-Encoding of the body is {encoding[:40]}: send the body uncompressed, without this header."
+        raise UnsupportedMediaType(text)
 
 
 class UnknownUrl(NotFound):
@@ -200,6 +214,11 @@ class RefuseNulMiddleware(MiddlewareMixin):
 
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
         has_nul = "\0" in request.path or "\0" in unquote(request.META.get("QUERY_STRING", ""))
+        if has_nul and is_machine_path(request.path):
+            name = next((name for name, values in request.GET.lists() if any("\0" in value for value in values)), None)
+            what = f"'{name[:60]}'" if name else "The address"
+            text = f"{what} holds a NUL character (%00). Remove it."
+            return error_response(InvalidValue(text, param=name and name[:60]))
         return bad_request(request) if has_nul else None
 
 

@@ -168,8 +168,10 @@ def _described(kind: Any) -> str:
 def _words(kind: inspect.Type) -> Iterator[str]:
     match kind:
         case inspect.UnionType(types=types):
+            takes_any_number = any(isinstance(one, inspect.FloatType) for one in types)
             for one in types:
-                yield from _words(one)
+                if not (takes_any_number and isinstance(one, inspect.IntType)):
+                    yield from _words(one)
         case inspect.Metadata(type=inner):
             yield from _words(inner)
         case inspect.NoneType():
@@ -207,6 +209,10 @@ def _sized(least: int | None, most: int | None, counted: str) -> str:
 
 
 def _ranged(kind: inspect.IntType | inspect.FloatType) -> str:
+    if isinstance(kind, inspect.IntType):
+        least = kind.ge if kind.gt is None else kind.gt + 1
+        most = kind.le if kind.lt is None else kind.lt - 1
+        kind = inspect.IntType(ge=least, le=most)
     if kind.lt is not None or kind.gt is not None:
         bounds = {"above": kind.gt, "from": kind.ge, "up to": kind.le, "below": kind.lt}
         return " " + " and ".join(f"{word} {bound:,g}" for word, bound in bounds.items() if bound is not None)

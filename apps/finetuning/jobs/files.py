@@ -3,6 +3,8 @@
 from django.utils.translation import gettext, ngettext
 
 from apps.accounts.models import Organization
+from apps.batches.models import BatchFile
+from apps.batches.queries import find_file
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
 from apps.core.errors import DomainError, Unavailable
@@ -43,16 +45,19 @@ def usable_files(
 
 
 def _usable_file(organization: Organization | str, file_id: str, param: str) -> DatasetVersion:
+    if file := find_file(organization=organization, id=file_id):
+        raise _other_purpose(file, param)
     version = get_version(organization=organization, id=file_id, param=param)
     if version.purpose != "fine-tune":
-        raise InvalidTrainingFile(
-            gettext("%(file_id)s was uploaded for %(purpose)s, not for 'fine-tune'.")
-            % {"file_id": file_id, "purpose": repr(version.purpose)},
-            param=param,
-        )
+        raise _other_purpose(version, param)
     if version.status == DatasetVersionStatus.INVALID:
         raise invalid_file(version, param)
     return version
+
+
+def _other_purpose(file: DatasetVersion | BatchFile, param: str) -> InvalidTrainingFile:
+    text = gettext("%(file_id)s was uploaded for %(purpose)s, not for 'fine-tune'.")
+    return InvalidTrainingFile(text % {"file_id": file.pk, "purpose": repr(file.purpose)}, param=param)
 
 
 _ROWS_OF = {

@@ -20,9 +20,11 @@ from apps.estimates.durations import step_count
 from apps.finetuning.recipes.limits import (
     SCHEDULERS,
     SERVABLE_RANKS,
+    Limit,
     RecipeLimits,
     get_limits,
     is_number,
+    require,
     require_within,
     target_modules,
 )
@@ -39,6 +41,7 @@ _EVALUATIONS = 6  # per run: enough to find the best one, to wait for `_PATIENCE
 _MAX_EVALUATIONS = 20
 _MAX_EPOCHS = 1_000  # a higher number is refused later, with the limit
 _AUTO = (None, "auto")
+_MULTIPLIERS = (1e-3, 1e3)
 _MAX_ROW = 2**24  # tokens; a longer value is a typing error, and is refused instead of cut to the context
 # Parts of the model's own recipe that apply to every way of training. The recipe was found with supervised adapters.
 _ALWAYS_OF_THE_MODEL = ("lora_rank", "target_modules", "max_length", "seed")
@@ -91,10 +94,10 @@ def choose(
     """
     limits = get_limits(base_model=base_model)
     wanted = {name: value for name, value in asked.items() if value not in _AUTO}
-    multiplier = _multiplier(wanted.pop("learning_rate_multiplier", 1.0))
+    multiplier = wanted.pop("learning_rate_multiplier", 1.0)
     _require_settable(wanted, limits)
     rules = _Rules(base_model, method, objective, data or DataFacts(), wanted)
-    choices = tuple(_scaled(_choice(name, wanted, rules), multiplier) for name in _ORDER)
+    choices = tuple(_scaled(_choice(name, wanted, rules), multiplier, limits) for name in _ORDER)
     values = {choice.name: choice.value for choice in choices}
     require_within(limits, values)
     _require_sensible(values, method)
@@ -145,8 +148,16 @@ def _choice(name: str, wanted: Mapping[str, object], rules: "_Rules") -> RecipeC
     return RecipeChoice(name=name, value=value, is_auto=True, reason=reason)
 
 
-def _scaled(choice: RecipeChoice, multiplier: float) -> RecipeChoice:
-    if choice.name != "learning_rate" or multiplier == 1.0 or not choice.is_auto:
+def _scaled(choice: RecipeChoice, multiplier: Any, limits: RecipeLimits) -> RecipeChoice:
+    """Return the choice with the learning rate times the multiplier. Raises InvalidValue that names the multiplier."""
+    if choice.name != "learning_rate":
+        return choice
+    least, most = _MULTIPLIERS
+    if choice.is_auto and (rates := limits.of("learning_rate")):  # rounded, so that both bounds work as they are shown
+        least = max(least, math.ceil((rates.minimum or 0.0) / choice.value * 1e6) / 1e6)
+        most = min(most, math.floor((rates.maximum or 1.0) / choice.value * 1e3) / 1e3)
+    require(Limit(name="learning_rate_multiplier", text="", minimum=least, maximum=most), multiplier)
+    if multiplier == 1.0 or not choice.is_auto:
         return choice
     reason = f"{choice.reason} Times your multiplier of {multiplier:g}."
     return msgspec.structs.replace(choice, value=choice.value * multiplier, reason=reason)
@@ -188,13 +199,6 @@ def _require_sensible(values: Mapping[str, object], method: Method) -> None:
             )
         message %= {"scale": f"{get_scale(config):g}", "max_scale": f"{MAX_SCALE:g}"}
         raise InvalidValue(message, param="hyperparameters.lora_alpha")
-
-
-def _multiplier(value: object) -> float:
-    if not is_number(value) or not 1e-3 <= value <= 1e3:
-        param = "hyperparameters.learning_rate_multiplier"
-        raise InvalidValue(gettext("learning_rate_multiplier must be a number from 0.001 to 1000."), param=param)
-    return float(value)
 
 
 class _Rules:

@@ -110,7 +110,7 @@ def require_within(limits: RecipeLimits, values: Mapping[str, object]) -> None:
     """Raise InvalidValue for the first value outside its limit."""
     for limit in limits.hyperparameters:
         if limit.name in values:
-            _require(limit, values[limit.name])
+            require(limit, values[limit.name])
 
 
 def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
@@ -126,7 +126,8 @@ def _kinds(base_model: BaseModel) -> tuple[TrainingKind, ...]:
     )
 
 
-def _require(limit: Limit, value: object) -> None:
+def require(limit: Limit, value: object) -> None:
+    """Raise InvalidValue if the value is outside its limit."""
     param = f"hyperparameters.{limit.name}"
     if value is None and limit.is_nullable:
         return

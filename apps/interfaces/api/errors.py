@@ -19,16 +19,10 @@ from apps.core.errors import (
     NotFound,
     PermissionDenied,
     RateLimited,
-    Status,
 )
-from apps.core.http.asgi import TooLarge, error_headers
+from apps.core.http.asgi import TooLarge, UnsupportedMediaType, error_headers
 
 logger = logging.getLogger(__name__)
-
-
-class UnsupportedMediaType(DomainError):
-    code = "unsupported_media_type"
-    status = Status.UNSUPPORTED_MEDIA_TYPE
 
 
 class ViewContext(TypedDict):
@@ -55,7 +49,7 @@ def _of_view(exception: Exception, view: APIView) -> DomainError | None:
     request = view.request
     match exception:
         case exceptions.MethodNotAllowed():
-            taken = " or ".join(view.allowed_methods)
+            taken = " or ".join(method for method in view.allowed_methods if method != request.method)
             return MethodNotAllowed(f"{request.method} is not taken at {request.path}: use {taken}.")
         case exceptions.UnsupportedMediaType():
             taken = " or ".join(parser.media_type for parser in view.parser_classes)

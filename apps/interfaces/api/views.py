@@ -35,6 +35,7 @@ class ApiView(APIView):
     """
 
     required_scope: ClassVar[dict[str, str]] = {}
+    methods_of_gateway: ClassVar[tuple[str, ...]] = ()  # that the gateway answers at the same address
     examples: ClassVar[dict[str, object]] = {}  # of the body of each method, for the OpenAPI document
     identity: KeyIdentity
     organization: Organization
@@ -99,7 +100,8 @@ class ApiView(APIView):
 
     @property
     def allowed_methods(self) -> list[str]:
-        return [method for method in super().allowed_methods if method != "OPTIONS"]
+        own = [method for method in super().allowed_methods if method != "OPTIONS"]
+        return [*own, *self.methods_of_gateway]
 
     @property
     def actor(self) -> str:

@@ -16,7 +16,7 @@ from apps.catalog.pricing import Tier
 from apps.catalog.queries import list_hub_models
 from apps.core.ids import new_id
 from apps.core.messages.translation import later
-from apps.core.money import usd_to_nano
+from apps.core.money import parse_usd
 from apps.core.templatetags.ui import bytes_
 from apps.finetuning.models import GpuPool
 from apps.finetuning.pools.prices import list_skus
@@ -135,7 +135,7 @@ class PriceForm(forms.Form):
             if not units and not colon:
                 continue
             try:
-                tiers.append(Tier(int(units), usd_to_nano(Decimal(price.strip()))))
+                tiers.append(Tier(int(units), parse_usd(price.strip())))
             except (ValueError, ArithmeticError) as error:
                 raise forms.ValidationError(
                     gettext("%(line)s is not units: dollars.") % {"line": repr(line.strip())}

@@ -139,6 +139,8 @@ class TestCreate:
                 },
                 "expires_after.seconds",
             ),
+            ({"file": "FILE", "purpose": "fine-tune", "sha256": "0"}, "sha256"),
+            ({"file": "FILE", "purpose": ["fine-tune", "batch"]}, "purpose"),
         ],
     )
     def test_names_the_field_that_is_missing_or_wrong(self, key, api_client, body: dict, param: str) -> None:
@@ -148,6 +150,18 @@ class TestCreate:
         response = api_client(key).post("/v1/files", body, format="multipart")
 
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+        assert not DatasetVersion.objects.exists()
+
+    def test_refuses_two_files_and_a_lifetime_beyond_any_number(self, key, api_client) -> None:
+        two = [SimpleUploadedFile(name, jsonl()) for name in ("a.jsonl", "b.jsonl")]
+        lifetime = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "9" * 20}
+        refused = [
+            api_client(key).post("/v1/files", {"purpose": "fine-tune", **fields}, format="multipart").json()["error"]
+            for fields in ({"file": two}, {"file": SimpleUploadedFile("a.jsonl", jsonl()), **lifetime})
+        ]
+
+        assert [error["param"] for error in refused] == ["file", "expires_after.seconds"]
+        assert "is sent 2 times" in refused[0]["message"] and "must expire between" in refused[1]["message"]
         assert not DatasetVersion.objects.exists()
 
     def test_refuses_a_body_that_is_no_form(self, key, api_client) -> None:

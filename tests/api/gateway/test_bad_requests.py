@@ -1,5 +1,6 @@
 """What is wrong with a request: told by the name of the field."""
 
+import gzip
 import json
 
 import openai
@@ -102,6 +103,10 @@ def test_a_bad_field_is_named(gateway, world, change, param):
     [
         ({"temperature": "x"}, "Invalid value for 'temperature': \"x\". Use a number from 0 to 2."),
         ({"top_p": 5}, "Invalid value for 'top_p': 5. Use a number above 0 and up to 1."),
+        (
+            {"tool_choice": "required"},
+            "`tool_choice` is 'required', but `tools` is empty. Send `tools`, or leave `tool_choice` out.",
+        ),
         ({"n": 9}, "Invalid value for 'n': 9. Use a whole number from 1 to 8."),
         (
             {"stop": ""},
@@ -206,6 +211,20 @@ def test_a_body_that_is_no_json_object_is_refused(gateway, world, body):
     assert answer.status_code == 400
     assert error_of(answer)["type"] == "invalid_request_error"
     assert error_of(answer)["code"] == ("invalid_value" if body in (b"[]", b'"x"') else "invalid_json")
+
+
+def test_a_compressed_body_is_refused_by_its_header(gateway, world):
+    http, body = gateway.http(world.acme.key), gzip.compress(b"{}")
+    answer = http.post("/v1/chat/completions", content=body, headers={"Content-Encoding": "gzip"})
+
+    assert (answer.status_code, error_of(answer)["code"]) == (415, "unsupported_media_type")
+    assert "Content-Encoding" in error_of(answer)["message"]
+
+
+def test_a_number_that_is_no_token_is_refused_with_the_bounds_in_digits(gateway, world):
+    answer = gateway.http(world.acme.key).post("/v1/completions", json={"model": BASE_MODEL, "prompt": [-1]})
+
+    assert "from 0 to 2,147,483,647" in error_of(answer)["message"]
 
 
 def test_a_body_above_the_limit_is_refused(gateway, world):

@@ -215,6 +215,38 @@ def test_kto_is_refused_with_the_reason(sdk, file_id, asked):
         create(sdk, file_id, **asked)
 
 
+def test_two_fields_may_set_a_value_alike_or_one_of_them_leaves_it_open(sdk, file_id):
+    job = create(
+        sdk,
+        file_id,
+        seed=5,
+        hyperparameters={"n_epochs": 2, "batch_size": "auto", "learning_rate_multiplier": 1},
+        extra_body={
+            "recipe": {"epochs": 2, "batch_size": 4, "learning_rate": 1e-4, "seed": 5, "target_modules": ["q_proj"]},
+            "lora": {"target_modules": ["q_proj"]},
+        },
+    )
+
+    recipe = job.model_extra["recipe"]
+    assert [recipe[name] for name in ("epochs", "batch_size", "learning_rate", "seed")] == [2, 4, 1e-4, 5]
+
+
+def test_two_fields_that_contradict_each_other_are_both_named(sdk, file_id):
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(sdk, file_id, hyperparameters={"n_epochs": 2}, extra_body={"recipe": {"epochs": 5}})
+
+    told = "'hyperparameters.n_epochs' is 2 and 'recipe.epochs' is 5: leave one of them out."
+    assert refused.value.body["message"] == told
+
+
+def test_the_file_of_a_batch_is_refused_by_its_purpose(sdk, file_id):
+    file = sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="was uploaded for 'batch', not for 'fine-tune'") as refused:
+        create(sdk, file.id)
+
+    assert refused.value.param == "training_file"
+
+
 @pytest.mark.parametrize("place", ["method", "hyperparameters"])
 def test_hyperparameters_come_back_as_they_were_sent(sdk, file_id, place):
     given = {"n_epochs": 2, "batch_size": "auto", "learning_rate_multiplier": 0.5}

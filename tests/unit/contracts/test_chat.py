@@ -80,6 +80,7 @@ def test_messages_as_openais_client_dumps_them_are_read() -> None:
         (line({"role": ["user"], "content": "hi"}), "invalid_role", "messages[0].role"),
         (line({"role": "user"}), "invalid_content", "messages[0].content"),
         (line(user(None), assistant()), "invalid_content", "messages[0].content"),
+        (line(user(), assistant(None, refusal="No.")), "invalid_content", "messages[1].refusal"),
         (line(user([{"type": "image_url"}]), assistant()), "invalid_content", "messages[0].content[0]"),
         (line(user(), assistant("")), "empty_assistant_content", "messages[1].content"),
         (line(user(), assistant(" \n")), "empty_assistant_content", "messages[1].content"),

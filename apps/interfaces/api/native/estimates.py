@@ -24,7 +24,14 @@ from apps.finetuning.quotes.delivery import Delivery, deliver
 from apps.finetuning.quotes.options import PoolQuote, Remedy, finish_seconds, rank_quotes
 from apps.finetuning.quotes.queries import get_quotes
 from apps.finetuning.recipes.completion import choose
-from apps.interfaces.api.requests.recipes import LoraChoice, Recipe, adapter_fields, parse_method, parse_objective
+from apps.interfaces.api.requests.recipes import (
+    LoraChoice,
+    Recipe,
+    as_recipe,
+    parse_method,
+    parse_objective,
+    settings_of,
+)
 from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
@@ -169,12 +176,12 @@ class Estimates(ApiView):
         version = get_version(organization=self.organization, id=body.training_file, param="training_file")
         require_ready(version, "training_file")
         count = find_token_count(version=version, base_model=base_model)
-        given = dict(body.recipe or {})
-        method = parse_method(body.quantization, given.pop("method", None)) or Method.LORA
+        given = body.recipe or {}
+        method = parse_method(body.quantization, given.get("method")) or Method.LORA
         recipe = choose(
             base_model=base_model,
             method=method,
-            asked=adapter_fields(body.lora) | given,
+            asked=as_recipe(settings_of(body.lora, given)),
             objective=require_objective(parse_objective(body.method.type if body.method else None), version),
             data=data_facts(version=version, validation=None, count=count),
         ).hyperparameters

@@ -1,6 +1,5 @@
 """/v1/evals: OpenAI's evals, their runs, and the output items of runs."""
 
-from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -10,7 +9,6 @@ from rest_framework.request import Request
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
-from apps.core.money import LARGEST_USD, usd_to_nano
 from apps.interfaces.api.openai.eval_objects import (
     DeletedEval,
     DeletedRun,
@@ -22,6 +20,7 @@ from apps.interfaces.api.openai.eval_objects import (
     run_object,
 )
 from apps.interfaces.api.openai.graders import EXAMPLE
+from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals import operations, queries
@@ -187,14 +186,10 @@ class EvalRunList(_EvalView):
 def _cost_limit_nano(body: CreateRun) -> int | None:
     if body.max_cost_usd is None:
         return None
-    try:
-        nano = usd_to_nano(Decimal(str(body.max_cost_usd)))
-        if nano >= 0:
-            return nano
-    except (InvalidOperation, ValueError):
-        pass
-    text = f"'max_cost_usd' is an amount in dollars, such as 2.50: at most {LARGEST_USD:,}, nine decimals."
-    raise InvalidValue(text, param="max_cost_usd")
+    nano = read_nano("max_cost_usd", body.max_cost_usd)
+    if nano < 0:
+        raise InvalidValue("'max_cost_usd' must be 0 or more dollars, such as 2.50.", param="max_cost_usd")
+    return nano
 
 
 class EvalRunDetail(_EvalView):

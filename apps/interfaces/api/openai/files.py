@@ -49,6 +49,7 @@ _STATUSES: dict[DatasetVersionStatus, Literal["uploaded", "processed", "error"]]
     DatasetVersionStatus.READY: "processed",
     DatasetVersionStatus.INVALID: "error",
 }
+_MAX_DIGITS = 20  # a longer number is above the limit as well
 PURPOSES = (*intake.PURPOSES, batch_files.PURPOSE)  # of files that customers send
 
 
@@ -58,7 +59,7 @@ class FilesQuery(PageQuery):
     purpose: str | None = None
 
 
-class FileForm(msgspec.Struct):
+class FileForm(msgspec.Struct, forbid_unknown_fields=True):
     """A file and what it is for, as multipart form data with the fields in any order."""
 
     purpose: Annotated[str, Meta(examples=["fine-tune", "evals", "batch"])]
@@ -302,6 +303,7 @@ def _expires_after(form: FileForm) -> int | None:
         return None
     if anchor != "created_at":
         raise InvalidValue("'expires_after[anchor]' must be 'created_at'.", param="expires_after.anchor")
-    if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
-        raise InvalidValue("'expires_after[seconds]' must be a whole number.", param="expires_after.seconds")
-    return int(seconds)
+    if seconds is None or not (seconds.isascii() and seconds.isdigit()):
+        text = "'expires_after[seconds]' must be a whole number, such as 86400."
+        raise InvalidValue(text, param="expires_after.seconds")
+    return int(seconds[:_MAX_DIGITS])

@@ -6,6 +6,7 @@ use_rslora}`, `quantization "nf4"` (QLoRA), `recipe {method, learning_rate, epoc
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,7 +17,15 @@ from apps.core.errors import InvalidValue
 from apps.estimates.machines import MAX_NODES
 from apps.finetuning.jobs.creation import JobRequest
 from apps.interfaces.api.requests.amounts import read_nano
-from apps.interfaces.api.requests.recipes import LoraChoice, Recipe, adapter_fields, parse_method, parse_objective
+from apps.interfaces.api.requests.recipes import (
+    LoraChoice,
+    Recipe,
+    Setting,
+    as_recipe,
+    parse_method,
+    parse_objective,
+    settings_of,
+)
 
 Auto = Literal["auto"] | float | int | None
 
@@ -47,6 +56,7 @@ class JobMethod(msgspec.Struct, forbid_unknown_fields=True):
     dpo: Preference | None = None
     orpo: Preference | None = None
     text: Supervised | None = None
+    reinforcement: Annotated[dict[str, Any], msgspec.Meta(description="Not offered.")] | None = None
 
 
 class GraderChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -142,16 +152,16 @@ class MoveJob(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
-    recipe = dict(body.recipe or {})
     _require_one_method(body.method)
-    method = parse_method(body.quantization, recipe.pop("method", None))
+    method = parse_method(body.quantization, (body.recipe or {}).get("method"))
+    objective = parse_objective(body.method.type if body.method else None)
     return JobRequest(
         base_model=body.model or "",
         training_file=body.training_file,
         validation_file=body.validation_file,
         method=method,
-        objective=parse_objective(body.method.type if body.method else None),
-        hyperparameters=_hyperparameters(body) | recipe,
+        objective=objective,
+        hyperparameters=as_recipe(_settings(body)),
         pool=body.compute.pool if body.compute else None,
         gpu_count=body.compute.gpu_count if body.compute else None,
         node_count=body.compute.node_count if body.compute else 1,
@@ -179,21 +189,23 @@ def _require_one_method(method: JobMethod | None) -> None:
             raise InvalidValue(text, param=f"method.{name}")
 
 
-def _theirs(body: CreateJob) -> OpenAiHyperparameters:
-    given = getattr(body.method, body.method.type, None) if body.method else None
-    return given.hyperparameters if given else body.hyperparameters or OpenAiHyperparameters()
+def _settings(body: CreateJob) -> Iterator[Setting]:
+    """Yield every setting of the recipe in the body."""
+    yield from _settings_of_openai("hyperparameters", body.hyperparameters, Objective.SUPERVISED)
+    if body.method is not None:
+        kind = body.method.type
+        given = getattr(body.method, kind)
+        yield from _settings_of_openai(f"method.{kind}.hyperparameters", given and given.hyperparameters, kind)
+    yield Setting("seed", "seed", body.seed)
+    yield from settings_of(body.lora, body.recipe or {})
 
 
-def _hyperparameters(body: CreateJob) -> dict[str, object]:
-    theirs = _theirs(body)
-    is_orpo = body.method is not None and body.method.type == Objective.ORPO
-    chosen = {
-        "epochs": theirs.n_epochs,
-        "batch_size": theirs.batch_size,
-        "learning_rate_multiplier": theirs.learning_rate_multiplier,
-        "orpo_beta" if is_orpo else "dpo_beta": getattr(theirs, "beta", None),
-    }
-    return chosen | adapter_fields(body.lora)
+def _settings_of_openai(at: str, given: OpenAiHyperparameters | None, kind: str) -> Iterator[Setting]:
+    if given is None:
+        return
+    for field in msgspec.structs.fields(given):
+        name = {"n_epochs": "epochs", "beta": f"{kind}_beta"}.get(field.name, field.name)
+        yield Setting(name, f"{at}.{field.name}", getattr(given, field.name))
 
 
 def evaluation_plan(choice: EvaluationChoice | None) -> EvaluationPlan | None:

@@ -80,6 +80,7 @@ class StoredMessageObject(TypedDict):
 
 class StoredCompletionList(ApiView):
     required_scope = {"GET": Permission.VIEW}
+    methods_of_gateway = ("POST",)
 
     def get(self, request: Request, query: CompletionsQuery) -> ListObject[StoredCompletionObject]:
         """List stored completions, oldest first unless `order` is `desc`."""

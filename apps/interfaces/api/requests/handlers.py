@@ -11,8 +11,11 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_h
 
 import msgspec
 from django.http.response import HttpResponseBase
+from django.utils.datastructures import MultiValueDict
 from rest_framework.request import Request
 
+from apps.core.errors import InvalidValue
+from apps.core.http.asgi import require_unencoded
 from apps.core.http.json_bodies import explain
 from apps.core.http.openapi.document import FileAnswer
 from apps.interfaces.api.requests.parsers import read_body
@@ -55,13 +58,23 @@ def read_arguments(request: Request, handler: Callable[..., object]) -> dict[str
     """Return the arguments that the handler's signature asks for. Raises DomainErrors that name the field."""
     wanted = signature_of(handler)
     read: dict[str, object] = {}
+    if wanted.body is not None or wanted.form is not None:
+        require_unencoded(request.headers.get("Content-Encoding", ""))
     if wanted.query is not None:
         read["query"] = read_query(request.query_params, wanted.query)
     if wanted.body is not None:
         read["body"] = read_body(request.data, wanted.body)
     if wanted.form is not None:
-        read["form"] = read_body(dict(cast(Mapping[str, object], request.data).items()), wanted.form)
+        read["form"] = read_body(_single_parts(cast(MultiValueDict[str, object], request.data)), wanted.form)
     return read
+
+
+def _single_parts(form: MultiValueDict[str, object]) -> dict[str, object]:
+    """Return the parts of a form by name. Raises InvalidValue for a name with several."""
+    for name, parts in form.lists():
+        if len(parts) > 1:
+            raise InvalidValue(f"'{name[:60]}' is sent {len(parts)} times. Send it once.", param=name[:60])
+    return dict(form.items())
 
 
 def read_query(given: Mapping[str, str], kind: type[Any]) -> Any:

@@ -1,13 +1,15 @@
-"""Names of methods and adapter settings in the API, shared by jobs and estimates."""
+"""Names of methods and settings of a recipe in the API, shared by jobs and estimates."""
 
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
 from apps.contracts.runs import Method, Objective
 from apps.core.errors import InvalidValue
-from apps.finetuning.recipes.limits import LIMITS_OF_EVERY_MODEL, NOT_OFFERED, Limit
+from apps.finetuning.recipes.limits import LIMITS_OF_EVERY_MODEL, NOT_OFFERED, Limit, as_json
+from apps.interfaces.api.requests.sent_names import OF_LORA
 
 
 def _schema_of(limit: Limit) -> dict[str, object]:
@@ -35,6 +37,14 @@ Recipe = Annotated[
         },
     ),
 ]
+
+
+class Setting(NamedTuple):
+    """A value of a recipe: its name there, and the field of the body that holds it."""
+
+    name: str
+    field: str
+    value: object
 
 
 class LoraChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,14 +90,35 @@ def _require_offered(name: object, *, param: str) -> None:
         raise InvalidValue(reason, param=param)
 
 
-def adapter_fields(lora: LoraChoice | None) -> dict[str, object]:
-    """Return the recipe's fields that describe the adapter; None for those not requested."""
-    chosen = lora or LoraChoice()
-    return {
-        "lora_rank": chosen.rank,
-        "lora_alpha": chosen.alpha,
-        "lora_dropout": chosen.dropout,
-        "target_modules": chosen.target_modules,
-        "use_dora": chosen.use_dora,
-        "use_rslora": chosen.use_rslora,
-    }
+def settings_of(lora: LoraChoice | None, recipe: Mapping[str, object]) -> Iterator[Setting]:
+    """Yield the settings of `lora` and `recipe`, without the recipe's method."""
+    for name, field in OF_LORA.items():
+        yield Setting(name, f"lora.{field}", getattr(lora, field, None))
+    for name, value in recipe.items():
+        if name != "method":
+            yield Setting(name, f"recipe.{name}", value)
+
+
+def as_recipe(settings: Iterable[Setting]) -> dict[str, object]:
+    """Return the value of each name; null and "auto" set none. Raises InvalidValue if two fields contradict each other.
+
+    A learning rate and its multiplier contradict each other unless the multiplier is 1.
+    """
+    found: dict[str, Setting] = {}
+    for setting in settings:
+        if setting.value is None or setting.value == "auto":
+            continue
+        value = list(setting.value) if isinstance(setting.value, tuple) else setting.value
+        other = found.get(setting.name)
+        if other is not None and other.value != value:
+            raise _contradiction(other, setting)
+        found[setting.name] = setting._replace(value=value)
+    rate, multiplier = found.get("learning_rate"), found.get("learning_rate_multiplier")
+    if rate and multiplier and multiplier.value != 1:
+        raise _contradiction(multiplier, rate)
+    return {name: setting.value for name, setting in found.items()}
+
+
+def _contradiction(one: Setting, other: Setting) -> InvalidValue:
+    shown = [f"'{setting.field}' is {as_json(setting.value)[:60]}" for setting in (one, other)]
+    return InvalidValue(f"{' and '.join(shown)}: leave one of them out.", param=other.field)

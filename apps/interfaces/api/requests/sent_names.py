@@ -15,7 +15,7 @@ _OF_OPENAI = {
     "dpo_beta": "beta",
     "orpo_beta": "beta",
 }
-_OF_LORA = {
+OF_LORA = {
     "lora_rank": "rank",
     "lora_alpha": "alpha",
     "lora_dropout": "dropout",
@@ -50,7 +50,7 @@ def _sent_name(name: str, data: object) -> str | None:
         return None
     method = data.get("method")
     kind = method.get("type", "supervised") if isinstance(method, dict) else None
-    theirs, lora = _OF_OPENAI.get(name), _OF_LORA.get(name)
+    theirs, lora = _OF_OPENAI.get(name), OF_LORA.get(name)
     candidates = [("recipe", name)]
     candidates += [("lora", lora)] if lora else []
     candidates += [(f"method.{kind}.hyperparameters", theirs), ("hyperparameters", theirs)] if theirs else []

@@ -5,7 +5,15 @@ from collections.abc import Callable
 
 from apps.batches import signatures
 from apps.core.errors import DomainError
-from apps.core.http.asgi import DEFAULT_BODY_BYTES, REQUEST_ID_HEADER, ClientGone, Scope, TooLarge, usable_request_id
+from apps.core.http.asgi import (
+    DEFAULT_BODY_BYTES,
+    REQUEST_ID_HEADER,
+    ClientGone,
+    Scope,
+    TooLarge,
+    require_unencoded,
+    usable_request_id,
+)
 from apps.core.http.connections import is_proxy
 from apps.core.http.origin import network_of
 from apps.core.ids import new_ulid
@@ -74,9 +82,10 @@ class Client:
     async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, count: Callable[[int], None]) -> bytes:
         """Return the body. `count` gets the bytes received so far of a body that comes in parts, and may raise.
 
-        Raises TooLarge, BodyTooSlow, ClientGone.
+        Raises UnsupportedMediaType, TooLarge, BodyTooSlow, ClientGone.
         """
         exchange = self._exchange
+        require_unencoded(exchange.headers.get(b"content-encoding", b"").decode("latin-1"))
         if self.declared_bytes > most_bytes:
             raise _too_large(most_bytes)
         if not exchange.is_whole:

@@ -60,7 +60,9 @@ def tools_fields(
     """Return the fields that let the model call functions. Raises InvalidValue."""
     if not tools:
         if choice not in (None, "none", "auto"):
-            raise InvalidValue("`tool_choice` names a tool, but `tools` is empty.", param="tool_choice")
+            what = "names a tool" if isinstance(choice, NamedTool) else f"is '{choice[:40]}'"
+            text = f"`tool_choice` {what}, but `tools` is empty. Send `tools`, or leave `tool_choice` out."
+            raise InvalidValue(text, param="tool_choice")
         return {}
     if len(tools) > MAX_TOOLS:
         raise InvalidValue(f"`tools` holds {len(tools)} tools; at most {MAX_TOOLS} are allowed.", param="tools")

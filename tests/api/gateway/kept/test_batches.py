@@ -42,13 +42,13 @@ def line(custom_id: str, text: str = "Hi", **changes: object) -> dict[str, objec
     return {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body} | changes
 
 
-def upload(sdk: openai.OpenAI, lines: list[object]) -> str:
+def upload(sdk: openai.OpenAI, lines: list[object], encoding: str = "utf-8") -> str:
     content = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
-    return sdk.files.create(file=("asks.jsonl", content.encode()), purpose="batch").id
+    return sdk.files.create(file=("asks.jsonl", content.encode(encoding)), purpose="batch").id
 
 
-def begin(sdk: openai.OpenAI, lines: list[object], **fields: object) -> openai.types.Batch:
-    asked = {"input_file_id": upload(sdk, lines), "endpoint": CHAT, "completion_window": "24h"} | fields
+def begin(sdk: openai.OpenAI, lines: list[object], encoding: str = "utf-8", **fields: object) -> openai.types.Batch:
+    asked = {"input_file_id": upload(sdk, lines, encoding), "endpoint": CHAT, "completion_window": "24h"} | fields
     return sdk.batches.create(**asked)
 
 
@@ -187,6 +187,7 @@ def test_bad_lines_fail_the_batch_and_are_named(tenant):
         line("a"), line("a"), "{", "[]", line("b", method="GET"), line("c", url="/v1/embeddings"), line("d\0"),
         line("e", body={"messages": HI}), line("f", body={"model": BASE_MODEL, "stream": True}), line(""),
         '{"custom_id": "\ud800"}'.encode("utf-8", "surrogatepass").decode("latin-1"), "x" * (4 * 2**20 + 10),
+        '{"custom_id": "\\ud800"}',
     ]  # fmt: skip
     batch = begin(sdk, bad)
 
@@ -194,16 +195,30 @@ def test_bad_lines_fail_the_batch_and_are_named(tenant):
 
     failed = sdk.batches.retrieve(batch.id)
     assert (failed.status, failed.output_file_id, failed.request_counts.total) == ("failed", None, 0)
-    assert [error.line for error in failed.errors.data] == list(range(2, 13))
+    assert [error.line for error in failed.errors.data] == list(range(2, 14))
     assert failed.errors.data[0].code == "duplicate_custom_id"
     said = {error.line: (error.param, error.message) for error in failed.errors.data}
     assert said[4] == (None, "The body must be an object, not [].")
     assert said[8] == ("body.model", "Missing required parameter: 'body.model'. Send it as a string.")
     assert not re.search(r"msgspec|repr|None|\$|`", str([message for _, message in said.values()]))
+    assert "half of a surrogate pair" in said[13][1]
     assert usage_of(tenant) == []
     empty = begin(sdk, [""])
     worker.work(seconds=20)
     assert sdk.batches.retrieve(empty.id).errors.data[0].code == "empty_file"
+
+
+def test_a_byte_order_mark_is_read_over_and_another_encoding_is_named(tenant):
+    sdk = openai_client(tenant.key)
+    batches = [begin(sdk, [line("a"), line("b")], encoding) for encoding in ("utf-8-sig", "utf-16")]
+
+    worker.work(seconds=20)
+
+    marked, wide = (sdk.batches.retrieve(batch.id) for batch in batches)
+    assert (marked.status, marked.request_counts.completed) == ("completed", 2)
+    assert wide.status == "failed"
+    told = "the file looks binary or UTF-16. Save the file as UTF-8 text, one JSON object per line."
+    assert told in wide.errors.data[0].message
 
 
 def test_foreign_files_and_other_endpoints_are_refused(tenant, world):

@@ -166,8 +166,10 @@ API = [
     _job("hyperparameters.n_epochs", hyperparameters={"n_epochs": True}),
     _job("hyperparameters.batch_size", hyperparameters={"batch_size": 0}),
     _job("hyperparameters.learning_rate_multiplier", hyperparameters={"learning_rate_multiplier": -1}),
+    _job("hyperparameters.learning_rate_multiplier", hyperparameters={"learning_rate_multiplier": 1001}),
     _job("hyperparameters.epochs", UNKNOWN, hyperparameters={"epochs": 3}),
     _job("method.type", method={"type": "reinforcement"}),
+    _job("method.type", method={"type": "reinforcement", "reinforcement": {"grader": {}}}),
     _job("method.type", method={"type": "kto"}),
     _job("method.type", method={"type": 3}),
     _job("method.grpo", UNKNOWN, method={"type": "supervised", "grpo": {}}),
@@ -183,6 +185,18 @@ API = [
         method={"type": "supervised", "supervised": {"hyperparameters": {"epochs": 2}}},
     ),
     _job("method.supervised.n_epochs", UNKNOWN, method={"type": "supervised", "supervised": {"n_epochs": 2}}),
+    # Two fields for one value.
+    _job("recipe.epochs", hyperparameters={"n_epochs": 2}, recipe={"epochs": 5}),
+    _job("recipe.batch_size", hyperparameters={"batch_size": 2}, recipe={"batch_size": 4}),
+    _job("recipe.seed", seed=6, recipe={"seed": 5}),
+    _job("recipe.lora_rank", lora={"rank": 8}, recipe={"lora_rank": 16}),
+    _job("recipe.learning_rate", hyperparameters={"learning_rate_multiplier": 2}, recipe={"learning_rate": 1e-4}),
+    _job(
+        "method.supervised.hyperparameters.n_epochs",
+        hyperparameters={"n_epochs": 3},
+        method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}},
+    ),
+    _estimate("recipe.lora_rank", lora={"rank": 8}, recipe={"lora_rank": 16}),
     _job("quantization", quantization="int3"),
     _job("quantization", quantization="nf4", recipe={"method": "lora"}),
     *_jobs("suffix", suffix=["!", "-", "a" * 65, "日本"]),
@@ -213,7 +227,10 @@ API = [
     _job("budget.max_cost_usd", budget={"max_cost_usd": []}),
     _job("budget.quoted_max_usd", budget={"quoted_max_usd": "cheap"}),
     _job("budget.max_cost_usd", budget={"max_cost_usd": -1}),
-    _job("budget.max_cost_usd", budget={"max_cost_usd": "NaN"}),
+    *(
+        _job("budget.max_cost_usd", budget={"max_cost_usd": amount})
+        for amount in ("NaN", "1_0", "\u0663", " 1", "1\n", "+1", "1e1", "")
+    ),
     _job("budget.max_cost_usd", budget={"max_cost_usd": "1e999"}),
     _job("integrations[0]", integrations=[3]),
     _job("integrations[0].type", integrations=[{"type": "web_search"}]),
@@ -366,5 +383,12 @@ API = [
         for path in ("/models", "/files", "/v1", "/v1/completions")
     ),
     Case(JOBS, {}, status=405, code="method_not_allowed", method="PUT"),
+    *(
+        Case("/v1/chat/completions", {}, status=405, code="method_not_allowed", method=name)
+        for name in ("PUT", "DELETE", "OPTIONS")
+    ),
+    Case(f"{JOBS}?after=%00", param="after", method="GET"),
+    Case(f"{JOBS}/%00", method="GET"),
+    Case(JOBS, b"\x1f\x8b\x08", status=415, code="unsupported_media_type", headers={"Content-Encoding": "gzip"}),
     Case(f"{FILES}/{FILE}", {}, status=405, code="method_not_allowed", method="PATCH"),
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from apps.finetuning.recipes.limits import get_limits
 MODEL = BaseModel(name="m", context_length=4096, parameter_count=1, config={"architectures": ["LlamaForCausalLM"]})
 OWN = BaseModel(name="own", context_length=512, parameter_count=1, default_recipe={"learning_rate": 1e-3, "epochs": 2})
 
+FAST = BaseModel(name="fast", context_length=512, parameter_count=1, default_recipe={"learning_rate": 3e-3})
+
 
 def recipe_of(base_model=MODEL, method=Method.LORA, asked=None, **more):
     return choose(base_model=base_model, method=method, asked=asked or {}, **more)
@@ -115,6 +117,18 @@ def test_a_models_own_recipe_counts_where_it_was_measured():
     assert recipe_of(OWN).hyperparameters.learning_rate == 1e-3
     assert recipe_of(OWN, method=Method.FULL).hyperparameters.learning_rate == 2e-5
     assert recipe_of(OWN, asked={"learning_rate_multiplier": 2}).hyperparameters.learning_rate == 2e-3
+
+
+def test_the_largest_multiplier_is_named_and_works():
+    with pytest.raises(InvalidValue) as refused:
+        recipe_of(method=Method.LORA, asked={"learning_rate_multiplier": 1e4})
+    assert "from 0.001 to 1,000." in str(refused.value)
+
+    with pytest.raises(InvalidValue) as refused:
+        recipe_of(FAST, asked={"learning_rate_multiplier": 400})
+    assert refused.value.param == "hyperparameters.learning_rate_multiplier"
+    assert "from 0.001 to 333.333." in str(refused.value)
+    assert recipe_of(FAST, asked={"learning_rate_multiplier": 333.333}).hyperparameters.learning_rate < 1
 
 
 def test_a_mixture_of_experts_adapts_its_attention_and_says_why():
