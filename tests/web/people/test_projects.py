@@ -90,7 +90,7 @@ def test_the_chosen_project_is_that_of_what_is_shown_and_made(client_for, organi
 
 def test_a_viewer_of_a_project_only_looks_at_its_fine_tunes(client_for, organization, alice, ann, bob, floor):
     default = Project.objects.get(pk=default_project_id(organization))
-    viewer = {"project_id": default.pk, "role": "viewer", "by": ann, "now": db_now()}
+    viewer = {"project_id": default.pk, "role": "viewer", "by": alice, "now": db_now()}
     for person in (alice, bob):
         membership = Membership.objects.get(organization=organization, user=person)
         set_project_member(organization=organization, membership_id=membership.pk, **viewer)

@@ -45,7 +45,7 @@ _FIX = re.compile(
 )
 _LONGEST = 1_000  # characters of a message: what it quotes is cut
 # An answer to an address that leads nowhere needs no other fix.
-_GONE = re.compile(r"not offered|not found|does not exist|No such|no longer exists|There is no|No [a-z -]+ has the id")
+_GONE = re.compile(r"not offered|not found|does not exist|No such|There is no|No [a-z -]+ has the id")
 
 
 def problems(case: Case, status: int, body: Any) -> list[str]:
