@@ -330,12 +330,13 @@ def sweep_charges(*, now: datetime.datetime) -> None:
     charges = TopUp.objects.filter(origin=TopUpOrigin.AUTO)
     late = charges.filter(status=TopUpStatus.REQUESTED, created_at__lte=now - GIVEN_UP_AFTER)
     unconfirmed = charges.filter(status=TopUpStatus.ACTION_REQUIRED, created_at__lt=now - _CONFIRM_WITHIN)
-    for topic, topups in (("payments.charge", late), ("payments.drop", unconfirmed)):
-        for topup in topups:
-            outbox.publish(
-                topic=topic, key=f"{topic}:{topup.pk}:{now.date()}", payload={"topup_id": topup.pk},
-                organization=topup.organization_id,
-            )  # fmt: skip
+    for topup in late | unconfirmed:
+        outbox.publish(
+            topic="payments.charge" if topup.status == TopUpStatus.REQUESTED else "payments.drop",
+            key=f"payments.{topup.status}:{topup.pk}:{now.date()}",
+            payload={"topup_id": topup.pk},
+            organization=topup.organization_id,
+        )
 
 
 def drop_unconfirmed(*, topup_id: str) -> None:

@@ -29,10 +29,10 @@ def published() -> Iterator[tuple[str, str, frozenset[str]]]:
 
 def _calls(path: Path, function: ast.FunctionDef) -> Iterator[tuple[str, str, frozenset[str]]]:
     local = {
-        target.id: node.value
+        target.id: value
         for node in ast.walk(function)
         if isinstance(node, ast.Assign)
-        for target in node.targets
+        for target, value in _pairs(node.targets[0], node.value)
         if isinstance(target, ast.Name)
     }
     for node in ast.walk(function):
@@ -55,6 +55,12 @@ def _calls(path: Path, function: ast.FunctionDef) -> Iterator[tuple[str, str, fr
         for each in (topic.body, topic.orelse) if isinstance(topic, ast.IfExp) else (topic,):
             if isinstance(each, ast.Constant):
                 yield f"{path.relative_to(APPS)}:{node.lineno}", str(each.value), keys
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterable[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        return zip(target.elts, value.elts, strict=True)
+    return ((target, value),)
 
 
 PUBLISHED = sorted(published(), key=lambda call: call[0])
