@@ -25,7 +25,7 @@ class PredictionInterval(msgspec.Struct, frozen=True, kw_only=True):
 # For memory, the weights are known: these factors apply to the rest.
 MEMORY = PredictionInterval(p10=0.89, p50=1.0, p90=1.25, origin="160 published runs of other training loops")
 TIME = PredictionInterval(
-    p10=0.89, p50=1.0, p90=1.40, origin="324 published runs of other training loops, none of this pool"
+    p10=0.89, p50=1.0, p90=1.25, origin="324 published runs of other training loops, none of this pool"
 )
 # The stacks that these rows come from. The formulas are further from the runs of any other: its switches were read from
 # code and documents, and no row has confirmed them. The factors are quantiles over publishers, each with the same

@@ -22,6 +22,9 @@ _EXPONENTIALS_PER_CLOCK = 16
 _PCIE = {"PCIe5": 50e9, "PCIe4": 25e9, "PCIe3": 12.5e9}
 # NVIDIA's data sheets: PCIe Gen5, 128 GB/s in both directions
 _PCIE5_PREFIXES = ("h100-sxm", "h200-sxm", "b200", "b300")
+# FlashAttention-2 multiplies with Ampere's instruction, mma.sync. Hopper runs it at 62.9 % of its peak
+# (arXiv 2402.13499). Blackwell's data centre types are assumed to do the same.
+_MMA_SYNC_SHARE, _MMA_SYNC_PREFIXES = 0.629, ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _EXPONENTIALS_PER_BYTE = 1.2  # of an A100 80GB: 2.44e12 exponentials and 2.04e12 bytes per second
 _MULTIPROCESSORS = {
     "a100": (108, 1.41), "h100-pcie": (114, 1.755), "h100": (132, 1.83), "h200": (132, 1.83), "b200": (148, 1.965),
@@ -88,6 +91,11 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         if self.key.startswith(_GEFORCE_PREFIXES):
             return self.measured_gemm_flops or sheet * _GEFORCE_SHARE
         return self.measured_gemm_flops or sheet * (_GEMM_SHARE if sheet < _LARGE_FLOPS else _GEMM_SHARE_LARGE)
+
+    @property
+    def attention_flops(self) -> float:
+        """Return the speed of 16-bit matrix products in attention kernels that are not written for this type."""
+        return self.reachable_flops * (_MMA_SYNC_SHARE if self.key.startswith(_MMA_SYNC_PREFIXES) else 1.0)
 
     @property
     def exponentials_per_second(self) -> float:

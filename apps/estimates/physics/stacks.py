@@ -59,6 +59,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     reference_ahead: bool = False  # DPO: the reference processes all rows once, before training
     counter: str = "device"  # what its own log counts: the device's memory, or torch's "allocated" tensors
     launch_share: float = 1.0  # of the eager cost of launching kernels; less if compiled or fused
+    attention_cost: float = 1.0  # time of the attention kernels as a multiple of FlashAttention-2's
     sources: tuple[str, ...] = ()
 
 
@@ -219,7 +220,12 @@ _PROFILES = (
         loss_bytes=12.0,
         repeats_key_values=False,
         launch_share=0.7,
-        sources=("llm-foundry: FSDP amp_bf16, flash attention, fused cross entropy",),
+        attention_cost=1.8,  # forward 1.4 and backward 2, with 2.5 backward passes' work in each forward pass
+        sources=(
+            "llm-foundry: FSDP amp_bf16, flash attention, fused cross entropy",
+            "llm-foundry scripts/train/yamls/pretrain/mpt-7b.yaml: attn_impl: triton",
+            "arXiv 2307.08691, section 4.1: FlashAttention-2 beside FlashAttention in Triton",
+        ),
     ),
     StackProfile(
         key="automodel",

@@ -23,15 +23,14 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     gemm: float = 0.85  # share of the best measured matrix product that a training job's products reach
-    narrow: float = 180.0  # the hidden size that halves this share
-    attention: float = 0.56  # the same share for FlashAttention kernels' products
-    softmax: float = 3.5  # cost of a score's softmax and scaling in exponentials, outside the tensor cores
-    elementwise: float = 1.4  # bytes moved between products, as a multiple of those counted below
-    adapter: float = 0.54  # bytes an unfused adapter moves, as a multiple of those counted below
+    narrow: float = 170.0  # the hidden size that halves this share
+    attention: float = 0.78  # the same share for FlashAttention-2's products
+    elementwise: float = 1.39  # bytes moved between products, as a multiple of those counted below
+    adapter: float = 0.70  # bytes an unfused adapter moves, as a multiple of those counted below
     dequantization: float = 0.63  # share of the bandwidth that dequantisation kernels reach
     launch_seconds: float = 15.6e-6  # of one operator, in eager PyTorch
     exposed: float = 0.56  # share of communication that computation does not hide, even if it could
-    link: float = 0.56  # share of a link's rate that collectives reach
+    link: float = 0.60  # share of a link's rate that collectives reach
     micro_step_seconds: float = 0.005  # data loading, bookkeeping; assumed, not fitted
 
 
@@ -145,7 +144,7 @@ def step_time(
     moves = 3 + (1 if plan.gradient_checkpointing else 0)
     fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
     compute = _compute(shape, plan, tokens, rate, bandwidth)
-    attention = _attention(shape, plan, gpu, k, scores)
+    attention = stack.attention_cost * _attention(shape, plan, gpu, k, scores)
     memory = k.elementwise * fused * moves * _moved_bytes(shape, plan, tokens, row_tokens) / bandwidth
     headed = tokens * (trained_share if stack.heads_trained_only else 1.0)
     head = _head(shape, plan, stack, k, headed, peak, bandwidth)
@@ -182,10 +181,11 @@ def _compute(shape: Shape, plan: TrainingPlan, tokens: float, rate: float, bandw
 
 
 def _attention(shape: Shape, plan: TrainingPlan, gpu: Gpu, k: Constants, scores: float) -> float:
+    """Return the seconds of attention: `scores` operations a pass, and one exponential for each score."""
     passes = 1 + _ATTENTION_BACKWARD + (1 if plan.gradient_checkpointing else 0)
     pairs = scores / (2 * _PRODUCT * shape.architecture.head_dim)
-    products = scores / (gpu.reachable_flops * k.attention)
-    seconds = passes * (products + pairs * k.softmax / gpu.exponentials_per_second)
+    products = scores / (gpu.attention_flops * k.attention)
+    seconds = passes * (products + pairs / gpu.exponentials_per_second)
     return seconds * 2 if plan.attention == "eager" else seconds
 
 

@@ -90,4 +90,7 @@ def seconds_per_token(prepared: Prepared, constants: Constants = CONSTANTS) -> f
     return seconds / (length * plan.micro_batch_size)
 
 
-_ALIASES = {"a100-80": "a100-sxm-80", "a800-80": "a100-sxm-80"}
+# A row that names an A100 without its form or memory: their matrix units are the same.
+_ALIASES = {
+    "a100-80": "a100-sxm-80", "a800-80": "a100-sxm-80", "a100-40": "a100-sxm-40", "a100": "a100-sxm-80",
+}  # fmt: skip

@@ -19,14 +19,13 @@ from tests.bench.estimates.scored_rows import prepared_rows
 
 # Where every fit starts: round figures from the literature, not from rows.
 START = Constants(
-    gemm=0.85, narrow=200.0, attention=0.7, softmax=3.0, elementwise=1.0, adapter=1.0, dequantization=0.6,
+    gemm=0.85, narrow=200.0, attention=0.7, elementwise=1.0, adapter=1.0, dequantization=0.6,
     launch_seconds=8e-6, exposed=0.5, link=0.7, micro_step_seconds=0.005,
 )  # fmt: skip
 _BOUNDS = {
     "gemm": (0.6, 1.0),
     "narrow": (50.0, 1000.0),
     "attention": (0.3, 1.0),
-    "softmax": (1.0, 10.0),
     "elementwise": (0.5, 4.0),
     "adapter": (0.1, 2.0),
     "dequantization": (0.3, 1.0),

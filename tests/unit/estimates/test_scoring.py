@@ -7,10 +7,10 @@ import pytest
 
 from apps.estimates import score
 from apps.estimates.accuracy import Prediction, accuracy
-from apps.estimates.models.names import gpu_key, plain_name
+from apps.estimates.models.names import Names, gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.published import rehearsals
-from apps.estimates.published.predictions import memory_bytes, prepare
+from apps.estimates.published.predictions import memory_bytes, prepare, seconds_per_token
 from apps.estimates.published.rows import Excluded, Job, framework, read_row
 from tests.bench.estimates.scored_rows import LIST, scored_rows
 
@@ -169,3 +169,14 @@ def test_rows_that_are_not_traced_are_counted_with_their_reason(tmp_path, capsys
     assert (found["peak_memory"]["n"], found["peak_memory"]["rehearsed"]) == (5, 1)
     assert "rehearsed" not in found["time"]
     assert [request.stack for request in asked] == ["hf", "axolotl", "axolotl"]
+
+
+@pytest.mark.parametrize(("length", "tokens_per_second"), [(4096, 3413), (32_768, 2456), (65_536, 1820)])
+def test_long_rows_take_the_time_of_flash_attention_2(models, gpu_types, length, tokens_per_second):
+    """LLaMA-Factory's wiki, "Performance comparison": Llama 2 7B in 4 bits on an A100 of 40 GB."""
+    row = ROW | {"model": "Llama2-7B", "rank": 8, "seq_len": length, "micro_batch": 1, "grad_accum": 4}
+    row |= {"metric": "tokens_per_s_per_gpu", "value": 1.0, "notes": "unsloth", "gpu_key": "a100-40"}
+
+    seconds = seconds_per_token(prepare(read_row(row, Names(models)), gpu_types))
+
+    assert seconds == pytest.approx(1 / tokens_per_second, rel=0.25)
