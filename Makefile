@@ -9,7 +9,7 @@ MANAGE := $(WEB) -m scripts.with_services manage.py
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-tools setup-dev setup-gguf demo demo-ci dev test test-quick test-unit test-browser test-engines test-e2e \
+.PHONY: help setup setup-tools setup-dev setup-gguf demo demo-ci dev test test-all test-quick test-unit test-browser test-engines test-e2e \
         test-durations nightly chaos fuzz check audit fix migrations \
         translations openapi docs errors shell screenshots cli gpu-check family-matrix bench-rehearsal simulate clean
 
@@ -41,8 +41,11 @@ setup-tools: # what checks, locks and documents need on top
 setup-dev: # what the tests need on top
 	@$(PYTHON) scripts/setup.py --dev --browser
 
-test: setup-dev ## all tests side by side; the last line counts them
+test: setup-dev ## all tests but the slow ones, side by side; the last line counts them
 	$(WEB) -m scripts.test
+
+test-all: setup-dev ## all tests, as CI runs them
+	$(WEB) -m scripts.test --all
 
 test-quick: setup-dev ## the tests nearest to the current change, within a minute
 	$(WEB) -m scripts.test --quick

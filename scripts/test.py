@@ -1,9 +1,10 @@
 """Run the tests: parts in parallel on all cores, the longest first; parts that need the whole machine run alone, last.
 
-    python -m scripts.test                   every part
-    python -m scripts.test unit api          these parts
+    python -m scripts.test                   every part, without the tests marked slow
+    python -m scripts.test --all             every part, as CI runs them
+    python -m scripts.test unit api          these parts, with their slow tests
     python -m scripts.test --quick           the tests of the current change, within a minute
-    python -m scripts.test --record          every part, and store each file's time in .ci/durations.json
+    python -m scripts.test --record          as --all, and store each file's time in .ci/durations.json
 
 The output of each part goes to .anneal/test-logs and is shown if the part fails. The last line is `N passed, N failed,
 N skipped`; the exit code is 0 only if each part ran at least one test and none failed.
@@ -61,6 +62,7 @@ class Part:
     is_alone: bool = False
     shares: int = 1
     may_be_empty: bool = False
+    is_slow: bool = False  # as if each of its tests were marked slow
 
     def seconds(self, durations: dict[str, float]) -> float:
         """Return the recorded time of its files; an unrecorded part may be the longest."""
@@ -88,7 +90,7 @@ class Part:
 PARTS = (
     Part("unit", ("tests/unit",), shares=2),
     Part("integration", ("tests/integration",)),
-    Part("api", ("tests/api",)),
+    Part("api", ("tests/api",), shares=2),
     Part("guards", ("tests/guards",)),
     Part("web", ("tests/web",), shares=2),
     Part("browser", ("tests/browser",)),
@@ -96,7 +98,7 @@ PARTS = (
     Part("serving", ("tests/engines/serving",), "engines"),
     # A platform of fifteen processes that trains and answers: it counts as two parts. A busy machine does
     # not reach the caps of its jobs, and none of its tests compares a time with a quote.
-    Part("e2e", ("tests/e2e",), places=2),
+    Part("e2e", ("tests/e2e",), places=2, is_slow=True),
 )
 
 
@@ -166,6 +168,7 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
     # Two more than there are cores: each part is idle half of its time.
     parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 2, help="parts side by side")
+    parser.add_argument("--all", action="store_true", help="also the tests marked slow, as CI does")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
     parser.add_argument("--record", action="store_true", help="keep what each file took in .ci/durations.json")
     parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, in place of the others")
@@ -174,6 +177,8 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
         parser.error(f"no part is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     durations: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     parts = [part for part in all_parts if not given.parts or part.name in given.parts]
+    if not (given.parts or given.all or given.record or given.nightly):
+        parts = [replace(part, marks=f"{part.marks} and not slow") for part in parts if not part.is_slow]
     if given.quick:
         parts = _quick_parts(durations)
     if given.nightly:

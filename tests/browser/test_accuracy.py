@@ -34,6 +34,7 @@ def job_id(transactional_db: None, organization: Organization, rival: Organizati
     return job.pk
 
 
+@pytest.mark.slow
 def test_the_pages_of_accuracy_are_accessible_and_reflow(
     open_page: Callable[..., Page], job_id: str, alice: User, olga: User
 ) -> None:

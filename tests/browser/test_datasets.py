@@ -50,6 +50,7 @@ def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
     expect(page.locator(".chat mark")).to_contain_text("card_arrival")
 
 
+@pytest.mark.slow
 def test_what_is_shown_stays_while_the_page_follows_a_task(open_page: Open, alice: User) -> None:
     version = make_ready_version(alice.memberships.get().organization)  # not looked through
     page = open_page(f"/datasets/{version.pk}", user=alice)
@@ -88,6 +89,7 @@ def test_deleting_takes_the_whole_name(open_page: Open, alice: User) -> None:
     expect(page.get_by_text("No datasets yet")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_every_page_is_accessible_and_fits(open_page: Open, alice: User) -> None:
     organization = alice.memberships.get().organization
     good = make_ready_version(organization)
@@ -135,6 +137,7 @@ def test_limit_and_split_are_chosen_in_place_and_findings_lead_to_rows(
     expect(page.locator("nav.rows a")).to_have_count(20)
 
 
+@pytest.mark.slow
 def test_the_viewer_is_accessible_and_fits(open_page: Open, alice: User, looked_at: DatasetVersion) -> None:
     page = open_page(f"/datasets/{looked_at.pk}", user=alice)
     for query in ("?limit=256&share=20&line=21&first=19", "?limit=256&find=over", "?limit=256&find=over&view=tokens"):

@@ -120,6 +120,7 @@ def retrained(job: FineTuningJob, by: User) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("who", "paths"), [("nobody", SIGNED_OUT), ("alice", CUSTOMERS), ("olga", OPERATORS)])
 def test_pages_around_the_work_are_accessible_and_reflow(
     open_page: Open,
@@ -157,6 +158,7 @@ def test_all_events_of_a_subject_are_chosen_at_once(open_page: Open, organizatio
     expect(page.locator("input.pick:checked")).to_have_count(before + len(mine))
 
 
+@pytest.mark.slow
 def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
     open_page: Open, floor: TrainingSetup, olga: User
 ) -> None:
@@ -173,6 +175,7 @@ def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
     page.wait_for_url("**/staff/organizations/*")
 
 
+@pytest.mark.slow
 def test_the_search_of_the_site_finds_a_call_a_command_and_a_code(browser: Browser, tmp_path: Path) -> None:
     build(tmp_path)
     page = browser.new_page()

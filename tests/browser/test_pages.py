@@ -240,6 +240,7 @@ def test_the_charts_legend_names_what_is_drawn(open_page: Open, running: FineTun
     expect(legend).to_have_text(["Speed"])
 
 
+@pytest.mark.slow
 def test_every_page_is_accessible_reflows_and_breaks_no_policy(
     open_page: Open, lived: SeededOrganization, alice: User
 ) -> None:
@@ -345,6 +346,7 @@ def _forget_refusals(page: Page, open_page: Open) -> None:
         complaints[:] = [text for text in complaints if "422" not in text and "404" not in text]
 
 
+@pytest.mark.slow
 def test_german_is_as_narrow_as_the_narrowest_window(open_page: Open, lived: SeededOrganization, alice: User) -> None:
     User.objects.filter(pk=alice.pk).update(language="de")
     page = open_page("/account", user=alice, width=390)

@@ -64,6 +64,7 @@ def _make_checkpoint(floor: TrainingSetup) -> None:
     attempt.checkpoint(4, 8.0)
 
 
+@pytest.mark.slow
 def test_pages_are_accessible_and_reflow(
     open_page: Open, version: AdapterVersion, alice: User, olga: User, settings: Any
 ) -> None:

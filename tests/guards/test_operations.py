@@ -96,6 +96,7 @@ def answers_of(operation: Any, tenant: Tenant) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_operation_fails_or_answers_what_its_document_lacks(world: World) -> None:
     """One test of all: the world is made once, and every operation with a finding is shown."""
     answers = {operation.label: answers_of(operation, world.acme) for operation in OPERATIONS}

@@ -82,7 +82,7 @@ def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
 
 
-@pytest.fixture(params=["both walls", "scoping alone"])
+@pytest.fixture(params=["both walls", pytest.param("scoping alone", marks=pytest.mark.slow)])
 def walls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """With `scoping alone` requests run as the owner of the tables, for whom every tenant's rows are visible."""
     if request.param == "scoping alone":
@@ -240,6 +240,7 @@ def test_an_open_address_shows_no_tenants_data(name: str, world: World, rows: Ro
 # --- an operator who views an organization ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare_refusals")
 @pytest.mark.parametrize("name", sorted(set(URLS) - {"staff:viewing_stop", "account_logout"}))
 def test_an_operator_who_views_can_write_at_no_address(name: str, world: World, rows: Rows) -> None:
@@ -252,6 +253,7 @@ def test_an_operator_who_views_can_write_at_no_address(name: str, world: World, 
         assert _but_audit(rows_of(world.acme)) == _but_audit(rows[world.acme.canary])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bare_refusals")
 @pytest.mark.parametrize("name", PAGES)
 def test_an_operator_who_views_reads_what_a_viewer_reads(name: str, world: World, rows: Rows) -> None:

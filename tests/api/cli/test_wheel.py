@@ -36,6 +36,7 @@ def interpreters(version: str) -> Iterator[str]:
     yield from map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [f"{sys.version_info[0]}.{sys.version_info[1]}", *OLDER])
 def test_the_wheel_does_a_customers_work_in_a_bare_environment(
     origin,  # noqa: F811

@@ -44,6 +44,7 @@ def upload(client: openai.OpenAI, content: bytes | None = None, **fields: object
     return client.files.create(**({"file": file, "purpose": "fine-tune"} | fields))
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
 def test_every_call_works_with_both_generations_of_the_sdk(live_server, organization, alice, sdk: str) -> None:

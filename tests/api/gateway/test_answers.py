@@ -337,6 +337,7 @@ def test_what_a_response_cannot_have_is_named(gateway, world, change, code, para
 OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
 def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
     assert sdk == "installed" or OLD_SDK.exists(), f"{OLD_SDK} is missing: make setup-dev"

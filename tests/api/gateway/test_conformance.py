@@ -55,6 +55,7 @@ def run_session(gateway, tenant, library: str, folder: str) -> dict:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "folder"),
     [
@@ -82,6 +83,7 @@ def test_every_documented_parameter(gateway, world, engine, library, folder):
     _check_effects(seen, {_case(body): set(body) - ALWAYS - {"messages", "prompt"} for body in engine.bodies})
 
 
+@pytest.mark.slow
 def test_langchain_reads_answers_streams_tools_and_structured_output(gateway, world, engine):
     engine.bodies.clear()
     arguments = ('{"city": ', '"Bern", "degrees": 7}')

@@ -171,6 +171,7 @@ def ids(tenant: Tenant) -> set[str]:
     return set(UsageEvent.objects.filter(organization=tenant.organization).values_list("pk", flat=True))
 
 
+@pytest.mark.slow
 def test_a_request_in_progress_at_kill_9_is_counted_as_lost(gateway, tenant, engine):
     engine.scripts["slow"] = Script(tokens=("x",) * 200, delay_seconds=0.05)
     body = {"model": BASE_MODEL, "prompt": "slow", "stream": True}
@@ -272,6 +273,7 @@ def test_refused_requests_are_counted_by_class_and_recorded_when_the_gateway_sto
     assert {hour.key_id for hour in hours} == {tenant.key.key.pk}
 
 
+@pytest.mark.slow
 def test_a_gateway_told_to_stop_finishes_its_streams_takes_no_new_ones_and_leaves_nothing_behind(
     gateway, tenant, engine, spool
 ):

@@ -66,6 +66,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.slow
 def test_every_recipe_of_the_cookbook_works_as_pasted(public_url, gateway, world, engine, tmp_path: Path):
     """The trainer is played: each job succeeds at once. Server, gateway and clients are the real ones."""
     owner = make_user("cook")

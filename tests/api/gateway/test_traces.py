@@ -39,6 +39,7 @@ def passed_on(engine) -> dict[str, str]:
     return {name.lower(): value for name, value in engine.headers[-1].items()}
 
 
+@pytest.mark.slow
 def test_a_request_has_one_trace_that_the_engine_continues(traced, collector, engine, tenant) -> None:
     engine.scripts[PROMPT] = Script(tokens=ANSWER, prompt_tokens=7, cached_tokens=3)
 

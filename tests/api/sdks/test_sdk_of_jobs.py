@@ -14,6 +14,7 @@ from tests.factories.finetuning import TrainingSetup, make_training_file
 CLIENTS = Path(__file__).resolve().parents[3] / ".anneal"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("sdk", ["installed", pytest.param("2.54.0", marks=pytest.mark.nightly), "1.109.1"])
 def test_every_call_of_fine_tuning_works_with_each_sdk(live_server, organization, alice, sdk: str) -> None:

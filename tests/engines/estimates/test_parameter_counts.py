@@ -130,6 +130,7 @@ def invented(kind: str, seed: int) -> dict[str, Any]:
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_configurations_made_up_at_random_have_the_parameters_transformers_creates(kind: str) -> None:
     wrong = {}

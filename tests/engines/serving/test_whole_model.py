@@ -41,6 +41,7 @@ def replica(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
         assert not [p for p in left if is_alive(p)]
 
 
+@pytest.mark.slow
 def test_the_merged_model_answers_under_its_own_name_alone(replica: Replica) -> None:
     answers = {model: replica.complete(model) for model in (OWN, SERVED_NAME, "a-" + "0" * 26)}
 

@@ -24,6 +24,7 @@ def request(**recipe: object) -> MemoryRequest:
     return MemoryRequest(config=CONFIG, hyperparameters=made, rows=2, row_tokens=64, trained_share=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 def test_fake_tensors_take_what_real_ones_take(method: Method) -> None:
     asked = msgspec.structs.replace(request(method=method), is_on_cpu=True, is_full_depth=True)
@@ -31,6 +32,7 @@ def test_fake_tensors_take_what_real_ones_take(method: Method) -> None:
     assert rehearse_memory(asked).allocated_bytes == pytest.approx(real_peak_bytes(asked), rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus(fork_server, tmp_path) -> None:
     lora = request(gradient_checkpointing=True)
     full = request(method=Method.FULL)
@@ -58,6 +60,7 @@ def test_the_command_extrapolates_two_depths_and_shares_a_model_among_gpus(fork_
     assert "unheard-of" in unknown["error"]
 
 
+@pytest.mark.slow
 def test_only_stacks_that_prepare_a_4_bit_model_hold_its_other_weights_in_float32() -> None:
     asked = msgspec.structs.replace(request(method=Method.QLORA), stack="hf")
 
@@ -68,6 +71,7 @@ def test_only_stacks_that_prepare_a_4_bit_model_hold_its_other_weights_in_float3
     assert prepared.weight_bytes == plain.weight_bytes
 
 
+@pytest.mark.slow
 def test_a_run_that_the_rehearsal_shows_too_large_is_refused_before_it_loads(monkeypatch, tmp_path) -> None:
     asked = msgspec.structs.replace(request(gradient_checkpointing=True, batch_size=2), rows=1)
     spec = msgspec.structs.replace(run_spec(asked), rehearsal=asked, estimated_peak_bytes=1)

@@ -32,6 +32,7 @@ def recipe_of(**changes):
     return msgspec.structs.replace(SMALL, **changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [{"use_dora": True}, {"use_rslora": True}, {"method": Method.QLORA, "use_dora": True}],
@@ -113,6 +114,7 @@ def test_preferences_are_learned(tiny_model, tmp_path):
     assert tried.outcome.trained_tokens == steps[-1].trained_tokens > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 def test_preferences_are_learned_without_a_reference(tiny_model, tmp_path, method):
     recipe = recipe_of(objective=Objective.ORPO, method=method, gradient_accumulation_steps=2)

@@ -335,6 +335,7 @@ def test_a_base_model_with_other_files_than_registered_is_refused(tiny_model):
     assert failure.value.code is FailureCode.BASE_MODEL_UNAVAILABLE
 
 
+@pytest.mark.slow
 def test_a_missing_measurement_is_taken_and_reported(plane: ControlPlane, tiny_model, tmp_path, fork_server):
     """In a forked child that measures for half a second; the platform's own journeys have the real one."""
     reference = BaseModelRef(id="bm_1", name="tiny", path=str(tiny_model))

@@ -52,6 +52,7 @@ def run_several(
     return Tried(work_dir, outcome)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallelism", "method", "starts_ranks"),
     [
@@ -78,6 +79,7 @@ def test_two_processes_lose_as_one_does(tiny_model, tmp_path, alone, fork_server
     assert_trained_alike(tried, single)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallelism", "method"),
     [
@@ -95,6 +97,7 @@ def test_two_processes_prefer_as_one_does(tiny_model, tmp_path, alone, fork_serv
     assert_trained_alike(tried, alone(method, Objective.ORPO))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "starts_ranks"), [(Method.LORA, True), (Method.FULL, False)])
 def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(
     tiny_model, tmp_path, alone, fork_server, method, starts_ranks

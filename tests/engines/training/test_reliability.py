@@ -60,6 +60,7 @@ def validated(tiny_model, tmp_path_factory):
         return attempt(tmp_path_factory.mktemp("validated"), tiny_model, ROWS, validation=unlike(ROWS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "interruptions"),
     [
@@ -169,6 +170,7 @@ class MemoryOf:
         monkeypatch.setattr(Trainer, "loss_parts", loss_parts)
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_the_micro_batch_and_goes_on_from_the_checkpoint(tiny_model, tmp_path, monkeypatch):
     recipe = msgspec.structs.replace(SMALL, lora_dropout=0.0)
     plain = attempt(tmp_path / "plain", tiny_model, ROWS, recipe=recipe)
@@ -269,6 +271,7 @@ def overfitted(tiny_model, tmp_path_factory):
     return recipe, other, attempt(folder, tiny_model, ROWS, recipe=recipe, validation=other)
 
 
+@pytest.mark.slow
 def test_validation_rows_are_read_between_epochs_and_a_run_that_gets_worse_stops(overfitted):
     _, _, tried = overfitted
 

@@ -114,6 +114,7 @@ def assert_peft_loads(plane: ControlPlane, upload_id: str, model: Path, folder: 
     assert not torch.equal(loaded(prompt).logits, AutoModelForCausalLM.from_pretrained(model)(prompt).logits)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_each_end_with_the_adapter_of_one_alone(plane, tiny_model, make_agent, uninterrupted):
     for attempt in (1, 2):
         add_run(plane, tiny_model, attempt=attempt)
@@ -148,6 +149,7 @@ def test_a_pause_saves_the_step_it_stops_at_and_ends_cleanly(plane, tiny_model, 
     assert not list((tmp_path / "work" / "runs").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
 def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
     plane, tiny_model, make_agent, uninterrupted, end, tmp_path
@@ -182,6 +184,7 @@ def test_a_run_resumed_in_the_middle_ends_with_the_same_adapter(
         assert torch.equal(tensor, uninterrupted[name]), name
 
 
+@pytest.mark.slow
 def test_a_diverging_run_is_the_recipes_failure(plane, tiny_model, make_agent):
     wild = msgspec.structs.replace(QUICK, learning_rate=1e30, max_grad_norm=0.0, warmup_ratio=0.0)
     add_run(plane, tiny_model, hyperparameters=wild)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 # One process reads the settings, and a fork of it becomes the worker of each line of queues.
 _SCRIPT = """
@@ -21,6 +23,7 @@ for queues in sys.stdin.read().split():
 ADDED = {"data": 10, "data-middle": 10, "data-small": 5, "control,hub": 0}
 
 
+@pytest.mark.slow
 def test_a_worker_of_files_lowers_its_priority() -> None:
     shown = subprocess.run(
         [sys.executable, "-c", _SCRIPT],

@@ -19,6 +19,7 @@ print(json.dumps([seen[0]["status"], seen[1]["body"].decode()]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("process", "settings"), [("asgi", "dev"), ("asgi_internal", "internal")])
 def test_a_process_answers_probes(process: str, settings: str) -> None:
     done = subprocess.run(

@@ -229,6 +229,7 @@ sys.exit(launch.main())
 """
 
 
+@pytest.mark.slow
 def test_what_a_launch_writes_is_readable_for_its_account_alone(tmp_path: Path) -> None:
     home = tmp_path / "home"
 

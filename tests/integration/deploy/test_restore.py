@@ -65,6 +65,7 @@ def backup(tmp_path: Path, settings: Any) -> Iterator[Path]:
     open_store.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_job_that_ran_at_backup_time_resumes_and_the_books_are_equal(
     backup: Path, floor: TrainingSetup, organization: Organization, call: Call, tmp_path: Path

@@ -65,6 +65,16 @@ def test_a_part_that_breaks_down_or_finds_no_test_fails_the_suite(
     assert capsys.readouterr().out.splitlines()[-1].split(", ")[1] == "1 failed"
 
 
+def test_slow_tests_run_if_all_or_their_part_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pytest.ini").write_text((folder / "pytest.ini").read_text() + "markers = slow\n")
+    slow = "import pytest\n" + PASSES + "@pytest.mark.slow\n" + PASSES.replace("passes", "passes_late")
+    parts = [make_part(folder, "mixed", slow), make_part(folder, "platform", PASSES, is_slow=True)]
+
+    for arguments, count in (([], 1), (["--all"], 3), (["mixed"], 2), (["platform"], 1)):
+        assert runner.main(arguments, all_parts=parts) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"{count} passed, 0 failed, 0 skipped", arguments
+
+
 def test_the_files_nearest_to_a_change_may_hold_nightly_tests_only(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

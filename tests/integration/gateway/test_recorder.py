@@ -230,6 +230,7 @@ GATEWAY = textwrap.dedent(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["gateway", "recorder"])
 def test_nothing_confirmed_is_lost_by_kill_9(tmp_path, victim):
     environ = os.environ | {"DJANGO_SETTINGS_MODULE": "apps.config.settings.test", "PYTHONPATH": str(ROOT)}

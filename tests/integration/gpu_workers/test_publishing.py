@@ -91,6 +91,7 @@ def test_what_cannot_be_made_is_named_and_not_tried_again(plane, promised, tmp_p
     assert tries(tmp_path, "gguf") == 1
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_and_tried_once_more(plane, models, tmp_path):
     """In one of three runs at once each."""
     parts = ("evaluation", "gguf", "merged_16bit")

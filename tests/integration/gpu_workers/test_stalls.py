@@ -35,6 +35,7 @@ def drain_at_once(plane, models, tmp_path, behaviours: Sequence[str]) -> dict[st
     return {behaviour: plane.ends[f"run_{attempt}"] for attempt, behaviour in enumerate(behaviours, start=1)}
 
 
+@pytest.mark.slow
 def test_children_that_do_nothing_are_ended_with_evidence_in_the_log(plane, models, tmp_path):
     """In each phase; after a checkpoint, which counts what was stored and no second more; and one that is stopped."""
     in_phase = {phase: f"hang-in-{phase}" for phase in Phase}

@@ -199,6 +199,7 @@ def test_a_page_works_before_any_model_is_installed(organization, alice, client_
     assert "Where is card 0?" in response.content.decode()
 
 
+@pytest.mark.slow
 def test_no_query_breaks_the_page(version, alice, client_for) -> None:
     client = client_for(alice)
     for query in (

@@ -23,6 +23,7 @@ def file_id(floor) -> str:
     return make_training_file(floor.organization, floor.base_model).pk
 
 
+@pytest.mark.slow
 @together_or_alone
 def test_no_query_breaks_a_page(alone, browser, floor, file_id) -> None:
     wizard = {"training_file": file_id, "model": "anneal-demo", "step": "compute"}

@@ -84,6 +84,7 @@ def ask(
     return found
 
 
+@pytest.mark.slow
 def test_it_answers_as_the_first_process_does(origin, own_paths, client_for, alice, organization, key):
     as_key = {"Authorization": f"Bearer {key.secret}"}
     as_person = {"Cookie": f"sessionid={client_for(alice).cookies[settings.SESSION_COOKIE_NAME].value}"}
@@ -107,6 +108,7 @@ def test_it_answers_as_the_first_process_does(origin, own_paths, client_for, ali
     assert own_paths == []
 
 
+@pytest.mark.slow
 def test_the_first_process_answers_while_the_second_is_away(origin, own_paths, busy):
     [pid] = processes()
     os.kill(pid, signal.SIGKILL)
@@ -137,6 +139,7 @@ def test_a_client_that_leaves_is_charged_for_what_it_started(origin, monkeypatch
     assert charged[0] > 0
 
 
+@pytest.mark.slow
 def test_it_does_not_outlive_the_process_in_front(transactional_db, tmp_path: Path):
     """A killed process closes the pipe that is the other's standard input."""
     path = tmp_path / "views.sock"

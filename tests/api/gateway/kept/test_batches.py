@@ -140,6 +140,7 @@ def test_a_worker_killed_in_the_middle_answers_and_charges_each_request_once(ten
     assert {event.output_tokens for event in usage_of(tenant)} <= {0, 4}, "an answer that was given up is charged"
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_a_place_and_repeats_a_failed_answer_and_is_charged_once(world, tenant, gateway, engine):
     sdk = openai_client(tenant.key)
     batch = begin(sdk, [line("a", "turn")])

@@ -189,6 +189,7 @@ def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replic
     assert 0 <= count_generated() - before - said <= 2  # what was under way when the client left
 
 
+@pytest.mark.slow
 def test_adapters_that_come_and_go_meanwhile_change_no_answer(replica: Replica, tmp_path: Path) -> None:
     """More are loaded than the engine's cache holds: those being served are pushed out and read again from disk."""
     greedy = {"max_tokens": 64, "ignore_eos": True, "temperature": 0}

@@ -209,6 +209,7 @@ def test_ids_are_those_of_the_template_of_other_families(name: str) -> None:
     assert all(0 < sum(label != -100 for label in labels) < len(ids) for ids, labels in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKED_BY_TRL)
 def test_completions_and_whole_rows_are_masked_as_trl_does(name: str) -> None:
     rows = [{"messages": row["messages"]} for row in conversations(name) if "tools" not in row][:15]

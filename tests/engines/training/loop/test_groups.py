@@ -103,6 +103,7 @@ class Group:
 WITH_COPIES = {"parallelism": "fsdp", "gpus_here": 2, "model_copies": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "machines"),
     [
@@ -174,6 +175,7 @@ def begin(folder: Path, model: Path, fork_server: ForkServer, recipe: Hyperparam
     return checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parallelism", "method", "before", "after"),
     [
@@ -205,6 +207,7 @@ def test_a_checkpoint_resumes_on_another_number_of_machines(
     assert f"Resumed from step {_STEP}, not bit-exact: hyperparameters, processes changed." in said
 
 
+@pytest.mark.slow
 def test_as_many_machines_resume_exactly(tiny_model, tmp_path, fork_server):
     """Each process goes on with its own random numbers, which dropout draws."""
     recipe = msgspec.structs.replace(CONSTANT, lora_dropout=0.2)

@@ -60,6 +60,7 @@ def test_every_steps_loss_is_the_committed_one(trained):
     assert largest_deviation(losses) < TOLERANCE, f"the losses are {[round(loss, 5) for loss in losses]}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [raise_learning_rate, shift_label_mask, change_packing_order])
 def test_the_curve_shows_a_change_of_the_training(
     change: Callable[[pytest.MonkeyPatch], Hyperparameters], tiny_model, tmp_path, monkeypatch
