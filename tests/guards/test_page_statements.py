@@ -181,7 +181,7 @@ STATEMENTS: dict[str, int] = {
     "web:styleguide": 6,
     "web:styleguide_metrics": 6,
     "web:tracker_list": 10,
-    "web:usage": 30,
+    "web:usage": 28,
     "web:usage_export": 14,
     "web:usage_traffic": 12,
     "web:usage_traffic_export": 9,
