@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
-from django.db.models import F, Sum
+from django.db.models import F, Sum, Window
+from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Organization, key_of
@@ -145,9 +146,10 @@ def close_slice(*, hold_id: str, by: str) -> None:
 def close_expired_holds(*, limit: int = 100) -> int:
     """Close slices that are no longer renewed and return the rest to the wallets; return how many were closed.
 
-    Holds of jobs end with their job.
+    Organizations take turns, with the slice that expired first. Holds of jobs end with their job.
     """
-    expired = open_slices().filter(expires_at__lt=db_now()).order_by("expires_at")
+    turn = Window(RowNumber(), partition_by=F("organization_id"), order_by="expires_at")
+    expired = open_slices().filter(expires_at__lt=db_now()).annotate(turn=turn).order_by("turn", "expires_at")
     rows = expired.values_list("organization_id", "pk")[:limit]
     return for_each(rows, _close_expired, name="slices that no gateway renews are closed", now=db_now())
 
