@@ -235,12 +235,26 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
         _ask_owner(topup)
         return
     gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+    now = db_now()
     with transaction.atomic():
-        try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=reason[:200], declined_at=db_now())
-    if reason in HARD_DECLINES:
-        _stop(topup.organization_id, f"The bank declined the card: {reason}.")
-    else:
-        _pause(topup.organization_id, reason)
+        if not try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=reason[:200], declined_at=now):
+            return  # its webhook was first
+        if reason in HARD_DECLINES:
+            _stop(topup.organization_id, f"The bank declined the card: {reason}.")
+        else:
+            _pause(topup.organization_id, reason)
+
+
+def settle_decline(*, topup_id: str, reason: str) -> None:
+    """End a charge that the bank declined after the call to Stripe had returned. Calls Stripe. Safe to repeat."""
+    topup = TopUp.objects.get(pk=topup_id)
+    if topup.status != TopUpStatus.REQUESTED:
+        return
+    try:
+        _handle_decline(topup, reason)
+    except StripeRefused as error:  # it may have been paid meanwhile: the sync shows
+        logger.warning("%s was not voided: %s", topup.pk, error)
+        sync_topup(topup_id=topup.pk)
 
 
 def _ask_owner(topup: TopUp) -> None:

@@ -227,6 +227,9 @@ class StripeEvent(models.Model):
     api_version = models.CharField(max_length=40, blank=True)
     object_id = models.CharField(max_length=_STRIPE_ID)
     object_type = models.CharField(max_length=80)
+    customer_id = models.CharField(
+        max_length=_STRIPE_ID, blank=True, db_default="", help_text="In whose turn it is handled; empty: in one of all."
+    )
     created_at = models.DateTimeField(help_text="By Stripe's clock.")
     received_at = models.DateTimeField(db_default=Now())
     status = models.CharField(max_length=12, choices=choices_of(EVENT), default=EventStatus.RECEIVED)

@@ -218,6 +218,17 @@ def _apply_invoice(topup: TopUp, found: StripeInvoice) -> None:
         _credit(topup, found.payment_intent_ids[0], found.subtotal_cents, found.tax_cents, found.currency, None)
     elif found.status in (InvoiceStatus.VOID, InvoiceStatus.UNCOLLECTIBLE):
         _end(topup, TopUpStatus.FAILED, topup.failure or found.status)
+    elif found.status == InvoiceStatus.OPEN and topup.status == TopUpStatus.REQUESTED and topup.payment_intent_id:
+        _settle_if_declined(topup, topup.payment_intent_id)
+
+
+def _settle_if_declined(topup: TopUp, payment_intent_id: str) -> None:
+    """Have a charge ended that the bank declined after the call to Stripe had returned. Calls Stripe."""
+    reason = gateway.get_payment(payment_intent_id=payment_intent_id).failure
+    if reason:
+        key, payload = f"payments.decline:{topup.pk}", {"topup_id": topup.pk, "reason": reason}
+        with transaction.atomic():
+            outbox.publish(topic="payments.decline", key=key, payload=payload, organization=topup.organization_id)
 
 
 @transaction.atomic

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, QuerySet, Window
+from django.db.models.functions import RowNumber
 
 from apps.core.database.transitions import advance
 from apps.core.messages import outbox
@@ -53,6 +54,7 @@ def store(notices: Iterable[Notice]) -> int:
             api_version=notice.api_version,
             object_id=notice.object_id,
             object_type=notice.object_type,
+            customer_id=notice.customer_id,
             created_at=notice.created_at,
         )
         for notice in notices
@@ -71,9 +73,9 @@ def _ring(event_id: str, attempts: int, *, share: str = "") -> None:
 
 @transaction.atomic
 def ring_unhandled(*, now: datetime.datetime) -> None:
-    """Have the events handled again that could not be handled. They take one turn together. Does not call Stripe."""
+    """Have the events handled again that could not be handled, in their customers' turns. Does not call Stripe."""
     for event in _unhandled(now):
-        _ring(event.pk, event.attempts)
+        _ring(event.pk, event.attempts, share=event.customer_id)
 
 
 def handle(*, event_id: str) -> None:
@@ -108,7 +110,7 @@ def list_stuck() -> list[StripeEvent]:
 
 
 def list_unhandled(*, now: datetime.datetime) -> list[str]:
-    """Return the events that failed or were not handled yet, oldest first."""
+    """Return events that failed or were not handled yet: the oldest of each customer, then the second, and so on."""
     return [event.pk for event in _unhandled(now)]
 
 
@@ -116,7 +118,8 @@ def _unhandled(now: datetime.datetime) -> QuerySet[StripeEvent]:
     waiting = StripeEvent.objects.filter(
         status=EventStatus.RECEIVED, received_at__lt=now - _HANDLED_AGAIN_AFTER, attempts__lt=_MAX_ATTEMPTS
     )
-    return waiting.order_by("received_at")[:100]
+    turn = Window(RowNumber(), partition_by=F("customer_id"), order_by="received_at")
+    return waiting.annotate(turn=turn).order_by("turn", "received_at")[:100]
 
 
 def ingest_missed(*, since: datetime.datetime, until: datetime.datetime) -> int:

@@ -1,15 +1,21 @@
-"""Records of metered requests."""
+"""Records of metered requests, and what an organization spent."""
 
 import datetime
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from itertools import count
+from typing import TypeVar
 
 import msgspec
 
+from apps.accounts.models import Organization
 from apps.batches.completions.records import CompletionRecord
 from apps.billing.usage.metering import UsageRecord
+from apps.billing.usage.spending import Spend, stream_spending
 from apps.interfaces.gateway.metering.spool import Start
 
 _numbers = count(1)
+Key = TypeVar("Key")
 
 
 def make_record(**fields) -> UsageRecord:
@@ -53,3 +59,16 @@ def make_completion(**fields) -> CompletionRecord:
         "answer": msgspec.Raw(b'{"choices":[],"usage":{}}'),
     }
     return CompletionRecord(**(values | fields))
+
+
+def list_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[Spend]:
+    """Return every line between these UTC days, both included, ordered by day."""
+    return list(stream_spending(organization=organization, first=first, last=last))
+
+
+def sum_by(lines: Iterable[Spend], key: Callable[[Spend], Key]) -> dict[Key, int]:
+    """Return the nano spent under each key, largest first."""
+    sums: dict[Key, int] = defaultdict(int)
+    for line in lines:
+        sums[key(line)] += line.cost_nano
+    return dict(sorted(sums.items(), key=lambda item: -item[1]))

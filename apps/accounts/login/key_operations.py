@@ -186,10 +186,11 @@ def issue_member_token(
     lifetime: datetime.timedelta = MEMBER_TOKEN_LIFETIME,
     project_id: str = "",
     limits: KeyLimits = NO_LIMITS,
+    spend_limit_nano: int | None = None,
     most: int | None = None,
     made_with: ApiKey | None = None,
 ) -> IssuedKey:
-    """Create a key, valid for minutes, that acts for a member: inference only.
+    """Create a key, valid for minutes, that acts for a member: inference only, of at most `spend_limit_nano`.
 
     `made_with`: the key whose work it does. It shares that key's budget and is revoked with it.
     Raises PermissionDenied, and RateLimited above `most` (MAX_MEMBER_TOKENS) of this name that are valid at once.
@@ -209,7 +210,7 @@ def issue_member_token(
         project_id=project_id or default_project_id(membership.organization_id),
         made_with=made_with.pk if made_with else "",
         first_key=made_with.first_key or made_with.pk if made_with else "",
-        **asdict(limits),
+        spend_limit_nano=spend_limit_nano, **asdict(limits),
     )  # fmt: skip
 
 

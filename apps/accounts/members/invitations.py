@@ -20,6 +20,7 @@ from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import MANAGERS
 from apps.accounts.queries import KeyIdentity, get_invitation
 from apps.accounts.roles import Permission, has_permission
+from apps.accounts.shares import share_of
 from apps.core import audit
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import all_tenants
@@ -29,7 +30,8 @@ from apps.core.messages import outbox
 INVITATION_LIFETIME = datetime.timedelta(days=7)
 # An invitation is mail to a stranger, with words chosen by the sender.
 MAX_OPEN, MAX_A_DAY = 20, 50  # per organization
-MAX_TO_ADDRESS = 3  # a day, from all organizations: anyone can found some
+# A day, from all organizations and from those that share: anyone can found some, and none may use up what others have.
+MAX_TO_ADDRESS, MAX_OF_ONE_TO_ADDRESS = 3, 2
 _A_DAY = datetime.timedelta(days=1)
 
 
@@ -118,12 +120,13 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     name = local.partition("+")[0] or local  # what comes after a plus leads to the same person
     lock(f"invitations:{name}@{domain}")
     theirs = Q(email=f"{name}@{domain}") | Q(email__startswith=f"{name}+", email__endswith=f"@{domain}")
-    with all_tenants():
-        sent = Invitation.objects.filter(theirs, created_at__gt=now - _A_DAY).count()
-    if sent >= MAX_TO_ADDRESS:
+    with share_of(organization) as sharing, all_tenants():
+        sent = Invitation.objects.filter(theirs, created_at__gt=now - _A_DAY)
+        of_all, of_one = sent.count(), sent.filter(organization__in=sharing).count()
+    if of_all >= MAX_TO_ADDRESS or of_one >= MAX_OF_ONE_TO_ADDRESS:
         message = gettext("%(email)s already got %(max_to_address)s invitations today. Try again tomorrow.") % {
             "email": email,
-            "max_to_address": MAX_TO_ADDRESS,
+            "max_to_address": MAX_TO_ADDRESS if of_all >= MAX_TO_ADDRESS else MAX_OF_ONE_TO_ADDRESS,
         }
         raise TooManyInvitations(message, param="email")
 

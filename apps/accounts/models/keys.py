@@ -55,6 +55,7 @@ class ApiKey(OrganizationModel):
     )
     tokens_per_minute = models.PositiveIntegerField(null=True)
     concurrent_requests = models.PositiveIntegerField(null=True)
+    spend_limit_nano = models.BigIntegerField(null=True, help_text="Of its whole life; null: no limit of its own.")
     made_with = models.CharField(
         max_length=64, blank=True, db_default="", help_text="The key that made this one, and is revoked with it."
     )

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from django.db.models import Count, Sum
+
 from apps.billing.invoices.statements import sum_by_label
 from apps.billing.models import Invoice, LineKind
 from apps.core.money import nano_to_usd
@@ -20,11 +22,12 @@ CSV_HEADER = (
 _FONT = "Helvetica"
 _WIDTHS_MM = (18, 66, 26, 34, 22, 24)
 _ROW_MM = 5.5
+_MOST_LINES = 1_000  # of a PDF: about 20 pages, which are made in memory
 
 
 def csv_rows(invoice: Invoice) -> Iterator[tuple[object, ...]]:
     """Yield a row for each line. The amounts in cents add up to the invoice's total."""
-    for line in invoice.lines.order_by("position"):
+    for line in invoice.lines.order_by("position").iterator():
         yield (
             invoice.number, line.position, line.kind, line.subject, line.label, line.sku, line.unit, line.quantity,
             line.first_day.isoformat(), line.last_day.isoformat(), line.key_id, line.adapter_version_id, line.member_id,
@@ -46,7 +49,7 @@ def usd_of_cents(cents: int) -> str:
 
 
 def pdf_of(invoice: Invoice) -> bytes:
-    """Return the invoice as a PDF with its lines, its split by label and its total."""
+    """Return the invoice as a PDF with its first lines, its split by label and its total."""
     from fpdf import FPDF  # noqa: PLC0415 - with its font tools it is slow to import, and seldom used
 
     pdf = FPDF(format="A4")
@@ -56,7 +59,7 @@ def pdf_of(invoice: Invoice) -> bytes:
     pdf.add_page()
     _head(pdf, invoice)
     _table_head(pdf)
-    for line in invoice.lines.order_by("position"):
+    for line in invoice.lines.order_by("position")[:_MOST_LINES]:
         if pdf.will_page_break(_ROW_MM):
             pdf.add_page()
             _table_head(pdf)
@@ -102,10 +105,18 @@ def quantity_in_words(unit: str, quantity: int) -> str:
 
 def _foot(pdf: FPDF, invoice: Invoice) -> None:
     _line(pdf, "", size=6)
-    labels = sum_by_label(invoice)
+    left_out = invoice.lines.filter(position__gt=_MOST_LINES).aggregate(
+        lines=Count("pk"), cents=Sum("cents", default=0)
+    )
+    if left_out["lines"]:
+        amount = usd_of_cents(left_out["cents"])
+        _line(pdf, f"{left_out['lines']:,} more lines, ${amount} together: the CSV has all lines.", size=9)
+    labels, others_cents = sum_by_label(invoice)
     if set(labels) != {""}:
         for label, cents in labels.items():
             _line(pdf, f"{label or 'without label'}: ${usd_of_cents(cents)}", size=9)
+        if others_cents:
+            _line(pdf, f"everything else: ${usd_of_cents(others_cents)}", size=9)
     _line(pdf, f"Total ${usd_of_cents(invoice.total_cents)}", size=12, style="B", height=8)
     _line(pdf, "Charged to the balance when it was used; nothing is due with this statement.", size=8)
     _line(

@@ -4,16 +4,17 @@ import datetime
 from collections.abc import Collection
 
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 from django.utils.functional import lazy
 
 from apps.accounts.models import Membership, Organization
 from apps.accounts.notices.notifications import MANAGERS, PAYERS
 from apps.billing.books.low_balance import DAYS
 from apps.billing.budgets import describe
-from apps.billing.models import BillingProfile, BudgetAlert, Invoice, LineKind
+from apps.billing.models import BillingProfile, BudgetAlert, Invoice
 from apps.billing.queries import get_balance
-from apps.billing.usage.spending import Spend, list_spending, sum_by
-from apps.billing.usage.sums import forecast_month
+from apps.billing.usage.spending import charged_holds, used_series
+from apps.billing.usage.sums import forecast_month, sum_by_subject
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.core.messages.mail import render_mail
@@ -59,40 +60,34 @@ def publish_reports(*, now: datetime.datetime) -> int:
         return 0
     day = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=1)
     unwanted = BillingProfile.objects.filter(is_daily_report_wanted=False).values("organization_id")
-    count = 0
-    for organization in Organization.objects.exclude(pk__in=unwanted).order_by("pk"):
-        if _charges_of(organization, day):
-            with transaction.atomic():
-                outbox.publish(
-                    topic="billing.report",
-                    key=f"report:{organization.pk}:{day}",
-                    payload={"organization_id": organization.pk, "day": day.isoformat()},
-                )
-            count += 1
-    return count
+    days = OuterRef("pk"), day, day
+    charged = Organization.objects.filter(Exists(used_series(*days)) | Exists(charged_holds(*days)))
+    reported = list(charged.exclude(pk__in=unwanted).order_by("pk").values_list("pk", flat=True))
+    for organization_id in reported:
+        with transaction.atomic():
+            outbox.publish(
+                topic="billing.report",
+                key=f"report:{organization_id}:{day}",
+                payload={"organization_id": organization_id, "day": day.isoformat()},
+            )
+    return len(reported)
 
 
 def send_report(*, organization_id: str, day: str) -> None:
     """Mail owners and admins the cost of a day (YYYY-MM-DD) and the forecast of the month."""
     organization = Organization.objects.get(pk=organization_id)
     date = datetime.date.fromisoformat(day)
-    lines = _charges_of(organization, date)
-    subjects = sum_by(lines, lambda line: f"{line.kind} {line.subject}")
+    sums = sum_by_subject(organization=organization, first=date, last=date, most=_LARGEST_SHOWN)
     _send(
         "daily_report",
         organization,
         day=date,
-        total_nano=sum(line.cost_nano for line in lines),
-        largest=list(subjects.items())[:_LARGEST_SHOWN],
-        others=max(len(subjects) - _LARGEST_SHOWN, 0),
+        total_nano=sums.total_nano,
+        largest=list(sums.largest.items()),
+        others=sums.others,
         forecast=forecast_month(organization=organization, now=db_now()),
         balance=get_balance(organization=organization),
     )
-
-
-def _charges_of(organization: Organization, day: datetime.date) -> list[Spend]:
-    lines = list_spending(organization=organization, first=day, last=day)
-    return [line for line in lines if line.kind != LineKind.REBATE]
 
 
 def _send(

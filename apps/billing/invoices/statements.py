@@ -5,7 +5,6 @@ rounded on the cumulative sum of all invoices, as rating does with nano; the pre
 """
 
 import datetime
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
@@ -247,9 +246,11 @@ def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]
         row.save(update_fields=["invoiced_nano"])
 
 
-def sum_by_label(invoice: Invoice) -> dict[str, int]:
-    """Return the invoice's cents for each value of the charge-back label, largest first; "" is no label."""
-    sums: dict[str, int] = defaultdict(int)
-    for value, cents in invoice.lines.values_list("label", "cents"):
-        sums[value] += cents
-    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+def sum_by_label(invoice: Invoice, *, most: int = 100) -> tuple[dict[str, int], int]:
+    """Return the invoice's cents for the `most` largest values of the charge-back label, and for all others together.
+
+    "" is no label. The cents add up to the invoice's total.
+    """
+    sums = invoice.lines.values_list("label").annotate(sum=Sum("cents")).order_by("-sum", "label")
+    largest = {value: int(cents) for value, cents in sums[:most]}
+    return largest, invoice.total_cents - sum(largest.values())

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from django.db.models import Case, CharField, F, When
+from django.db.models import Case, CharField, F, OuterRef, QuerySet, Subquery, When
 
 from apps.accounts.models import ApiKey, KeyKind, Organization
 from apps.billing.models import KeyLabel
@@ -28,3 +28,10 @@ def values_of_label(*, organization: Organization | str, name: str) -> dict[str,
     """Return by key the value of the label `name`. Keys without it are left out."""
     labels = labels_of_keys(organization=organization)
     return {key_id: pairs[name] for key_id, pairs in labels.items() if name in pairs}
+
+
+def label_by_key(*, organization: Organization | str, name: str) -> "QuerySet[ApiKey, tuple[str, str | None]]":
+    """Return the keys, each with the value of its label `name` or None, as rows of a statement."""
+    named = KeyLabel.objects.for_organization(organization).filter(name=name, key_id=OuterRef("labelled"))
+    keys = ApiKey.objects.for_organization(organization).annotate(labelled=LABELLED_KEY)
+    return keys.values_list("pk", Subquery(named.values("value")))

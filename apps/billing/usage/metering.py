@@ -20,6 +20,7 @@ from itertools import chain
 import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import F, QuerySet
+from django.db.models.functions import Least
 
 from apps.billing.budgets import attribution_of_key, record_spending
 from apps.billing.ledger import beside, lock_wallet, post
@@ -35,6 +36,7 @@ from apps.billing.models import (
 )
 from apps.billing.queries import open_slices
 from apps.billing.tenant_batches import for_each
+from apps.billing.usage.spending import RATED
 from apps.billing.usage.traffic import COUNT_TRAFFIC
 from apps.catalog.models import PriceRule
 from apps.core.audit import require_transaction
@@ -306,9 +308,20 @@ def rate_in_parts(*, organization_id: str, key_id: str = "") -> tuple[int, bool]
 
 
 def list_unrated(*, wallet: LedgerAccount, key_id: str = "", after: int = 0) -> list[int]:
-    """Return the next unrated series of the wallet's owner, or of one key: as many as one transaction charges."""
+    """Return the next unrated series of the wallet's owner, or of one key: as many as one transaction charges.
+
+    Without money, only those that cost nothing more: any number of others may wait for credit.
+    """
     later = _unrated(wallet).filter(pk__gt=after, **({"key_id": key_id} if key_id else {}))
+    if not _can_pay(wallet):
+        later = later.filter(posted_nano__gte=RATED)
     return list(later.order_by("pk").values_list("pk", flat=True)[:_LINES_AT_ONCE])
+
+
+def _can_pay(wallet: LedgerAccount) -> bool:
+    """Return whether the locked wallet, or an open slice for the usage recorded in it, has money."""
+    unpaid = open_slices().filter(organization_id=wallet.owner_id, captured_nano__lt=Least("used_nano", "amount_nano"))
+    return wallet.balance_nano > 0 or unpaid.exists()
 
 
 def rate_organization(*, wallet: LedgerAccount, series: Sequence[int]) -> int:

@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
+from django.db.models import F, Sum, Window
+from django.db.models.functions import RowNumber
+from django.utils.translation import gettext
 
-from apps.accounts.models import Organization, key_of
-from apps.billing.budgets import Attribution, attribution_of_key, require_room, room_nano
+from apps.accounts.models import ApiKey, Organization, key_of
+from apps.billing.budgets import Attribution, BudgetExceeded, attribution_of_key, require_room, room_nano
 from apps.billing.ledger import beside, lock_wallet, post
-from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount, PostingKind
+from apps.billing.models import AccountKind, Hold, HoldPurpose, LedgerAccount, PostingKind, UsageSeries
 from apps.billing.operations import insufficient_balance, require_spending, settle_hold
 from apps.billing.queries import open_slices, stopped_organizations
 from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import list_unrated, rate_in_parts, rate_organization
 from apps.core.database.clock import db_now
+from apps.core.money import dollars
 
 SLICE_SECONDS = 60
 _SHARE_OF_WALLET = 20  # a slice grows by at most 5 % of the wallet, or by what the current request needs
@@ -39,7 +43,8 @@ def lease_slice(
     """Set at least `required_nano` more aside for the gateway `by`, to be spent with one key.
 
     The amount is added to the gateway's slice if that is open, otherwise a new slice is opened. Raises
-    InsufficientBalance when the wallet has less, BudgetExceeded when a budget has less, SpendingStopped.
+    InsufficientBalance when the wallet has less, BudgetExceeded when a budget or the key's own limit has less,
+    SpendingStopped.
     """
     wallet = lock_wallet(organization=organization)
     require_spending(wallet)
@@ -50,6 +55,8 @@ def lease_slice(
     more = max(required_nano, wallet.balance_nano // _SHARE_OF_WALLET)
     if room := room_nano(organization=wallet.owner_id, attribution=whose):
         more = min(more, room[0])
+    if (left_nano := _left_of_key(wallet, key_id, required_nano)) is not None:
+        more = min(more, left_nano)
     found = _lock_open(wallet, hold_id) if hold_id else None
     grown = _grow(found, more) if found else _open(organization, more, by, whose)
     post(
@@ -62,6 +69,27 @@ def lease_slice(
         request={"slice": grown.pk, "amount_nano": grown.amount_nano},
     )
     return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
+
+
+def _left_of_key(wallet: LedgerAccount, key_id: str, required_nano: int) -> int | None:
+    """Return what a key with a limit of its own may still spend; None without one. Raises BudgetExceeded."""
+    keys = ApiKey.objects.for_organization(wallet.owner_id).filter(pk=key_id).exclude(spend_limit_nano=None)
+    found = keys.values_list("spend_limit_nano", "created_at").first()
+    if found is None:
+        return None
+    limit_nano, created_at = found
+    assert limit_nano is not None  # those without one are excluded
+    set_aside = open_slices().filter(organization_id=wallet.owner_id, key_id=key_id)
+    aside_nano = set_aside.aggregate(nano=Sum(F("amount_nano") - F("captured_nano"), default=0))["nano"]
+    since = created_at.astimezone(datetime.UTC).date()
+    series = UsageSeries.objects.filter(organization_id=wallet.owner_id, key_id=key_id, day__gte=since)
+    left_nano: int = limit_nano - aside_nano - series.aggregate(nano=Sum("posted_nano", default=0))["nano"]
+    if left_nano < required_nano:
+        raise BudgetExceeded(
+            gettext("This key may spend %(limit)s in all, has %(left)s left, and this needs %(amount)s.")
+            % {"limit": dollars(limit_nano), "left": dollars(max(left_nano, 0)), "amount": dollars(required_nano)}
+        )
+    return left_nano
 
 
 def _lock_open(wallet: LedgerAccount, hold_id: str) -> Hold | None:
@@ -118,9 +146,10 @@ def close_slice(*, hold_id: str, by: str) -> None:
 def close_expired_holds(*, limit: int = 100) -> int:
     """Close slices that are no longer renewed and return the rest to the wallets; return how many were closed.
 
-    Holds of jobs end with their job.
+    Organizations take turns, with the slice that expired first. Holds of jobs end with their job.
     """
-    expired = open_slices().filter(expires_at__lt=db_now()).order_by("expires_at")
+    turn = Window(RowNumber(), partition_by=F("organization_id"), order_by="expires_at")
+    expired = open_slices().filter(expires_at__lt=db_now()).annotate(turn=turn).order_by("turn", "expires_at")
     rows = expired.values_list("organization_id", "pk")[:limit]
     return for_each(rows, _close_expired, name="slices that no gateway renews are closed", now=db_now())
 

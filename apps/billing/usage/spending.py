@@ -2,18 +2,26 @@
 
 import datetime
 import heapq
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from django.db.models import F, Func, QuerySet, TextField, Value
-from django.db.models.functions import Coalesce, TruncDay
+from django.db.models import DecimalField, F, Func, OuterRef, QuerySet, TextField, Value
+from django.db.models.functions import Cast, Coalesce, TruncDay
 
 from apps.accounts.models import ApiKey, Organization, key_of
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, LineKind, UsageSeries, VolumeRebate
 from apps.billing.usage.labels import labels_of_keys
 from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
+
+WHOLE = DecimalField(max_digits=60, decimal_places=0)  # of a quantity times a price, beyond a bigint
+# The cost of a series, as `apps.core.money.rated` rounds it.
+RATED = Func(
+    Cast("quantity", WHOLE) * 2 * F("price_rule__price_nano") + F("price_rule__per"),
+    Cast("price_rule__per", WHOLE) * 2,
+    function="div",
+    output_field=WHOLE,
+)
 
 
 @dataclass(frozen=True)
@@ -39,12 +47,12 @@ class Spend:
     cost_nano: int = 0
 
 
-def used_series(organization_id: str, first: datetime.date, last: datetime.date) -> QuerySet[UsageSeries]:
+def used_series(organization_id: str | OuterRef, first: datetime.date, last: datetime.date) -> QuerySet[UsageSeries]:
     """Return the requests, stored bytes and time kept warm of these UTC days, both included."""
     return UsageSeries.objects.filter(organization_id=organization_id, day__gte=first, day__lte=last)
 
 
-def charged_holds(organization_id: str, first: datetime.date, last: datetime.date) -> QuerySet[Hold]:
+def charged_holds(organization_id: str | OuterRef, first: datetime.date, last: datetime.date) -> QuerySet[Hold]:
     """Return the holds of jobs and conversions that were settled on these UTC days, less those given back."""
     return Hold.objects.filter(
         organization_id=organization_id,
@@ -62,15 +70,10 @@ def posted_rebates(organization_id: str, first: datetime.date, last: datetime.da
     return rows.filter(month__gte=first.replace(day=1), month__lte=last)
 
 
-def list_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[Spend]:
-    """Return every line between these UTC days, both included, ordered by day."""
-    return list(stream_spending(organization=organization, first=first, last=last))
-
-
 def stream_spending(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
-    """Yield the lines of `list_spending` as they are read: a year may have more than fit into memory.
+    """Yield every line between these UTC days, both included, ordered by day, as they are read.
 
-    `apps.billing.usage.sums` adds them up in the database.
+    A year may have more than fit into memory: `apps.billing.usage.sums` adds them up in the database.
     """
     days = key_of(organization), first, last
     sources = (_metered(*days), _trained(*days), _rebates(*days))
@@ -85,7 +88,7 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
     members = dict(keys.values_list("pk", "created_by_id"))
     labels = labels_of_keys(organization=organization_id)
     series = used_series(organization_id, first, last).select_related("price_rule")
-    for line in series.order_by("day", _kind_of("sku"), "subject", "pk").iterator():
+    for line in series.order_by("day", kind_of("sku"), "subject", "pk").iterator():
         price = line.price_rule
         yield Spend(
             day=line.day,
@@ -106,7 +109,7 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
 
 
 def _trained(organization_id: str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
-    kind = Coalesce(_kind_of("price_rule__sku"), Value(LineKind.TRAINING), output_field=TextField())
+    kind = Coalesce(kind_of("price_rule__sku"), Value(LineKind.TRAINING), output_field=TextField())
     holds = charged_holds(organization_id, first, last).select_related("price_rule")
     for hold in holds.order_by(TruncDay("closed_at", tzinfo=datetime.UTC), kind, "source", "pk").iterator():
         cost = hold.captured_nano - hold.refunded_nano
@@ -140,13 +143,6 @@ def _rebates(organization_id: str, first: datetime.date, last: datetime.date) ->
         )  # fmt: skip
 
 
-def _kind_of(sku: str) -> Func:
+def kind_of(sku: str) -> Func:
+    """Return the LineKind at the begin of a SKU, named as a field."""
     return Func(F(sku), Value(":"), Value(1), function="split_part", output_field=TextField())
-
-
-def sum_by(lines: Iterable[Spend], key: Callable[[Spend], str]) -> dict[str, int]:
-    """Return the nano spent under each key, largest first."""
-    sums: dict[str, int] = defaultdict(int)
-    for line in lines:
-        sums[key(line)] += line.cost_nano
-    return dict(sorted(sums.items(), key=lambda item: -item[1]))

@@ -1,41 +1,33 @@
 """Sums of spending, made in the database: by model, by job, by day, by key, member or label, and of a month.
 
-Each is what the lines of `list_spending` add up to: a price is rounded for each line, before the sum.
+Each is what the lines of `stream_spending` add up to: a price is rounded for each line, before the sum.
 """
 
 import datetime
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from django.db.models import Case, CharField, Count, DecimalField, F, Func, Max, Q, Sum, Value, When
-from django.db.models.functions import Cast, Coalesce, NullIf, TruncDay, TruncHour
+from django.db import connection
+from django.db.models import Case, CharField, Count, F, Func, Max, Q, Sum, Value, When
+from django.db.models.functions import Cast, Coalesce, Concat, NullIf, TruncDay, TruncHour
 
 from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
 from apps.billing.models import LineKind
-from apps.billing.usage.labels import values_of_label
-from apps.billing.usage.spending import charged_holds, posted_rebates, used_series
+from apps.billing.usage.labels import label_by_key
+from apps.billing.usage.spending import RATED, WHOLE, charged_holds, kind_of, posted_rebates, used_series
 from apps.billing.usage.traffic import Step
 from apps.core.database.clock import begin_of_day
 
 _FORECAST_DAYS = 7
-_WHOLE = DecimalField(max_digits=60, decimal_places=0)  # of a quantity times a price, beyond a bigint
-# The cost of a series, as `apps.core.money.rated` rounds it.
-_RATED = Func(
-    Cast("quantity", _WHOLE) * 2 * F("price_rule__price_nano") + F("price_rule__per"),
-    Cast("price_rule__per", _WHOLE) * 2,
-    function="div",
-    output_field=_WHOLE,
-)
 _KEPT = F("captured_nano") - F("refunded_nano")
 # The quantity that a hold's cost is the price of.
 _BOUGHT = Func(
-    Cast(_KEPT, _WHOLE) * F("price_rule__per"),
-    NullIf(Cast("price_rule__price_nano", _WHOLE), Value(0), output_field=_WHOLE),
+    Cast(_KEPT, WHOLE) * F("price_rule__per"),
+    NullIf(Cast("price_rule__price_nano", WHOLE), Value(0), output_field=WHOLE),
     function="div",
-    output_field=_WHOLE,
+    output_field=WHOLE,
 )
 _OF_TRAINING = Q(price_rule=None) | Q(price_rule__sku__startswith=f"{LineKind.TRAINING}:")
 _OF_CONVERSIONS = Q(price_rule__sku__startswith=f"{LineKind.CONVERSION}:")
@@ -92,6 +84,19 @@ class JobCharges:
     cost_nano: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupSums:
+    """The nano spent in the largest groups, the largest first, and in the `others`, a number of groups, together."""
+
+    largest: dict[str, int]
+    others: int
+    others_nano: int
+
+    @property
+    def total_nano(self) -> int:
+        return sum(self.largest.values()) + self.others_nano
+
+
 @dataclass(frozen=True)
 class Forecast:
     """A calendar month: spent so far, and the expected total if the days to come cost the mean of the last seven."""
@@ -101,27 +106,26 @@ class Forecast:
     expected_nano: int
 
 
-def list_uses(
+def stream_uses(
     *, organization: Organization | str, first: datetime.date, last: datetime.date, most: int | None = None
-) -> list[SubjectUse]:
-    """Return the use of each model and of storage between these UTC days, both included, the `most` expensive first."""
+) -> Iterator[SubjectUse]:
+    """Yield the use of each model and of storage between these UTC days, both included, the `most` expensive first."""
     rows = used_series(key_of(organization), first, last).values_list("subject")
     sums = rows.annotate(
         requests=Sum("request_count", filter=_INPUT, default=0),
         input_tokens=Sum("quantity", filter=_INPUT, default=0),
         output_tokens=Sum("quantity", filter=_OUTPUT, default=0),
-        cost_nano=Sum(_RATED),
+        cost_nano=Sum(RATED),
     )
-    return [
-        SubjectUse(
+    largest = sums.order_by("-cost_nano", "subject")[:most]
+    for subject, requests, input_tokens, output_tokens, cost_nano in largest.iterator():
+        yield SubjectUse(
             subject=subject,
             requests=int(requests),
             input_tokens=int(input_tokens),
             output_tokens=int(output_tokens),
             cost_nano=int(cost_nano),
         )
-        for subject, requests, input_tokens, output_tokens, cost_nano in sums.order_by("-cost_nano", "subject")[:most]
-    ]
 
 
 def sum_jobs(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> JobSums:
@@ -135,16 +139,15 @@ def sum_jobs(*, organization: Organization | str, first: datetime.date, last: da
     return JobSums(**{name: int(value) for name, value in sums.items()})
 
 
-def list_job_charges(
+def stream_job_charges(
     *, organization: Organization | str, first: datetime.date, last: datetime.date, most: int | None = None
-) -> list[JobCharges]:
-    """Return the charges for each job between these UTC days, both included, the last charged first, at most `most`."""
+) -> Iterator[JobCharges]:
+    """Yield the charges for each job between these UTC days, both included, the last charged first, at most `most`."""
     rows = charged_holds(key_of(organization), first, last).filter(_OF_TRAINING).values_list("source")
     sums = rows.annotate(at=Max("closed_at"), gpu_ms=Sum(_BOUGHT, default=0), nano=Sum(_KEPT))
-    return [
-        JobCharges(job_id=job_id, day=at.astimezone(datetime.UTC).date(), gpu_ms=int(gpu_ms), cost_nano=int(nano))
-        for job_id, at, gpu_ms, nano in sums.order_by("-at", "source")[:most]
-    ]
+    for job_id, at, gpu_ms, nano in sums.order_by("-at", "source")[:most].iterator():
+        day = at.astimezone(datetime.UTC).date()
+        yield JobCharges(job_id=job_id, day=day, gpu_ms=int(gpu_ms), cost_nano=int(nano))
 
 
 def sum_training(
@@ -163,7 +166,7 @@ def sum_uses_by_day(
     """Return the use of each day for each of these subjects, and for all others under ""."""
     shown = Case(When(subject__in=subjects, then=F("subject")), default=Value(""))
     rows = used_series(key_of(organization), first, last).values_list("day", shown)
-    sums = rows.annotate(requests=Sum("request_count", filter=_INPUT, default=0), nano=Sum(_RATED)).order_by()
+    sums = rows.annotate(requests=Sum("request_count", filter=_INPUT, default=0), nano=Sum(RATED)).order_by()
     return [
         DayUse(day=day, subject=subject, requests=int(requests), cost_nano=int(nano))
         for day, subject, requests, nano in sums
@@ -171,38 +174,77 @@ def sum_uses_by_day(
 
 
 def sum_by_group(
-    *, organization: Organization | str, first: datetime.date, last: datetime.date, group: Group, label: str = ""
-) -> dict[str, int]:
+    *,
+    organization: Organization | str,
+    first: datetime.date,
+    last: datetime.date,
+    group: Group,
+    label: str = "",
+    most: int,
+) -> GroupSums:
     """Return the nano spent with each key, by each member, in each project, or under each value of the label `label`.
 
-    The largest is first. What has no key, member, project or label is under "", as rebates are.
+    The `most` largest are named. What has no key, member, project or label is under "", as rebates are.
     """
     organization_id = key_of(organization)
-    used = used_series(organization_id, first, last).values_list("key_id").annotate(nano=Sum(_RATED)).order_by()
-    nano_of_keys = {key_id: int(nano) for key_id, nano in used}
+    keys = ApiKey.objects.filter(organization_id=organization_id)
     of_hold: Any = F(f"{group}_id")
     match group:
         case Group.KEY:
-            groups = {key_id: key_id for key_id in nano_of_keys}
+            of_keys = keys.values_list("pk", F("pk"))
         case Group.MEMBER:
-            keys = ApiKey.objects.filter(organization_id=organization_id, pk__in=nano_of_keys)
-            groups = dict(keys.values_list("pk", "created_by_id"))
+            of_keys = keys.values_list("pk", "created_by_id")
         case Group.PROJECT:
-            keys = ApiKey.objects.filter(organization_id=organization_id, pk__in=nano_of_keys)
-            groups = dict(keys.values_list("pk", "project_id"))
+            of_keys = keys.values_list("pk", "project_id")
             of_hold = Coalesce(NullIf("project_id", Value("")), Value(default_project_id(organization_id)))
         case Group.LABEL:
-            groups = values_of_label(organization=organization_id, name=label)
+            of_keys = label_by_key(organization=organization_id, name=label)
             of_hold = Func(F("labels"), Value(label), function="jsonb_extract_path_text", output_field=CharField())
-    sums: Counter[str] = Counter()
-    for key_id, nano in nano_of_keys.items():
-        sums[groups.get(key_id, "")] += nano
-    holds = charged_holds(organization_id, first, last).annotate(of=of_hold).values_list("of")
-    for name, nano in holds.annotate(nano=Sum(_KEPT)).order_by():
-        sums[name or ""] += int(nano)
-    if rebates := posted_rebates(organization_id, first, last).aggregate(nano=Sum("posted_nano"))["nano"]:
-        sums[""] -= int(rebates)
-    return dict(sorted(sums.items(), key=lambda item: (-item[1], item[0])))
+    by_key = used_series(organization_id, first, last).values_list("key_id").annotate(nano=Sum(RATED)).order_by()
+    (used, used_params), (named, named_params) = by_key.query.sql_with_params(), of_keys.query.sql_with_params()
+    unnamed = "used.key_id" if group is Group.KEY else "''"
+    by_key_sql = f"""
+        SELECT coalesce(named.name, {unnamed}), used.nano
+          FROM ({used}) AS used (key_id, nano) LEFT JOIN ({named}) AS named (key_id, name) USING (key_id)
+    """  # noqa: S608 - made by Django
+    return _largest(
+        (by_key_sql, (*used_params, *named_params)),
+        charged_holds(organization_id, first, last).values_list(of_hold, _KEPT).query.sql_with_params(),
+        posted_rebates(organization_id, first, last).values_list(Value(""), -F("posted_nano")).query.sql_with_params(),
+        most=most,
+    )
+
+
+def sum_by_subject(
+    *, organization: Organization | str, first: datetime.date, last: datetime.date, most: int
+) -> GroupSums:
+    """Return the nano spent for each model, job, conversion and for storage, without rebates.
+
+    The `most` largest are named, each by its LineKind and its subject.
+    """
+    days = key_of(organization), first, last
+    of_hold = Coalesce(kind_of("price_rule__sku"), Value(LineKind.TRAINING), output_field=CharField())
+    parts = (
+        (used_series(*days), Concat(kind_of("sku"), Value(" "), "subject", output_field=CharField()), RATED),
+        (charged_holds(*days), Concat(of_hold, Value(" "), "source", output_field=CharField()), _KEPT),
+    )
+    return _largest(*(rows.values_list(name, nano).query.sql_with_params() for rows, name, nano in parts), most=most)
+
+
+def _largest(*parts: tuple[str, tuple[Any, ...]], most: int) -> GroupSums:
+    """Return the sums of statements that give names of groups and nano; a group may have several rows."""
+    rows = " UNION ALL ".join(f"({sql})" for sql, _ in parts)
+    statement = f"""
+        SELECT coalesce(name, ''), sum(nano), count(*) OVER (), sum(sum(nano)) OVER ()
+          FROM ({rows}) AS part (name, nano) GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT %s
+    """  # noqa: S608 - made by Django
+    with connection.cursor() as cursor:
+        cursor.execute(statement, [*(param for _, params in parts for param in params), most])
+        found = cursor.fetchall()
+    largest = {name: int(nano) for name, nano, _, _ in found}
+    groups, total_nano = (found[0][2], int(found[0][3])) if found else (0, 0)
+    others_nano = total_nano - sum(largest.values())
+    return GroupSums(largest=largest, others=groups - len(largest), others_nano=others_nano)
 
 
 def forecast_month(*, organization: Organization | str, now: datetime.datetime) -> Forecast:
@@ -213,8 +255,8 @@ def forecast_month(*, organization: Organization | str, now: datetime.datetime) 
     week = today - datetime.timedelta(days=_FORECAST_DAYS - 1)
     first = min(month, week)
     series = used_series(organization_id, first, today).aggregate(
-        spent=Sum(_RATED, filter=Q(day__gte=month), default=0),
-        recent=Sum(_RATED, filter=Q(day__gte=week), default=0),
+        spent=Sum(RATED, filter=Q(day__gte=month), default=0),
+        recent=Sum(RATED, filter=Q(day__gte=week), default=0),
     )
     holds = charged_holds(organization_id, first, today).aggregate(
         spent=Sum(_KEPT, filter=Q(closed_at__gte=begin_of_day(month)), default=0),

@@ -41,6 +41,7 @@ OUTBOX_TOPICS = {
     "objects.delete": Topic("apps.core.tasks.delete_objects", lane="data-small"),
     "organization.suspended": Topic("apps.finetuning.tasks.pause_suspended"),
     "payments.charge": Topic("apps.payments.autorecharge.charge", lane="payments"),
+    "payments.decline": Topic("apps.payments.autorecharge.settle_decline", lane="payments"),
     "payments.drop": Topic("apps.payments.autorecharge.drop_unconfirmed", lane="payments"),
     "payments.event": Topic("apps.payments.webhooks.handle_or_record", lane="payments"),
     "payments.page": Topic("apps.payments.topups.make_page", lane="payments"),

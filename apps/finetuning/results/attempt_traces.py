@@ -17,7 +17,7 @@ from apps.finetuning.lifecycle import RunStatus
 from apps.finetuning.models import FineTuningJob, JobEvent, Run
 
 _MOST_EVENTS = 50  # of each kind, in one span
-_MOST_CHANGES = 1_000  # of an attempt's phase: a working trainer makes three for each evaluation
+_MOST_CHANGES = 1_000  # of an attempt's phase, the first and the last ones: a trainer makes three for each evaluation
 _MOST_METRICS = 20_000  # the last ones of a job, among which evaluations are looked for
 _FAULTS = (RunStatus.FAILED, RunStatus.LOST)
 
@@ -39,6 +39,8 @@ def send(*, run_id: str) -> None:
     if run is None or run.finished_at is None or run.leased_at is None:
         return
     job, ended_at = run.job, run.finished_at
+    reported = JobEvent.objects.filter(job=job, created_at__gte=run.leased_at, created_at__lte=ended_at)
+    changes, left_out = _changes(reported)
     attributes: Attributes = {
         "anneal.organization.id": run.organization_id,
         "anneal.job.id": job.pk,
@@ -47,6 +49,7 @@ def send(*, run_id: str) -> None:
         "anneal.run.status": run.status,
         "anneal.run.billed_gpu_ms": run.billed_gpu_ms,
         "anneal.run.peak_memory_bytes": run.peak_memory_bytes,
+        "anneal.run.phase_changes_left_out": left_out or None,
         "anneal.run.resumed_from_step": run.resume_from.step if run.resume_from else None,
         "anneal.job.method": job.method,
         "anneal.job.gpus": job.gpu_count,
@@ -66,8 +69,6 @@ def send(*, run_id: str) -> None:
         error_type=(run.failure_code or run.status) if run.status in _FAULTS else "",
     )
     tracing.record("queued", parent=attempt, since=run.created_at, until=run.leased_at, attributes={})
-    reported = JobEvent.objects.filter(job=job, created_at__gte=run.leased_at, created_at__lte=ended_at)
-    changes = _changes(reported)
     for phase, since, until in _phases(changes, ended_at):
         is_training = phase is Phase.TRAINING
         tracing.record(
@@ -80,11 +81,13 @@ def send(*, run_id: str) -> None:
         )
 
 
-def _changes(reported: QuerySet[JobEvent]) -> list[Change]:
-    """Return the phases that the attempt entered, in order."""
-    states = reported.filter(type="state", data__has_key="phase").order_by("sequence")
-    found = states.values_list("data__phase", "created_at")[:_MOST_CHANGES]
-    return [(Phase(phase), at) for phase, at in found]
+def _changes(reported: QuerySet[JobEvent]) -> tuple[list[Change], int]:
+    """Return the phases that the attempt entered first and last, in order, and how many between are left out."""
+    states = reported.filter(type="state", data__has_key="phase").values_list("data__phase", "created_at")
+    count, half = states.count(), _MOST_CHANGES // 2
+    first, last = states.order_by("sequence")[:half], states.order_by("-sequence")[: min(half, max(count - half, 0))]
+    found = [(Phase(phase), at) for phase, at in (*first, *reversed(last))]
+    return found, count - len(found)
 
 
 def _phases(

@@ -6,10 +6,9 @@ is finalized; a last line then subtracts the sum.
 
 import datetime
 import logging
-from collections import defaultdict
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, Sum
 
 from apps.billing.models import Invoice, InvoiceLine
 from apps.payments.customers import get_customer
@@ -96,17 +95,15 @@ def _written(invoice: Invoice, customer_id: str, attempt: int) -> str:
 
 
 def _lines(invoice: Invoice) -> list[StripeInvoiceLine]:
-    ours = list(invoice.lines.order_by("position"))
+    ours = list(invoice.lines.order_by("position")[: _MAX_LINES + 1])
     if len(ours) <= _MAX_LINES:
         return [_line(line) for line in ours]
-    cents: dict[str, int] = defaultdict(int)
-    for line in ours:
-        cents[line.kind] += line.cents
+    cents = invoice.lines.values_list("kind").annotate(cents=Sum("cents")).order_by("kind")
     return [
         StripeInvoiceLine(
             description=f"{kind.capitalize()}: see invoice {invoice.number}", amount_cents=sum_cents, key=kind
         )
-        for kind, sum_cents in cents.items()
+        for kind, sum_cents in cents
     ]
 
 

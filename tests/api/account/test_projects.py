@@ -266,8 +266,8 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     spent = [owner.get(f"{PROJECTS}/{each['id']}").json()["spent_usd"] for each in owner.get(PROJECTS).json()["data"]]
     assert [float(each) for each in spent] == [3, 2]
     today = db_now().date()
-    sums = sum_by_group(organization=organization, first=today, last=today, group=Group.PROJECT)
-    assert sums == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}
+    sums = sum_by_group(organization=organization, first=today, last=today, group=Group.PROJECT, most=9)
+    assert sums.largest == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}
 
 
 def test_a_conversion_counts_under_the_project_of_the_job_that_made_the_version(organization, alice, floor, project):

@@ -124,6 +124,31 @@ def test_a_job_has_one_trace_from_its_request_to_its_publishing(
     assert times[1][0] == nanoseconds(entered)
 
 
+def test_a_trace_with_very_many_phases_keeps_the_first_and_the_last(
+    origin: str, key: IssuedKey, floor: TrainingSetup, claim, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt_traces, "_MOST_CHANGES", 6)
+    job = create_job(origin, key, floor)
+    attempt = claim()
+    attempt.report(wire.PhaseChanged, phase=wire.Phase.DOWNLOADING)
+    attempt.start()
+    for _ in range(4):
+        attempt.report(wire.PhaseChanged, phase=wire.Phase.TRAINING)
+        attempt.report(wire.StepCompleted, **step(4, 2.5))
+        attempt.report(wire.PhaseChanged, phase=wire.Phase.EVALUATING)
+    attempt.report(wire.PhaseChanged, phase=wire.Phase.UPLOADING)
+    attempt.succeed(floor.base_model)
+    outbox.deliver_due()
+    tracing.stop()
+
+    sent = only(collector, "attempt")
+    trace = {span.name: span for span in collector.of_trace(sent.trace_id)}
+    uploading = job.events.filter(data__phase="uploading").get().created_at
+    assert trace["uploading"].started_ns == nanoseconds(uploading) == trace["evaluating"].ended_ns
+    assert {"downloading", "training"} <= set(trace)
+    assert sent.attributes["anneal.run.phase_changes_left_out"] == job.events.filter(data__has_key="phase").count() - 6
+
+
 def test_the_training_of_an_attempt_has_its_last_step_and_its_events(
     origin: str,
     key: IssuedKey,

@@ -1,5 +1,7 @@
 """Rating is bounded: small transactions, a few seconds for each tenant, and none that holds up the others."""
 
+import datetime
+
 import pytest
 from celery.exceptions import SoftTimeLimitExceeded
 from django.db.models import F
@@ -13,7 +15,7 @@ from apps.billing.models import (
     LedgerCheck,
     UsageSeries,
 )
-from apps.billing.queries import get_spending
+from apps.billing.queries import get_balance, get_spending
 from apps.billing.usage import metering
 from apps.billing.usage.metering import rate_usage, record_usage
 from apps.billing.usage.slices import close_expired_holds
@@ -60,6 +62,31 @@ def test_a_slice_with_very_many_series_is_closed_after_small_transactions(custom
 
     assert sizes == [3, 3, 2]
     assert get_spending(organization=customer.organization).unrated_requests == 0
+
+
+def test_lines_that_wait_for_credit_keep_no_slice_open(customer, monkeypatch):
+    monkeypatch.setattr(metering, "_LINES_AT_ONCE", 3)
+    monkeypatch.setattr(metering, "_SECONDS_OF_ONE", 0.0)
+    leased = customer.lease(get_balance(organization=customer.organization).available_nano)
+    record_usage(records=[customer.record(key_id="", model_name=f"model-{number}") for number in range(7)])
+    Hold.objects.filter(pk=leased.hold_id).update(expires_at=db_now())
+
+    assert close_expired_holds() == 1
+    for _ in range(5):
+        rate_usage()
+    assert get_spending(organization=customer.organization).unrated_requests == 0
+
+
+def test_organizations_take_turns_with_their_expired_slices(db):
+    many, one = make_customer(), make_customer()
+    slices = [many.lease(1_000, hold_id=None) for _ in range(3)] + [one.lease(1_000)]
+    for number, leased in enumerate(slices):
+        at = db_now() - datetime.timedelta(minutes=9 - number)
+        Hold.objects.filter(pk=leased.hold_id).update(expires_at=at)
+
+    assert close_expired_holds(limit=2) == 2
+
+    assert [Hold.objects.get(pk=leased.hold_id).status for leased in slices] == ["closed", "open", "open", "closed"]
 
 
 def test_a_task_that_reached_its_soft_limit_leaves_the_other_organizations_to_the_next_run(db, monkeypatch):

@@ -9,14 +9,15 @@ import pytest
 from apps.accounts.models import Organization, User
 from apps.billing.models import Hold, KeyLabel, UsageSeries, VolumeRebate
 from apps.billing.queries import get_spending
-from apps.billing.usage.spending import Spend, list_spending, stream_spending, sum_by
+from apps.billing.usage.spending import Spend, stream_spending
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.sums import (
     Group,
     forecast_month,
-    list_job_charges,
-    list_uses,
+    stream_job_charges,
+    stream_uses,
     sum_by_group,
+    sum_by_subject,
     sum_jobs,
     sum_training,
     sum_uses_by_day,
@@ -25,6 +26,7 @@ from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.core.database.clock import begin_of_day, db_now
 from tests.factories.accounts import make_key
+from tests.factories.usage import list_spending, sum_by
 
 _DAY, _MOMENT = datetime.timedelta(days=1), datetime.timedelta(microseconds=1)
 FIRST, LAST = datetime.date(2026, 2, 27), datetime.date(2026, 3, 4)
@@ -122,10 +124,10 @@ def test_each_sum_is_that_of_the_lines(spent: str, first: datetime.date, last: d
     training = [line for line in whole if line.kind == "training"]
     converted = [line for line in whole if line.kind == "conversion"]
 
-    uses, sums = list_uses(**days), sum_jobs(**days)
+    uses, sums = list(stream_uses(**days)), sum_jobs(**days)
 
     assert {use.subject: use.cost_nano for use in uses} == sum_by(metered, lambda line: line.subject)
-    assert uses == sorted(uses, key=lambda use: -use.cost_nano) and list_uses(**days, most=2) == uses[:2]
+    assert uses == sorted(uses, key=lambda use: -use.cost_nano) and list(stream_uses(**days, most=2)) == uses[:2]
     assert sum(day.requests for day in sum_uses_by_day(**days, subjects=[])) == sum(use.requests for use in uses)
     inputs = [line for line in metered if line.sku.startswith("inference:input:")]
     outputs = [line for line in metered if line.sku.startswith("inference:output:")]
@@ -138,7 +140,13 @@ def test_each_sum_is_that_of_the_lines(spent: str, first: datetime.date, last: d
     groups = {Group.KEY: lambda line: line.key_id, Group.MEMBER: lambda line: line.member_id,
               Group.LABEL: lambda line: line.labels.get("2026", "")}  # fmt: skip
     for group, key in groups.items():
-        assert sum_by_group(**days, group=group, label="2026") == sum_by(whole, key), group
+        expected = sum_by(whole, key)
+        assert sum_by_group(**days, group=group, label="2026", most=99).largest == expected, group
+        largest = sum_by_group(**days, group=group, label="2026", most=2)
+        assert list(largest.largest.items()) == list(expected.items())[:2]
+        assert (largest.others, largest.total_nano) == (max(len(expected) - 2, 0), sum(expected.values()))
+    subjects = sum_by((line for line in whole if line.kind != "rebate"), lambda line: f"{line.kind} {line.subject}")
+    assert sum_by_subject(**days, most=99).largest == subjects
 
 
 def test_the_sums_of_days_and_hours_are_those_of_the_lines(spent: str) -> None:
@@ -163,7 +171,7 @@ def test_the_sums_of_days_and_hours_are_those_of_the_lines(spent: str) -> None:
 def test_the_charges_of_jobs_are_those_of_their_lines_the_last_one_first(spent: str) -> None:
     training = [line for line in lines(spent) if line.kind == "training"]
 
-    charges = list_job_charges(organization=spent, first=FIRST, last=LAST)
+    charges = list(stream_job_charges(organization=spent, first=FIRST, last=LAST))
 
     for charge in charges:
         own = [line for line in training if line.subject == charge.job_id]
@@ -172,7 +180,7 @@ def test_the_charges_of_jobs_are_those_of_their_lines_the_last_one_first(spent: 
         assert charge.cost_nano == sum(line.cost_nano for line in own)
     assert {charge.job_id for charge in charges} == {line.subject for line in training}
     assert [charge.day for charge in charges] == sorted((charge.day for charge in charges), reverse=True)
-    assert list_job_charges(organization=spent, first=FIRST, last=LAST, most=2) == charges[:2]
+    assert list(stream_job_charges(organization=spent, first=FIRST, last=LAST, most=2)) == charges[:2]
 
 
 def test_the_forecast_is_that_of_the_lines_of_the_month_and_of_the_last_seven_days(spent: str) -> None:

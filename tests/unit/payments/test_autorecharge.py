@@ -12,13 +12,13 @@ from apps.core.errors import InvalidState, InvalidValue, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
-from apps.payments import autorecharge, tasks, topups
+from apps.payments import autorecharge, reconciliation, tasks, topups, webhooks
 from apps.payments.customers import ensure_customer, keep_card
-from apps.payments.models import AutoRecharge, TopUp
+from apps.payments.models import AutoRecharge, ReconciliationKind, TopUp
 from apps.payments.stripe.errors import StripeUnavailable
 from tests.factories.money import give_credit
 from tests.twins.stripe import invoices, money
-from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
+from tests.twins.stripe.twin import _HANDLERS, Fault, Twin, signed
 
 pytestmark = pytest.mark.django_db
 
@@ -148,6 +148,35 @@ def test_a_charge_that_the_bank_decides_later_is_paid_by_the_sweep(
     deliver_due(lane="payments")
 
     assert available_cents(organization) == 5000
+
+
+def decline(twin: Twin, topup: TopUp, reason: str) -> None:
+    intent = twin.get(topup.payment_intent_id or "")
+    intent["last_payment_error"] = {"type": "card_error", "code": "card_declined", "decline_code": reason}
+    twin.tell("payment_intent.payment_failed", intent)
+    twin.tell("invoice.payment_failed", twin.get(topup.invoice_id or ""))
+
+
+@pytest.mark.parametrize("finds", ["webhook", "reconciliation"])
+def test_a_late_decline_ends_the_charge_when_it_is_reported(
+    near_twin: Twin, organization: Organization, undecided: TopUp, finds: str
+) -> None:
+    decline(near_twin, undecided, "insufficient_funds")
+    if finds == "webhook":
+        for event in near_twin.events[-2:]:
+            body, signature = signed(event)
+            webhooks.receive(body=body, signature=signature)
+    else:
+        TopUp.objects.update(created_at=db_now() - datetime.timedelta(hours=2))  # no longer synced by the sweep
+        reconciliation.reconcile(kind=ReconciliationKind.HOURLY, now=db_now() + datetime.timedelta(minutes=20))
+    for _ in range(2):
+        deliver_due(lane="payments")
+
+    undecided.refresh_from_db()
+    assert (undecided.status, undecided.failure) == ("failed", "insufficient_funds")
+    assert near_twin.objects[undecided.invoice_id or ""]["status"] == "void" and undecided.declined_at
+    order = AutoRecharge.objects.get()
+    assert (order.failures, order.paused_until is not None) == (1, True)
 
 
 def test_a_charge_that_the_bank_never_decides_ends_and_makes_room_for_another(

@@ -42,8 +42,20 @@ def test_the_sweep_leaves_every_call_to_the_turn_of_its_organization(
         ("payments.charge", organization.pk),
         ("payments.event", customer.stripe_id),
         ("payments.topup", organization.pk),
-        ("payments.event", ""),
+        ("payments.event", customer.stripe_id),
     ]
+
+
+def test_the_reconciliation_handles_the_events_of_each_customer_in_turn(db: None) -> None:
+    at = db_now() - datetime.timedelta(hours=1)
+    names = [*(f"evt_many_{number:03}" for number in range(150)), "evt_one"]
+    for number, name in enumerate(names):
+        StripeEvent.objects.create(
+            id=name, type="invoice.paid", object_id="in_1", object_type="invoice", created_at=at,
+            received_at=at + datetime.timedelta(seconds=number), customer_id=name[:8],
+        )  # fmt: skip
+
+    assert webhooks.list_unhandled(now=db_now())[:3] == ["evt_many_000", "evt_one", "evt_many_001"]
 
 
 def test_an_organization_opens_a_limited_number_of_payment_pages_an_hour(

@@ -8,8 +8,9 @@ from apps.accounts.models import ApiKey
 from apps.billing.books.adjustments import request_adjustment
 from apps.billing.books.reconciliation import reconcile
 from apps.billing.budgets import Attribution
+from apps.billing.invoices import files
 from apps.billing.invoices.statements import close_month
-from apps.billing.models import Adjustment, BillingProfile, Budget, KeyLabel, PoolCost, UsageSeries
+from apps.billing.models import Adjustment, BillingProfile, Budget, InvoiceLine, KeyLabel, PoolCost, UsageSeries
 from apps.billing.operations import grant_credit, hold, settle_hold
 from apps.billing.queries import get_balance
 from apps.billing.usage.metering import rate_usage
@@ -21,7 +22,7 @@ from apps.core.ids import new_id
 from tests.factories.accounts import make_user
 from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import make_pool
-from tests.support.pages import text
+from tests.support.pages import csv_rows, text
 
 USD = 1_000_000_000
 
@@ -81,6 +82,32 @@ def test_an_invoice_has_its_lines_its_split_and_both_files(invoice, client_for, 
     assert pdf.content.startswith(b"%PDF-") and pdf["Content-Type"] == "application/pdf"
     for suffix in ("", "/csv", "/pdf"):
         assert client_for(charlie).get(f"/invoices/{invoice.pk}{suffix}").status_code == 404
+
+
+def test_an_invoice_shows_its_lines_in_pages_and_its_pdf_the_first_ones(invoice, client_for, vera, monkeypatch):
+    monkeypatch.setattr("apps.billing.invoices.files._MOST_LINES", 1)
+    InvoiceLine.objects.bulk_create(
+        InvoiceLine(
+            organization=invoice.organization, invoice=invoice, position=number, kind="training", quantity=0,
+            subject=f"ftjob-{number:03}", label=f"team-{number}", reference="", first_day=invoice.month,
+            last_day=invoice.month, nano=0, cents=0,
+        )
+        for number in range(2, 121)
+    )  # fmt: skip
+    browser, subjects, url = client_for(vera), [], f"/invoices/{invoice.pk}"
+    while url:
+        page = browser.get(url)
+        assert len(page.context["lines"]) <= 50 and len(page.context["labels"]) <= 101
+        subjects += [item["line"].subject for item in page.context["lines"]]
+        url = page.context["next"]
+
+    assert subjects == ["ftjob-1", *(f"ftjob-{number:03}" for number in range(2, 121))]
+    assert page.context["previous"] and browser.get(f"{page.context['previous']}").context["next"]
+    assert len(csv_rows(browser.get(f"/invoices/{invoice.pk}/csv"))) == 120
+    words = []
+    monkeypatch.setattr(files, "_line", lambda pdf, text, **of: words.append(text))
+    browser.get(f"/invoices/{invoice.pk}/pdf")
+    assert "119 more lines, $0.00 together: the CSV has all lines." in words
 
 
 def test_an_expired_key_is_offered_for_no_budget(rich, key, client_for, alice):

@@ -23,6 +23,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
 from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
+from apps.interfaces.web.billing import usage
 from apps.interfaces.web.shell.downloads import download_csv
 from tests.support.pages import csv_rows, text
 
@@ -123,7 +124,8 @@ def test_the_page_lists_the_most_expensive_models_and_the_csv_all(organization, 
     exported = csv_rows(client_for(vera).get("/usage/export?table=models"))
 
     assert [label for label, _ in page.context["models"]] == [f"model-{number}" for number in range(51, 1, -1)]
-    assert len(page.context["grouped"]) == 50
+    assert len(page.context["grouped"]) == 51
+    assert page.context["grouped"][-1] == ("Everything else (1)", 100_000_000)
     assert text(page).count("The 50 most expensive are shown.") == 2
     assert page.context["inference_nano"] == sum(range(1, 52)) * 100_000_000
     assert [line["model"] for line in exported] == [f"model-{number}" for number in range(51, 0, -1)]
@@ -273,6 +275,19 @@ def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
     assert {line["key"]: line["cost_usd"] for line in exported("key")}["key_1"] == "0.2"
     assert sum(float(line["cost_usd"]) for line in exported("label")) == pytest.approx(0.22)
     assert "Credit granted" in {line["what"] for line in exported("ledger")}
+
+
+def test_the_csv_of_jobs_is_written_in_parts(floor, claim, client_for, vera, monkeypatch):
+    monkeypatch.setattr(usage, "_JOBS_READ_AT_ONCE", 1)
+    find_jobs, sizes = usage._by_job, []
+    monkeypatch.setattr(usage, "_by_job", lambda owner, part: sizes.append(len(part)) or find_jobs(owner, part))
+    jobs = [floor.job(), floor.job()]
+    for _ in jobs:
+        claim().start().succeed(floor.base_model, seconds=20.0)
+
+    lines = csv_rows(client_for(vera).get("/usage/export?table=jobs"))
+
+    assert (sizes, {line["job"] for line in lines}) == ([1, 1], {job.pk for job in jobs})
 
 
 def test_the_export_adds_up(use, floor, claim, client_for, vera):

@@ -17,6 +17,7 @@ from apps.billing.queries import get_balance, list_invoices, list_lots, list_ope
 from apps.billing.usage.sums import forecast_month
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
+from apps.core.database.keyset import read_page
 from apps.core.objects.store import attachment
 from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
@@ -25,6 +26,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.interfaces.web.shell.downloads import download_csv
 
 _SHOWN = 50
+_LINES = 50  # on a page of an invoice
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -81,8 +83,8 @@ def prices(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
     found = _invoice(request.organization, invoice_id)
-    rows = list(found.lines.order_by("position"))
-    skus = name_skus(line.sku for line in rows if line.sku)
+    page = read_page(found.lines.all(), request.GET, order=("position", "id"), size=_LINES)
+    skus = name_skus(line.sku for line in page.rows if line.sku)
     lines = [
         {
             "line": line,
@@ -90,16 +92,22 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
             "quantity": quantity_in_words(line.unit, line.quantity),
             "why_url": reverse("web:charge_why", args=[line.pk]),
         }
-        for line in rows
+        for line in page.rows
     ]
     profile = get_profile(organization=request.organization)
-    labels = [(label, cents * 10_000_000) for label, cents in sum_by_label(found).items()]
+    sums, others_cents = sum_by_label(found)
+    labels = [(label or gettext("without label"), cents * 10_000_000) for label, cents in sums.items()]
+    if others_cents:
+        labels.append((gettext("Everything else"), others_cents * 10_000_000))
+    address = reverse("web:invoice_detail", args=[found.pk])
     context = {
         "invoice": found,
         "total_nano": found.total_cents * 10_000_000,
         "lines": lines,
-        "labels": labels if {label for label, _ in labels} != {""} else [],
+        "labels": labels if set(sums) != {""} else [],
         "label_name": profile.chargeback_label,
+        "previous": f"{address}?before={page.previous['before']}" if page.has_previous else "",
+        "next": f"{address}?after={page.next['after']}" if page.has_next else "",
     }
     return render(request, "billing/invoice.html", context)
 
@@ -108,7 +116,7 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def invoice_csv(request: OrganizationRequest, invoice_id: str) -> HttpResponseBase:
     found = _invoice(request.organization, invoice_id)
-    return download_csv(request, CSV_HEADER, list(csv_rows(found)), filename=f"invoice-{found.number}.csv")
+    return download_csv(request, CSV_HEADER, csv_rows(found), filename=f"invoice-{found.number}.csv")
 
 
 @require_safe

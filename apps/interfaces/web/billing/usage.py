@@ -4,6 +4,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -27,8 +28,8 @@ from apps.billing.usage.sums import (
     Group,
     JobCharges,
     forecast_month,
-    list_job_charges,
-    list_uses,
+    stream_job_charges,
+    stream_uses,
     sum_by_group,
     sum_jobs,
     sum_training,
@@ -55,6 +56,7 @@ _SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models 
 _OTHER = later("Other models")
 _PAGE = 20
 _JOBS_SHOWN = 10
+_JOBS_READ_AT_ONCE = 500
 _SHOWN = 50  # of models, and of keys, members, projects or labels
 _GROUPS = {
     Group.KEY: later("Key"),
@@ -119,14 +121,14 @@ def show(request: OrganizationRequest) -> HttpResponse:
     group = _group(request)
     period = _period(request, now)
     organization, days = request.organization, {"first": period.first, "last": period.last}
-    uses = list_uses(organization=organization, **days, most=_SHOWN + 2)  # one of them may be storage
+    uses = stream_uses(organization=organization, **days, most=_SHOWN + 2)  # one of them may be storage
     models = [use for use in uses if use.subject != STORED]
     drawn = [use.subject for use in models[:_SERIES_SHOWN]]
     used = sum_uses_by_day(organization=organization, **days, subjects=[*drawn, STORED])
     storage_nano = sum(each.cost_nano for each in used if each.subject == STORED)
     charged = sum_jobs(organization=organization, **days)
-    jobs = _by_job(organization, list_job_charges(organization=organization, **days, most=_JOBS_SHOWN))
-    grouped = _grouped(organization, group, period)
+    jobs = _by_job(organization, list(stream_job_charges(organization=organization, **days, most=_JOBS_SHOWN)))
+    grouped = _grouped(organization, group, period, most=_SHOWN)
     with counted_read():
         transactions = list_transactions(organization=organization)
         page = read_page(transactions, request.GET, order=("-created_at", "-id"), size=_PAGE)
@@ -155,7 +157,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "group": _GROUPS[group],
         "group_word": _GROUP_WORDS[group],
         "group_export_url": exports[group],
-        "grouped": grouped[:_SHOWN],
+        "grouped": grouped,
         "has_more_groups": len(grouped) > _SHOWN,
         "movements": _movements(organization, page.rows),
         "previous": f"?{period.query(by=by, **page.previous)}#ledger" if page.has_previous else "",
@@ -205,17 +207,27 @@ def _group(request: HttpRequest) -> Group:
     return Group(asked) if asked in tuple(Group) else Group.KEY
 
 
-def _grouped(organization: Organization, group: Group, period: Period) -> list[tuple[str, int]]:
-    """Return the cost of each key, member, project or label in the period, highest first."""
+def _grouped(organization: Organization, group: Group, period: Period, *, most: int) -> list[tuple[str, int]]:
+    """Return the cost of each key, member, project or label in the period, highest first.
+
+    The last row is that of all but the `most` expensive, so that the rows add up.
+    """
     label = get_profile(organization=organization).chargeback_label if group is Group.LABEL else ""
-    sums = sum_by_group(organization=organization, first=period.first, last=period.last, group=group, label=label)
+    sums = sum_by_group(
+        organization=organization, first=period.first, last=period.last, group=group, label=label, most=most
+    )
+    ids = list(sums.largest)
     if group is Group.LABEL:
-        return [(f"{label}={value}" if value else f"{_WITHOUT} {label}", nano) for value, nano in sums.items()]
-    if group is Group.PROJECT:
-        names = names_of_projects(organization=organization, ids=list(sums))
+        names = {value: f"{label}={value}" for value in ids if value}
+    elif group is Group.PROJECT:
+        names = names_of_projects(organization=organization, ids=ids)
     else:
-        names = names_of_keys(organization=organization, ids=list(sums)) | names_of_makers(organization=organization)
-    return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
+        names = names_of_keys(organization=organization, ids=ids) | names_of_makers(organization=organization)
+    without = f"{_WITHOUT} {label or group}"
+    rows = [(names.get(found, found) or without, nano) for found, nano in sums.largest.items()]
+    if sums.others:
+        rows.append((gettext("Everything else (%(count)s)") % {"count": f"{sums.others:,}"}, sums.others_nano))
+    return rows
 
 
 def _by_job(organization: Organization, charges: Sequence[JobCharges]) -> list[JobUse]:
@@ -302,11 +314,11 @@ def _reason(posted: LedgerTransaction) -> str:
 def _csv_rows(organization: Organization, table: str, period: Period) -> Iterable[tuple[object, ...]]:
     days = {"first": period.first, "last": period.last}
     if table == "models":
-        return [
+        return (
             (use.subject, use.requests, use.input_tokens, use.output_tokens, csv_usd(use.cost_nano))
-            for use in list_uses(organization=organization, first=period.first, last=period.last)
+            for use in stream_uses(organization=organization, first=period.first, last=period.last)
             if use.subject != STORED
-        ]
+        )
     if table == "ledger":
         posted = list_transactions(organization=organization).filter(
             created_at__gte=period.since, created_at__lt=period.until
@@ -316,13 +328,16 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
             for each in _movements(organization, posted[:_MOST_EXPORTED])
         ]
     if table == "jobs":
-        charges = list_job_charges(organization=organization, first=period.first, last=period.last)
-        return [
+        charges = stream_job_charges(organization=organization, first=period.first, last=period.last)
+        parts = iter(lambda: list(islice(charges, _JOBS_READ_AT_ONCE)), [])
+        return (
             (use.job.pk, use.title, use.job.status, use.day, use.billed_seconds, csv_usd(use.cost_nano))
-            for use in _by_job(organization, charges)
-        ]
+            for part in parts
+            for use in _by_job(organization, part)
+        )
     if table in _GROUPS:
-        return [(name, csv_usd(nano)) for name, nano in _grouped(organization, Group(table), period)]
+        grouped = _grouped(organization, Group(table), period, most=_MOST_EXPORTED)
+        return [(name, csv_usd(nano)) for name, nano in grouped]
     return map(_csv_line, stream_spending(organization=organization, **days))
 
 

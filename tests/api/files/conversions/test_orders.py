@@ -11,7 +11,6 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import delete_version
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano
-from apps.billing.usage.spending import list_spending
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
 from apps.contracts.worker_api import ConversionClaim
@@ -27,6 +26,7 @@ from apps.finetuning.runs import uploads
 from apps.finetuning.usage import storage
 from tests.factories.accounts import make_key, make_member
 from tests.factories.finetuning import model_files
+from tests.factories.usage import list_spending
 from tests.support.api.conversions import PER_GB_NANO, finish, stored, take
 from tests.support.waiting import join_readings
 

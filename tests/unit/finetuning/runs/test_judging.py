@@ -1,6 +1,7 @@
 """The models that may judge a job, and the key with which its worker calls them."""
 
 import datetime
+from functools import partial
 
 import pytest
 from django.conf import settings
@@ -12,9 +13,11 @@ from apps.accounts.login.key_operations import issue_member_token, revoke_key
 from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits, list_keys
 from apps.billing.budget_settings import set_budget, set_key_labels
-from apps.billing.budgets import attribution_of_key, period_of, room_nano
+from apps.billing.budgets import BudgetExceeded, attribution_of_key, period_of, room_nano
 from apps.billing.models import UsageSeries
+from apps.billing.usage.slices import close_slice, lease_slice
 from apps.catalog.models import PriceRule
+from apps.catalog.operations import set_price
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited
@@ -24,7 +27,7 @@ from apps.finetuning.runs.judges import open_judge
 from apps.finetuning.runs.leases import Lease, StaleLease
 from tests.factories.accounts import make_key, make_organization, make_user
 from tests.factories.finetuning import make_training_file
-from tests.factories.money import USD
+from tests.factories.money import USD, give_credit
 from tests.factories.serving import make_adapter
 
 pytestmark = pytest.mark.django_db
@@ -72,6 +75,34 @@ def test_a_trainer_that_was_taken_over_spends_little_more_with_its_keys_than_a_j
     ApiKey.objects.filter(name=f"Judge of {job.pk}").update(expires_at=db_now())
     with pytest.raises(RateLimited):
         open_judge(lease=attempt.lease, now=db_now())
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_judge_that_loops_spends_at_most_twice_what_its_calls_cost(create, claim, floor, is_own):
+    for way, nano in (("input", 70_000_000), ("output", 210_000_000)):
+        sku = f"inference:{way}:{floor.base_model.name}"
+        set_price(sku=sku, unit="tokens", price_nano=nano, per=1_000_000, by="system", now=db_now())
+    create(make_adapter(floor.organization, floor.base_model).model_name if is_own else "")
+    key_id = find_key(secret=open_judge(lease=claim().lease, now=db_now()).key).key_id
+    limit = ApiKey.objects.get(pk=key_id).spend_limit_nano
+    price = PriceRule.objects.get(sku=f"inference:output:{floor.base_model.name}")
+    assert limit == 2 * 4_000 * 2 * EvaluationPlan().max_answers * 210
+    lease = partial(lease_slice, organization=floor.organization, by="gateway", key_id=key_id)
+    give_credit(floor.organization, 100 * limit)
+
+    first = lease(required_nano=1)
+    assert first.amount_nano == limit
+    with pytest.raises(BudgetExceeded, match="may spend"):
+        lease(required_nano=1)
+    close_slice(hold_id=first.hold_id, by="gateway")
+    UsageSeries.objects.create(
+        organization=floor.organization, price_rule=price, sku=price.sku, subject="m", key_id=key_id,
+        day=db_now().date(), posted_nano=limit - 1,
+    )  # fmt: skip
+
+    assert lease(required_nano=1).amount_nano == 1
+    with pytest.raises(BudgetExceeded, match="may spend"):
+        lease(required_nano=1)
 
 
 def test_a_judge_has_the_limits_and_labels_of_the_key_that_created_its_job(create, claim, alice, floor):
