@@ -86,6 +86,9 @@ def openai(
     catalogue = base_models(session.api)
     chosen = pairs_of(map_ or [], "--map")
     found = [each for each in source.jobs() if not job or each.get("id") in job]
+    if missing := set(job or ()) - {each.get("id") for each in found}:
+        text = f"{', '.join(sorted(missing))}: there is no such job in {export or 'your OpenAI project'}."
+        raise typer.BadParameter(text, param_hint="--job")
     plans = [plan_of(each, catalogue=catalogue, chosen=chosen) for each in found]
     run_import(context, session, plans, source=source, folder=folder, settings=set_ or [], dry_run=dry_run, yes=yes)
 
@@ -211,8 +214,10 @@ def run_import(
     if not dry_run and memory.jobs:
         memory.keep()
     started = [plan for plan in new if plan.job is not None]
-    emit(context, {"object": "import", "data": [plan.as_json() for plan in plans]}, lambda: _end(started, dry_run))
-    if not dry_run and any(plan.job is None for plan in new):
+    is_refused = bool(plans) and all(plan.job is None and plan.obstacle for plan in plans)
+    end = "No job can be imported. Each one's note says why." if is_refused else _end(started, dry_run)
+    emit(context, {"object": "import", "data": [plan.as_json() for plan in plans]}, end)
+    if is_refused or (not dry_run and any(plan.job is None for plan in new)):
         raise typer.Exit(ExitCode.REFUSED)
 
 

@@ -8,9 +8,14 @@ from typing import IO, Annotated, Any
 
 import typer
 
+from anneal.texts import STANDARD_INPUT, text_of
+
 AUTO = "auto"
 
-Body = Annotated[typer.FileText | None, typer.Option(help="The request as JSON; options take precedence.")]
+Body = Annotated[
+    typer.FileBinaryRead | None,
+    typer.Option(metavar="FILE", help="The request as JSON; - reads standard input. Options take precedence."),
+]
 Metadata = Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")]
 
 
@@ -72,13 +77,15 @@ def budget_of(request: dict[str, Any], *, shown_usd: str | None) -> dict[str, An
     return object_of(request, "budget") | present(quoted_max_usd=shown_usd)
 
 
-def read_body(file: IO[str] | None) -> dict[str, Any]:
-    """Return the JSON object of a file, empty without one. Raises BadParameter."""
+def read_body(file: IO[bytes] | None) -> dict[str, Any]:
+    """Return the JSON object of a file, empty without one. Raises BadParameter, or Failure if it is no text."""
     if file is None:
         return {}
+    name = str(getattr(file, "name", "-"))
+    text = text_of(file.read(), STANDARD_INPUT if name in ("-", "<stdin>") else name)
     try:
-        found = json.load(file)
-    except ValueError as error:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"The file is not JSON: {error}.", param_hint="--body") from error
     if not isinstance(found, dict):
         raise typer.BadParameter("The file holds no JSON object.", param_hint="--body")
