@@ -100,6 +100,9 @@ def test_an_import_of_which_no_job_can_be_made_says_why_and_exits_with_5(anneal,
         assert shown.exit_code == 5 and "choose one with --map gpt-4o-mini" in shown.output, shown.errors
         assert "No job can be imported." in shown.output
     assert unknown.exit_code == 2 and "ftjob-unknown: there is no such job" in " ".join(unknown.errors.split())
+    for command in ("status", "finish"):
+        empty = anneal("import", command, "--folder", str(tmp_path / "import"))
+        assert empty.exit_code == 2 and "has no jobs of an import" in empty.errors
     assert anneal(*words, "--job", job["id"], "--map", "gpt-4o-mini=anneal-demo", "--dry-run").exit_code == 0
 
 

@@ -125,7 +125,7 @@ for _tool in NAMES:
 def status(context: typer.Context, folder: Folder = _HERE, as_json: AsJson = False) -> None:
     """Show where each imported job stands, and which old names answer."""
     session = session_of(context)
-    found = standing(session.api, Memory.open(folder, session.base_url))
+    found = standing(session.api, _begun(folder, session))
     emit(context, {"object": "import", "data": found}, lambda: _standing_table(found))
 
 
@@ -141,7 +141,7 @@ def finish(
     A name that is already an alias does not change. Exits with 1 unless all jobs succeeded and all names answer.
     """
     session = session_of(context)
-    memory = Memory.open(folder, session.base_url)
+    memory = _begun(folder, session)
     session.api.attempts = PATIENT_ATTEMPTS if wait else session.api.attempts
     found = name_models(session.api, memory)
     deadline = math.inf
@@ -156,6 +156,15 @@ def finish(
             notice(f"{each['alias']}: {each['note']}")
     if not all(each["status"] == "succeeded" and (each["alias_of"] or not each["alias"]) for each in found):
         raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _begun(folder: Path, session: Session) -> Memory:
+    """Return the memory of an import that started jobs. Raises Failure if the folder has none."""
+    memory = Memory.open(folder, session.base_url)
+    if not memory.jobs:
+        text = f"{folder} has no jobs of an import. Run `anneal import openai` first, or give its --folder."
+        raise Failure(text, ExitCode.USAGE)
+    return memory
 
 
 def _is_pending(state: dict[str, Any]) -> bool:

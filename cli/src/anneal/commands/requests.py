@@ -4,6 +4,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
@@ -41,7 +42,7 @@ class JobOptions:
     seed: int | None
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body with the options in it. Raises BadParameter if the file is missing."""
+        """Return the body with the options in it. Raises BadParameter if the file is missing or not uploaded."""
         given = {
             "model": self.model,
             "training_file": self.file,
@@ -60,6 +61,10 @@ class JobOptions:
         request = body | present(**given)
         if "training_file" not in request:
             raise typer.BadParameter("This option is required.", param_hint="--file")
+        for name, option in (("training_file", "--file"), ("validation_file", "--validation-file")):
+            if Path(given := str(request.get(name) or "")).is_file():
+                text = f"{given} is a file here. Give the id that `anneal files upload {given}` prints."
+                raise typer.BadParameter(text, param_hint=option)
         return request
 
     def _method(self, body: dict[str, Any]) -> dict[str, Any] | None:
