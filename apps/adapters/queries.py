@@ -7,7 +7,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.catalog.queries import ModelNotFound
+from apps.catalog.queries import ModelNotFound, list_base_models
 from apps.core.errors import NotFound
 from apps.core.objects.store import store
 
@@ -23,12 +23,22 @@ def list_versions(*, organization: Organization | str) -> QuerySet[AdapterVersio
 
 def get_version(*, organization: Organization | str, id: str) -> AdapterVersion:
     """Return one of the organization's versions by id. Raises ModelNotFound, the same for unknown and foreign ids."""
-    return _one(list_versions(organization=organization).filter(pk=id), id)
+    return _found(list_versions(organization=organization).filter(pk=id).first(), id)
 
 
 def get_version_by_name(*, organization: Organization | str, model_name: str, param: str = "model") -> AdapterVersion:
-    """Return one of the organization's versions by its `ft:…` name. Raises ModelNotFound."""
-    return _one(list_versions(organization=organization).filter(model_name=model_name), model_name, param)
+    """Return one of the organization's versions by its `ft:…` name. Raises ModelNotFound, also for a base model."""
+    found = list_versions(organization=organization).filter(model_name=model_name).first()
+    if found is None and list_base_models(only_installed=True).filter(name=model_name).exists():
+        raise ModelNotFound(
+            gettext(
+                "'%(name)s' is a base model: send requests to it as it is, or fine-tune it. This needs the name of a "
+                "fine-tuned model, ft:…, from GET /v1/models."
+            )
+            % {"name": model_name},
+            param=param,
+        )
+    return _found(found, model_name, param)
 
 
 def list_siblings(*, version: AdapterVersion) -> QuerySet[AdapterVersion]:
@@ -61,8 +71,7 @@ def download_url(*, version: AdapterVersion, name: str, export: str = "") -> str
     )
 
 
-def _one(rows: QuerySet[AdapterVersion], asked: str, param: str = "model") -> AdapterVersion:
-    found = rows.first()
+def _found(found: AdapterVersion | None, asked: str, param: str = "model") -> AdapterVersion:
     if found is None:
         shown = asked[:_MAX_SHOWN]
         raise ModelNotFound(

@@ -12,6 +12,10 @@ from apps.core.money import parse_usd
 
 ROOT = Path(__file__).resolve().parents[2]
 _LOGO_BYTES = 64 * 1024
+SAMPLERS = (
+    "always_on", "always_off", "parentbased_always_on", "parentbased_always_off", "traceidratio",
+    "parentbased_traceidratio",
+)  # fmt: skip
 
 
 class MissingVariable(Exception):
@@ -147,7 +151,23 @@ def _traces_endpoint(environ: Mapping[str, str]) -> str:
     url = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     if url and not url.startswith(("http://", "https://")):
         raise MalformedVariable(f"OTEL_EXPORTER_OTLP_ENDPOINT is a URL such as http://collector:4318, not {url!r}.")
+    if url:
+        _check_sampler(environ)
     return url
+
+
+def _check_sampler(environ: Mapping[str, str]) -> None:
+    """Raise MalformedVariable for a sampler in place of which the SDK would sample everything."""
+    name, share = environ.get("OTEL_TRACES_SAMPLER", ""), environ.get("OTEL_TRACES_SAMPLER_ARG", "")
+    if name and name.lower() not in SAMPLERS:
+        raise MalformedVariable(f"OTEL_TRACES_SAMPLER is one of {', '.join(SAMPLERS)}, not {name!r}.")
+    if name.lower().endswith("traceidratio"):
+        try:
+            is_share = 0 <= float(share) <= 1
+        except ValueError:
+            is_share = False
+        if not is_share:
+            raise MalformedVariable(f"OTEL_TRACES_SAMPLER_ARG is the share of {name}, such as 0.05, not {share!r}.")
 
 
 def _switch(environ: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -1,6 +1,6 @@
 """Access to the operator console, for people marked as operators of this installation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
@@ -9,6 +9,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.login.second_factor import require_of_operator
 from apps.accounts.login.sessions import require_recent_sign_in
+from apps.accounts.models import User
 from apps.core.database.tenancy import system
 from apps.core.errors import PermissionDenied
 from apps.core.http.access import Access, View, answer, redirect_to_sign_in
@@ -44,6 +45,12 @@ def sensitive_operator_view(view: Callable[Concatenate[HttpRequest, P], HttpResp
 def operator_id(request: HttpRequest) -> str:
     """Return the operator's id, for the audit log."""
     return str(request.user.pk)
+
+
+def is_only_operator(request: HttpRequest, askers: Iterable[str]) -> bool:
+    """Return whether this operator is among the askers, and there is no other one who could approve the request."""
+    me = operator_id(request)
+    return me in askers and not User.objects.filter(is_operator=True, is_active=True).exclude(pk=me).exists()
 
 
 def _as_operator(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:

@@ -25,7 +25,7 @@ from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
 from apps.finetuning.pools.prices import name_skus, price_sku
 from apps.finetuning.quotes.fit import FIT_TOKENS, fit_model
-from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
+from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import InstallForm, LocalModelForm, LookupForm, PriceForm
 from apps.interfaces.staff.money.price_preview import preview_price
 
@@ -218,6 +218,7 @@ def prices(request: HttpRequest) -> HttpResponse:
         "now": now,
         "waiting": [(wanted, skus[wanted.sku], operations.batch_price_nano(wanted)) for wanted in waiting],
         "operator_id": operator_id(request),
+        "is_only_operator": is_only_operator(request, [wanted.requested_by for wanted in waiting]),
     }
     status = 422 if request.method == "POST" and preview is None else 200
     return render(request, "staff/money/prices.html", context, status=status)

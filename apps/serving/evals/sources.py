@@ -1,6 +1,7 @@
 """The data of a run: where its items come from, and what a model is asked about each."""
 
 import datetime
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
@@ -156,14 +157,16 @@ def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceI
         key = get_version(organization=organization, id=file_id, param="data_source.source.id").data_key
     with store().open_stream(key) as stream:
         for line in split_lines(_bounded(read_chunks(stream)), max_line_bytes=MAX_ITEM_BYTES):
+            if not (text := line.data.removeprefix(BOM_UTF8).strip()) and not line.is_too_long:
+                continue
             try:
-                row = msgspec.json.decode(line.data, type=dict[str, Any])
+                row = msgspec.json.decode(text, type=dict[str, Any])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-                text = f"Line {line.number} is no JSON object of at most {MAX_ITEM_BYTES // 1024} KiB."
-                raise InvalidValue(text, param="data_source.source.id") from error
+                problem = f"Line {line.number} is no JSON object of at most {MAX_ITEM_BYTES // 1024} KiB."
+                raise InvalidValue(problem, param="data_source.source.id") from error
             if is_deeper(row, _MAX_DEPTH):  # what it becomes part of could not be written
-                text = f"Line {line.number} is nested deeper than {_MAX_DEPTH} levels. Flatten it."
-                raise InvalidValue(text, param="data_source.source.id")
+                problem = f"Line {line.number} is nested deeper than {_MAX_DEPTH} levels. Flatten it."
+                raise InvalidValue(problem, param="data_source.source.id")
             yield _item_of(row, line.number)
 
 

@@ -50,11 +50,21 @@ class Commands(TyperGroup):
             raise _ended(ctx, failure) from failure
         except BrokenPipeError:  # Typer ends quietly: the reader has seen enough
             raise
+        except UnicodeError as error:
+            raise _ended(ctx, _unwritable(error)) from error
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             raise _ended(ctx, Failure(f"{place}{error.strerror or error}.", ExitCode.LOCAL)) from error
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def _unwritable(error: UnicodeError) -> Failure:
+    """Return the failure for text that was typed or given and cannot be sent, or that the terminal cannot show."""
+    encoding = getattr(error, "encoding", "utf-8")
+    if isinstance(error, UnicodeEncodeError) and encoding not in ("utf-8", "utf8"):
+        return Failure(f"The output is not UTF-8 but {encoding}. Set PYTHONIOENCODING=utf-8.", ExitCode.LOCAL)
+    return Failure("What you typed or gave is not UTF-8 text. Enter it as UTF-8.", ExitCode.USAGE)
 
 
 def _ended(context: Any, failure: Failure) -> typer.Exit:

@@ -9,7 +9,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # Typer's own
     SIGNED_OUT = 3  # no key, a wrong key, or one without the scope
     NOT_FOUND = 4
-    REFUSED = 5
+    REFUSED = 5  # also an import of which no job can be made
     UNREACHABLE = 6  # no connection, or the service kept failing or limiting calls
     LOCAL = 7  # a file on this machine cannot be read or written
     INTERRUPTED = 130
@@ -21,7 +21,7 @@ MEANINGS = {
     ExitCode.USAGE: "An option or argument is wrong.",
     ExitCode.SIGNED_OUT: "There is no API key, it is not valid, or it lacks a scope.",
     ExitCode.NOT_FOUND: "The object does not exist.",
-    ExitCode.REFUSED: "Anneal refused the request. The message names the field and the fix.",
+    ExitCode.REFUSED: "Anneal refused the request, or can import no job. The message names the field and the fix.",
     ExitCode.UNREACHABLE: "Anneal did not answer, or failed or limited every attempt.",
     ExitCode.LOCAL: "A file or folder on this machine cannot be read or written.",
     ExitCode.INTERRUPTED: "You pressed Ctrl-C. Jobs, batches and runs go on.",

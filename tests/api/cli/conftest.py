@@ -74,7 +74,9 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 def anneal(network: Network, tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Outcome]:
     """Run a command with Acme's key in the environment; `key=None` leaves it out."""
 
-    def run(*words: str, answer: str | None = None, key: str | None = "", address: str | None = ADDRESS) -> Outcome:
+    def run(
+        *words: str, answer: str | bytes | None = None, key: str | None = "", address: str | None = ADDRESS
+    ) -> Outcome:
         if key == "":
             issued: IssuedKey = request.getfixturevalue("key")
             key = issued.secret

@@ -82,6 +82,35 @@ def test_an_argument_that_is_no_text_is_refused_and_shown(anneal, network, words
     assert r"'\xff': It is not UTF-8 text." in " ".join(refused.errors.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("chat", "anneal-demo", "-"), "Standard input, line 2, byte 3: this is not UTF-8 text."),
+        (("chat", "anneal-demo"), "not UTF-8 text"),
+        (("evals", "create", "e", "--body", "-"), "Standard input, line 2, byte 3"),
+        (("evals", "create", "e", "--body", "file"), "file, line 2, byte 3"),
+        (("apply", "--file", "file"), "file, line 2, byte 3"),
+    ],
+)
+def test_input_that_is_no_text_is_refused_with_its_place(anneal, network, tmp_path, monkeypatch, words, named) -> None:
+    content = b"{}\n  \xff\n" if words[-1] != "anneal-demo" else b"\xff\n"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(content)
+
+    refused = anneal(*words, key="k", answer=content)
+
+    assert (refused.exit_code, network.calls) == (2, []) and named in refused.errors, refused.errors
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(anneal, network, tmp_path) -> None:
+    made = {"id": "eval_1", "name": "e", "created_at": 0, "testing_criteria": []}
+    network.inner = Answers(httpx.Response(200, json=made))
+    (tmp_path / "body.json").write_bytes(b"\xef\xbb\xbf{}")
+
+    words = ("evals", "create", "e", "--check", "eq=a", "--body", str(tmp_path / "body.json"))
+    assert anneal(*words, key="k").exit_code == 0
+
+
 def test_names_with_codes_of_emoji_are_shown_as_they_are(anneal, network) -> None:
     name = "ft:anneal-demo:acme:vs:5wy2"
     listed = {"object": "list", "data": [{"id": name, "parent": ":vs:", "created": 0}]}
@@ -209,8 +238,23 @@ def test_models_are_listed_and_unknown_ones_are_not_found(anneal, model) -> None
     assert model in anneal("models", "list").output
     assert anneal("models", "pull", "ft:anneal-demo:acme:no:1").exit_code == 4
     assert anneal("models", "pull", model, "--export", "gguf").exit_code == 4
-    base = anneal("models", "pull", "anneal-demo")
-    assert base.exit_code == 5 and "anneal-demo is a base model, which is not downloaded here" in base.errors
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pull",),
+        ("deploy",),
+        ("convert", "--to", "gguf"),
+        ("publish", "--to", "acme/support", "--token", "hf_x"),
+        ("publications",),
+    ],
+)
+def test_what_needs_a_fine_tuned_model_says_so_of_a_base_model(anneal, model, words) -> None:
+    refused = anneal("models", *words, "anneal-demo")
+
+    assert refused.exit_code == 4
+    assert "'anneal-demo' is a base model: send requests to it as it is, or fine-tune it." in refused.errors
 
 
 def test_a_model_is_deployed_stopped_and_named_by_an_alias(anneal, model, floor) -> None:

@@ -21,7 +21,7 @@ ITEMS = [
 @pytest.fixture
 def items(tmp_path: Path) -> Path:
     path = tmp_path / "items.jsonl"
-    path.write_text("\n".join(map(json.dumps, ITEMS)))
+    path.write_text("\n".join(map(json.dumps, ITEMS)), encoding="utf-8-sig")  # as an editor of Windows saves it
     return path
 
 

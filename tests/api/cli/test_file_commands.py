@@ -56,6 +56,19 @@ def test_a_good_file_is_uploaded_and_listed(anneal, rows) -> None:
     assert uploaded.json["id"] in anneal("files", "list").output
 
 
+@pytest.mark.parametrize(
+    ("purpose", "line"),
+    [("evals", {"item": {"a": 1}}), ("batch", {"custom_id": "1", "method": "POST", "url": "/v1/completions"})],
+)
+def test_files_of_items_and_of_requests_are_not_checked_as_training_rows(anneal, tmp_path, purpose, line) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(json.dumps(line), encoding="utf-8-sig")
+
+    uploaded = anneal("files", "upload", str(path), "--purpose", purpose, "--json")
+
+    assert (uploaded.exit_code, uploaded.json["status"], uploaded.json["purpose"]) == (0, "processed", purpose)
+
+
 def test_a_bad_file_is_not_uploaded(anneal, tmp_path, network) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(BAD)

@@ -89,6 +89,23 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     assert version.model_name in anneal("import", "status").output
 
 
+def test_an_import_of_which_no_job_can_be_made_says_why_and_exits_with_5(anneal, openai, floor, tmp_path) -> None:
+    job = openai.add_job(1, jsonl())
+    words = ("import", "openai", "--openai-url", openai.url, "--folder", str(tmp_path / "import"))
+
+    rehearsed, begun = anneal(*words, "--dry-run"), anneal(*words, "--yes")
+    unknown = anneal(*words, "--job", "ftjob-unknown", "--dry-run")
+
+    for shown in (rehearsed, begun):
+        assert shown.exit_code == 5 and "choose one with --map gpt-4o-mini" in shown.output, shown.errors
+        assert "No job can be imported." in shown.output
+    assert unknown.exit_code == 2 and "ftjob-unknown: there is no such job" in " ".join(unknown.errors.split())
+    for command in ("status", "finish"):
+        empty = anneal("import", command, "--folder", str(tmp_path / "import"))
+        assert empty.exit_code == 2 and "has no jobs of an import" in empty.errors
+    assert anneal(*words, "--job", job["id"], "--map", "gpt-4o-mini=anneal-demo", "--dry-run").exit_code == 0
+
+
 def test_a_key_that_openai_refuses_is_told_and_nothing_happens(anneal, openai, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
 

@@ -118,10 +118,12 @@ def test_wrong_words_are_refused_before_anything_is_sent(anneal, network, tmp_pa
         anneal(*CREATE, "--file", "f", "--epochs", "two"),
         anneal(*CREATE, "--file", "f", "--body", str(body)),
         anneal("jobs", "compare", "ftjob-1"),
+        anneal(*CREATE, "--file", str(body)),
     ]
 
-    assert [each.exit_code for each in wrong] == [2, 2, 2, 2] and network.calls == []
+    assert [each.exit_code for each in wrong] == [2, 2, 2, 2, 2] and network.calls == []
     assert "--file" in wrong[0].errors and "--epochs" in wrong[1].errors
+    assert "is a file here" in " ".join(wrong[4].errors.split())
 
 
 def test_a_watched_job_shows_its_steps_and_ends_with_its_model(anneal, running, floor) -> None:

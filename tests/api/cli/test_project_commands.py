@@ -22,7 +22,8 @@ def project(organization, alice) -> Project:
 @pytest.fixture
 def project_key(anneal, project) -> str:
     """The secret of a key in the project."""
-    scopes = [word for name in ("view", "job.write", "dataset.write", "key.manage") for word in ("--scope", name)]
+    names = ("view", "job.write", "dataset.write", "adapter.write", "key.manage")
+    scopes = [word for name in names for word in ("--scope", name)]
     return anneal("keys", "create", "search", *scopes, "--project", project.pk).output.strip()
 
 

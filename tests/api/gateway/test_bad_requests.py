@@ -168,6 +168,27 @@ def test_the_reason_of_a_refusal_by_the_engine_is_told_in_our_words(
 
     error = error_of(answer)
     assert (error["code"], error["param"], told in error["message"]) == (code, param, True), error
+
+
+@pytest.mark.parametrize(
+    ("words", "roles", "at", "told"),
+    [
+        ("System role not supported", ["developer", "user"], 0, "into the first user message"),
+        ("Only user and assistant roles are supported!", ["user", "assistant", "tool", "user"], 2, "the role 'tool'"),
+        ("Unexpected message role.", ["user", "assistant", "tool", "user"], 2, "the role 'tool'"),
+        ("Conversation roles must alternate user/assistant/…", ["system", "user", "user"], 2, "is out of turn"),
+        ("System message must be at the beginning.", ["user", "system", "user"], 1, "only at the beginning"),
+    ],
+)
+def test_a_message_whose_role_the_chat_template_refuses_is_named(gateway, tenant, engine, words, roles, at, told):
+    engine.scripts[words] = Script(status=400, error={"message": words, "param": None})
+    message = {"user": {"content": words}, "assistant": called("{}")["messages"][1], "tool": {"tool_call_id": "c1"}}
+    messages = [{"content": "x", "role": role} | message.get(role, {}) for role in roles]
+
+    answer = gateway.http(tenant.key).post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": messages})
+
+    error = error_of(answer)
+    assert (error["param"], told in error["message"]) == (f"messages[{at}].role", True), error
     assert "vllm" not in answer.text and "--" not in answer.text
 
 

@@ -247,6 +247,30 @@ def test_the_file_of_a_batch_is_refused_by_its_purpose(sdk, file_id):
     assert refused.value.param == "training_file"
 
 
+@pytest.mark.parametrize("kind", ["supervised", "dpo"])
+def test_hyperparameters_that_are_null_are_the_defaults_in_every_place(sdk, floor, file_id, kind):
+    rows = file_id if kind == "supervised" else make_ready_version(floor.organization, jsonl_of(PAIR) * 12).pk
+    method = {"type": kind, kind: {"hyperparameters": None}}
+
+    job = create(sdk, rows, method=method, extra_body={"hyperparameters": None})
+
+    assert (job.method.type, job.hyperparameters.n_epochs) == (kind, "auto")
+
+
+@pytest.mark.parametrize("mark", ["apply.name", "imported_from"])
+def test_a_key_that_may_not_move_aliases_makes_no_job_that_apply_or_import_takes_for_its_own(
+    floor, file_id, alice, mark
+):
+    narrow = openai_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write"})))
+    marked = {"metadata": {mark: "support-bot"}}
+
+    with pytest.raises(openai.PermissionDeniedError, match="lacks the scope") as refused:
+        create(narrow, file_id, **marked)
+    assert refused.value.param == f"metadata.{mark}" and not FineTuningJob.objects.exists()
+    assert create(narrow, file_id, **marked, extra_body={"dry_run": True}).id is None
+    assert create(narrow, file_id, metadata={"applied": "a"}).id
+
+
 @pytest.mark.parametrize("place", ["method", "hyperparameters"])
 def test_hyperparameters_come_back_as_they_were_sent(sdk, file_id, place):
     given = {"n_epochs": 2, "batch_size": "auto", "learning_rate_multiplier": 0.5}

@@ -34,6 +34,8 @@ def test_every_call_works_with_the_clients_for_node(origin, organization, alice,
     assert done.returncode == 0, done.stderr[-3000:]
     seen = json.loads(done.stdout)
     assert seen["file"] == {"status": "uploaded", "filename": "rows.jsonl", "isEqual": True}
+    assert seen["forms"] == ["größe 日本.jsonl", 86400, "unknown_file", "evals"]
+    assert seen["bytes"].endswith("Send a file as one part with a filename.")
     assert seen["upload"] == {"status": "completed", "isEqual": True}
     assert seen["job"] == {"status": "queued", "epochs": 2, "metadata": {"a": "b"}} and seen["retrieved"]
     assert "Created fine-tuning job" in seen["events"] and len(seen["events"]) == len(set(seen["events"])) > 1

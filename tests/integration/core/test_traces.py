@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import httpx
 import pytest
+from opentelemetry.sdk.trace import sampling
 
 from apps.accounts.login.key_operations import IssuedKey
-from apps.config.env import MalformedVariable, _traces_endpoint
+from apps.config.env import SAMPLERS, MalformedVariable, _traces_endpoint
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.messages import outbox, tracing
@@ -292,6 +293,25 @@ def test_a_collector_that_never_answers_delays_nothing(
 def test_an_address_that_is_no_url_is_refused_by_name() -> None:
     with pytest.raises(MalformedVariable, match="OTEL_EXPORTER_OTLP_ENDPOINT is a URL such as http://collector:4318"):
         _traces_endpoint({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318"})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "share", "named"),
+    [
+        ("parentbased_traceidratoi", "0.05", "OTEL_TRACES_SAMPLER is one of"),
+        ("traceidratio", "", "OTEL_TRACES_SAMPLER_ARG"),
+        ("parentbased_traceidratio", "5%", "OTEL_TRACES_SAMPLER_ARG"),
+        ("parentbased_traceidratio", "5", "OTEL_TRACES_SAMPLER_ARG"),
+        ("parentbased_traceidratio", "nan", "OTEL_TRACES_SAMPLER_ARG"),
+    ],
+)
+def test_a_sampler_in_place_of_which_all_would_be_sampled_is_refused(sampler: str, share: str, named: str) -> None:
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318", "OTEL_TRACES_SAMPLER": sampler}
+
+    with pytest.raises(MalformedVariable, match=named):
+        _traces_endpoint(variables | {"OTEL_TRACES_SAMPLER_ARG": share})
+    assert _traces_endpoint(variables | {"OTEL_TRACES_SAMPLER": "Parentbased_Always_Off"})
+    assert set(SAMPLERS) == set(sampling._KNOWN_SAMPLERS)
 
 
 def test_a_process_without_a_collector_imports_nothing_of_opentelemetry() -> None:

@@ -1,5 +1,6 @@
 """/v1/files: OpenAI's surface over dataset versions, with our `validation` report, and over files of batches."""
 
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -289,7 +290,7 @@ def is_for_batches(purpose: str, head: bytes) -> bool:
     """
     if purpose != batch_files.EVAL_PURPOSE:
         return purpose == batch_files.PURPOSE
-    first = head.lstrip().partition(b"\n")[0]
+    first = head.removeprefix(BOM_UTF8).lstrip().partition(b"\n")[0]
     try:
         return "item" in msgspec.json.decode(first, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

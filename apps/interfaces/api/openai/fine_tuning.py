@@ -3,6 +3,7 @@
 A dry run returns the job's estimate and whether it would start, and creates nothing.
 """
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from django.db.models import QuerySet
@@ -75,6 +76,8 @@ _MetadataFilter = Annotated[
     dict[str, str] | str, Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any.")
 ]
 
+# The metadata by which the command line finds the jobs of a manifest and of an import.
+_APPLY_MARK, _IMPORT_MARK = "apply.", "imported_from"
 # Members of a job's body, as those of a move's.
 _PARAMS_OF_MOVE = {
     "compute.pool": "option", "compute.gpu_count": "option", "compute.node_count": "node_count",
@@ -141,6 +144,7 @@ class JobList(ApiView):
                 "needed_by is answered by a dry run: send dry_run, then create the job with the compute.pool you chose."
             )
             raise InvalidValue(text, param="needed_by")
+        _require_scope_of_marks(self.identity, filled.metadata)
         job = creation.create_job(organization=self.organization, request=filled, by=self.actor, now=db_now())
         return job_object(queries.get_job(organization=self.organization, id=job.pk))
 
@@ -317,6 +321,20 @@ def require_scope_of_judge(identity: KeyIdentity, plan: EvaluationPlan | None) -
     if is_judged and Permission.INFERENCE not in identity.scopes:
         message = "A judge asks a model in the name of this API key, which lacks the scope 'inference'."
         raise PermissionDenied(message, param="evaluation.grader", required_scope=str(Permission.INFERENCE))
+
+
+def _require_scope_of_marks(identity: KeyIdentity, metadata: Mapping[str, str]) -> None:
+    """Raise PermissionDenied for metadata of `anneal apply` or `anneal import` from a key that may not move aliases.
+
+    The commands point an alias at the model of the newest job with their metadata, whichever key created it.
+    """
+    mark = next((name for name in metadata if name == _IMPORT_MARK or name.startswith(_APPLY_MARK)), None)
+    if mark is not None and Permission.ADAPTER_WRITE not in identity.scopes:
+        message = (
+            f"A job with the metadata '{mark}' decides where an alias points, and this API key lacks the scope "
+            "'adapter.write'. Use another key, or another name."
+        )
+        raise PermissionDenied(message, param=f"metadata.{mark}", required_scope=str(Permission.ADAPTER_WRITE))
 
 
 def _with_metadata(rows: QuerySet[FineTuningJob], query: JobsQuery) -> QuerySet[FineTuningJob]:

@@ -37,7 +37,7 @@ class OpenAiHyperparameters(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Supervised(msgspec.Struct, forbid_unknown_fields=True):
-    hyperparameters: OpenAiHyperparameters = msgspec.field(default_factory=OpenAiHyperparameters)
+    hyperparameters: OpenAiHyperparameters | None = None
 
 
 class PreferenceHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=True):
@@ -45,7 +45,7 @@ class PreferenceHyperparameters(OpenAiHyperparameters, forbid_unknown_fields=Tru
 
 
 class Preference(msgspec.Struct, forbid_unknown_fields=True):
-    hyperparameters: PreferenceHyperparameters = msgspec.field(default_factory=PreferenceHyperparameters)
+    hyperparameters: PreferenceHyperparameters | None = None
 
 
 class JobMethod(msgspec.Struct, forbid_unknown_fields=True):

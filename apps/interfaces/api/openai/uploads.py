@@ -1,5 +1,6 @@
 """/v1/uploads: OpenAI's uploads in parts, for files too large for one request."""
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Literal, TypedDict
@@ -131,7 +132,7 @@ class UploadComplete(ApiView):
         head = b""
         for chunk in chunks:  # parts may be shorter than the first line
             head += chunk
-            if b"\n" in head.lstrip() or len(head) >= CHUNK_BYTES:
+            if b"\n" in head.removeprefix(BOM_UTF8).lstrip() or len(head) >= CHUNK_BYTES:
                 break
         if not is_for_batches(upload.purpose, head):
             return ""

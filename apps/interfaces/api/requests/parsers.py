@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import IO, Any, NoReturn, TypeVar
 
 import msgspec
+from django.core.exceptions import RequestDataTooBig, TooManyFieldsSent, TooManyFilesSent
 from rest_framework.exceptions import ParseError
 from rest_framework.parsers import DataAndFiles, JSONParser, MultiPartParser
 
@@ -72,6 +73,9 @@ class PlainMultiPartParser(MultiPartParser):
             return super().parse(stream, media_type, parser_context)
         except ParseError as error:
             text = "The form could not be read. Send multipart/form-data with the boundary that the header names."
+            raise InvalidForm(text) from error
+        except (TooManyFieldsSent, TooManyFilesSent, RequestDataTooBig) as error:  # such as a field for each byte
+            text = "The form has too many or too long fields. Send a file as one part with a filename."
             raise InvalidForm(text) from error
 
 

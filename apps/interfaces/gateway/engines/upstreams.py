@@ -1,4 +1,4 @@
-"""Requests to the engines' proxies: choice of replica, retries, and translation of refusals.
+"""Requests to the engines' proxies: choice of replica and retries.
 
 Another replica is tried only before the first token: after the first one could not be reached, is busy, starting or
 dying, has lost the adapter, or ended its answer too early. Errors of the request itself are never retried.
@@ -6,14 +6,13 @@ dying, has lost the adapter, or ended its answer too early. Errors of the reques
 
 import asyncio
 import logging
-import re
 from contextlib import suppress
 from typing import Self
 
 import msgspec
 
 from apps.contracts.addresses.replicas import AddressRules
-from apps.core.errors import DomainError, InvalidValue, Unavailable
+from apps.core.errors import DomainError, Unavailable
 from apps.interfaces.gateway.engines.chunks import (
     DONE,
     EngineChunk,
@@ -24,8 +23,9 @@ from apps.interfaces.gateway.engines.chunks import (
 )
 from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse, ReplicaClient, Unreachable
 from apps.interfaces.gateway.engines.meter import Meter
+from apps.interfaces.gateway.engines.refusals import TryAnother, meaning_of, read_refusal
 from apps.interfaces.gateway.engines.traces import UNTRACED, RequestPhase, RequestTrace
-from apps.interfaces.gateway.errors import ContextLengthExceeded, EngineError, RequestFailed, UnsupportedParameter
+from apps.interfaces.gateway.errors import EngineError
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
 from apps.interfaces.gateway.requests.schema import EngineRequest
 from apps.serving.queries import Route, Upstream
@@ -35,25 +35,7 @@ logger = logging.getLogger(__name__)
 # A request that kills its engine must not go through all of them. Replicas that were not reached do not count.
 MAX_ATTEMPTS = 2
 _END_SECONDS = 2
-_ERROR_BYTES = 64 * 1024
-
-_DYING = ("cannot schedule new futures", "EngineCore encountered an issue")
-_NAN = "not JSON compliant"  # from the 400 of an engine whose logits are not finite: its fault, not the request's
 _TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
-
-
-class TryAnother(Exception):
-    """This replica cannot answer; another one might.
-
-    `is_unreached`: it never saw the request. `is_busy`: it works but is full or lacks the adapter. `is_down`: it
-    reports that it serves nothing now.
-    """
-
-    def __init__(
-        self, reason: str, *, is_unreached: bool = False, is_busy: bool = False, is_down: bool = False
-    ) -> None:
-        super().__init__(reason)
-        self.is_unreached, self.is_busy, self.is_down = is_unreached, is_busy, is_down
 
 
 class CallProgress(msgspec.Struct):
@@ -160,7 +142,7 @@ class Upstreams:
         answer = EngineAnswer(response, call.request, call.meter, replica_id=upstream.replica_id)
         try:
             if response.status != 200:
-                raise await _refusal(response, call.request)
+                raise await read_refusal(response, call.request)
             await answer.read_to_first_token()
         except BaseException as error:
             if isinstance(error, TryAnother) and (error.is_busy or error.is_down):
@@ -215,7 +197,7 @@ class EngineAnswer:
                 if _has_token(chunks):
                     return
         except _EngineFailed as failed:
-            raise _meaning_of(failed.fault, failed.fault.code, self._request) from failed
+            raise meaning_of(failed.fault, failed.fault.code, self._request) from failed
         except _TRUNCATED as error:
             raise TryAnother(repr(error)) from error
         raise TryAnother("it ended its answer before the first token")
@@ -299,102 +281,3 @@ def _has_token(chunks: list[EngineChunk]) -> bool:
             if choice.finish_reason or choice.has_content:
                 return True
     return False
-
-
-# --- Refusals ---------------------------------------------------------------------------------------------------------
-
-
-class _ErrorEnvelope(msgspec.Struct):
-    error: EngineFault
-
-
-_CONTEXT = re.compile(r"maximum context length is (\d+) tokens|max_model_len\D*(\d+)|max_total_tokens\D*(\d+)")
-_COUNTED = re.compile(r"contains (at least )?(\d+) (input tokens|characters)")
-# Error codes of a replica's proxy: only this request waits (_WELL), or all requests do (_DOWN).
-_WELL = ("replica_busy", "model_loading", "model_not_found")
-_DOWN = "replica_not_ready"
-_OUTPUT_FIELDS = ("max_tokens", "max_completion_tokens")
-
-
-async def _refusal(response: EngineResponse, request: EngineRequest) -> Exception:
-    """Return the error for a status other than 200."""
-    try:
-        raw = await response.read_all(_ERROR_BYTES)
-    except Broken as error:
-        return TryAnother(str(error))
-    try:
-        found = msgspec.json.decode(raw, type=_ErrorEnvelope).error
-    except msgspec.DecodeError:
-        found = EngineFault(raw[:300].decode(errors="replace"))
-    return _meaning_of(found, response.status, request)
-
-
-def _meaning_of(found: EngineFault, status: int | str | None, request: EngineRequest) -> Exception:
-    """Return TryAnother, or a domain error that shows no engine internals."""
-    logger.info("replica answered %s: %s", status, found.message[:500])
-    if status in (400, 422) and _NAN not in found.message:
-        return _bad_request(found, request)
-    if status == 413:
-        return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
-    if status == 500 and not any(text in found.message for text in _DYING):
-        return RequestFailed()
-    return TryAnother(
-        f"{status}: {found.message[:200]}",
-        is_busy=status in (404, 503) and found.code in _WELL,
-        is_down=status == 503 and found.code == _DOWN,
-    )
-
-
-_PIXELS = re.compile(r"exceed the maximum of (\d+) pixels")
-_VOCABULARY = re.compile(r"Vocabulary size: (\d+)")
-_GRAMMAR = re.compile(r"Grammar error|json schema into a grammar|Invalid grammar specification|JSON schema contains")
-_NO_TOOLS = (
-    "This model's engine runs without a tool parser, so it cannot call functions. Leave `tools` out, or ask for JSON "
-    "with `response_format`."
-)
-
-
-def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
-    """Return the engine's complaint in our own words if it is known, because the engine's text may show internals."""
-    limit = _CONTEXT.search(found.message)
-    if found.param in _OUTPUT_FIELDS and limit:
-        return InvalidValue(
-            f"`{found.param}` is above what fits this model's context of {_first(limit)} tokens. Lower it.",
-            param=found.param,
-        )
-    if limit:
-        return _too_long(found.message, _first(limit), request)
-    if pixels := _PIXELS.search(found.message):
-        text = f"An image has more than {int(pixels[1]):,} pixels. Send it in a smaller size."
-        return InvalidValue(text, param=request.prompt_param)
-    if "--tool-call-parser" in found.message:
-        return UnsupportedParameter(_NO_TOOLS, param="tools")
-    if "response_format" in request.fields and _GRAMMAR.search(found.message):
-        return InvalidValue(
-            "The model's engine cannot compile the schema. Leave out rare keywords of JSON Schema.",
-            param="response_format.json_schema.schema",
-        )
-    if "vocab" in found.message:
-        param = found.param if found.param in request.fields else request.prompt_param
-        size = _VOCABULARY.search(found.message)
-        known = f": its ids end at {int(size[1]) - 1}" if size else ""
-        return InvalidValue(f"`{param}` holds token ids that this model does not know{known}.", param=param)
-    if found.param in request.fields:
-        return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
-    return InvalidValue(
-        "The model refuses this request: its messages or parameters do not fit its chat template or limits."
-    )
-
-
-def _too_long(message: str, limit: str, request: EngineRequest) -> DomainError:
-    counted = _COUNTED.search(message)
-    has = f" and `{request.prompt_param}` has {counted[1] or ''}{counted[2]} {counted[3]}" if counted else ""
-    room = f", with {request.max_tokens} set aside for the answer" if request.max_tokens else ""
-    return ContextLengthExceeded(
-        f"This model's context is {limit} tokens{has}{room}. Shorten the prompt or lower `max_tokens`.",
-        param=request.prompt_param,
-    )
-
-
-def _first(found: re.Match[str]) -> str:
-    return next(group for group in found.groups() if group)

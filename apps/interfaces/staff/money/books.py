@@ -20,7 +20,7 @@ from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.money import nano_to_usd, usd_to_nano
 from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost, sum_estimate_losses
-from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
+from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
 from apps.interfaces.staff.tenants import read_organizations
 
@@ -61,6 +61,7 @@ def show(request: HttpRequest) -> HttpResponse:
         "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED).reverse()[:_DECIDED_SHOWN],
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),
+        "is_only_operator": is_only_operator(request, [each.requested_by for each in waiting]),
         **listed.context,
     }
     return render(request, "staff/money/books.html", context)

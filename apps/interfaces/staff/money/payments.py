@@ -18,7 +18,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
-from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
+from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.lifecycle import RefundStatus
 from apps.payments.models import CardDispute, CardRefund, TopUp
@@ -45,6 +45,8 @@ class RefundForm(forms.Form):
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
     differences = reconciliation.list_differences(limit=_SHOWN + 1)
+    refunds = _read_list(request, "refunds", CardRefund.objects.select_related("organization", "topup"))
+    waiting = [each.requested_by for each in refunds.rows if each.status == RefundStatus.WAITING]
     context = {
         "is_configured": gateway.is_configured(),
         "differences": differences[:_SHOWN],
@@ -52,9 +54,10 @@ def index(request: HttpRequest) -> HttpResponse:
         "runs": reconciliation.list_reconciliations(limit=10),
         "stuck": webhooks.list_stuck(),
         "disputes": _read_list(request, "disputes", CardDispute.objects.select_related("organization", "topup")),
-        "refunds": _read_list(request, "refunds", CardRefund.objects.select_related("organization", "topup")),
+        "refunds": refunds,
         "topups": _read_list(request, "topups", TopUp.objects.select_related("organization")),
         "operator_id": operator_id(request),
+        "is_only_operator": is_only_operator(request, waiting),
     }
     return render(request, "staff/money/payments.html", context)
 

@@ -11,6 +11,7 @@ from anneal.api import Api
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, emit_line, notice, plain
 from anneal.session import session_of
+from anneal.texts import STANDARD_INPUT, text_of
 
 
 def chat(
@@ -39,7 +40,7 @@ def chat(
 
 def _messages(given: str | None) -> Iterator[str]:
     if given is not None:
-        yield sys.stdin.read() if given == "-" else given
+        yield text_of(sys.stdin.buffer.read(), STANDARD_INPUT) if given == "-" else given
         return
     notice("Ctrl-D ends the conversation.")
     while True:

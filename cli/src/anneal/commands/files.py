@@ -78,15 +78,15 @@ def convert(
 def upload(
     context: typer.Context,
     path: LocalFile,
-    purpose: Annotated[str, typer.Option(help="fine-tune or evals.")] = "fine-tune",
+    purpose: Annotated[str, typer.Option(help="fine-tune, evals or batch.")] = "fine-tune",
     mapping: GivenMapping = None,
-    check_first: Annotated[bool, typer.Option("--check/--no-check", help="Check the file here first.")] = True,
+    check_first: Annotated[bool, typer.Option("--check/--no-check", help="Check a training file here first.")] = True,
     wait: Annotated[bool, typer.Option(help="Wait until the server has checked the file.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload a file in parts. Run the same command again after an interruption: it continues within an hour."""
     session, given = session_of(context), read_given(mapping)
-    if check_first:
+    if check_first and purpose == "fine-tune":  # others may hold requests or items in place of rows
         report = check_file(path, given)
         if not report.is_valid:
             emit(context, _check_object(path, report), lambda: _text_of(path, report))

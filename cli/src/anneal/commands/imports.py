@@ -86,6 +86,9 @@ def openai(
     catalogue = base_models(session.api)
     chosen = pairs_of(map_ or [], "--map")
     found = [each for each in source.jobs() if not job or each.get("id") in job]
+    if missing := set(job or ()) - {each.get("id") for each in found}:
+        text = f"{', '.join(sorted(missing))}: there is no such job in {export or 'your OpenAI project'}."
+        raise typer.BadParameter(text, param_hint="--job")
     plans = [plan_of(each, catalogue=catalogue, chosen=chosen) for each in found]
     run_import(context, session, plans, source=source, folder=folder, settings=set_ or [], dry_run=dry_run, yes=yes)
 
@@ -122,7 +125,7 @@ for _tool in NAMES:
 def status(context: typer.Context, folder: Folder = _HERE, as_json: AsJson = False) -> None:
     """Show where each imported job stands, and which old names answer."""
     session = session_of(context)
-    found = standing(session.api, Memory.open(folder, session.base_url))
+    found = standing(session.api, _begun(folder, session))
     emit(context, {"object": "import", "data": found}, lambda: _standing_table(found))
 
 
@@ -138,7 +141,7 @@ def finish(
     A name that is already an alias does not change. Exits with 1 unless all jobs succeeded and all names answer.
     """
     session = session_of(context)
-    memory = Memory.open(folder, session.base_url)
+    memory = _begun(folder, session)
     session.api.attempts = PATIENT_ATTEMPTS if wait else session.api.attempts
     found = name_models(session.api, memory)
     deadline = math.inf
@@ -153,6 +156,15 @@ def finish(
             notice(f"{each['alias']}: {each['note']}")
     if not all(each["status"] == "succeeded" and (each["alias_of"] or not each["alias"]) for each in found):
         raise typer.Exit(ExitCode.NEGATIVE)
+
+
+def _begun(folder: Path, session: Session) -> Memory:
+    """Return the memory of an import that started jobs. Raises Failure if the folder has none."""
+    memory = Memory.open(folder, session.base_url)
+    if not memory.jobs:
+        text = f"{folder} has no jobs of an import. Run `anneal import openai` first, or give its --folder."
+        raise Failure(text, ExitCode.USAGE)
+    return memory
 
 
 def _is_pending(state: dict[str, Any]) -> bool:
@@ -211,8 +223,10 @@ def run_import(
     if not dry_run and memory.jobs:
         memory.keep()
     started = [plan for plan in new if plan.job is not None]
-    emit(context, {"object": "import", "data": [plan.as_json() for plan in plans]}, lambda: _end(started, dry_run))
-    if not dry_run and any(plan.job is None for plan in new):
+    is_refused = bool(plans) and all(plan.job is None and plan.obstacle for plan in plans)
+    end = "No job can be imported. Each one's note says why." if is_refused else _end(started, dry_run)
+    emit(context, {"object": "import", "data": [plan.as_json() for plan in plans]}, end)
+    if is_refused or (not dry_run and any(plan.job is None for plan in new)):
         raise typer.Exit(ExitCode.REFUSED)
 
 

@@ -41,13 +41,7 @@ def pull(
     Run the same command again after an interruption: it continues, and skips files that are there already.
     """
     api = session_of(context).api
-    try:
-        listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
-    except Failure as failure:
-        if failure.exit_code == ExitCode.NOT_FOUND and model in base_models(api):
-            text = f"{model} is a base model, which is not downloaded here. Give the name of a fine-tuned model, ft:…."
-            raise Failure(text, ExitCode.REFUSED) from failure
-        raise
+    listed = api.get(f"{model_path(model, is_own=True)}/files")["data"]
     wanted = [file for file in listed if file["export"] == export]
     if not wanted:
         names = ", ".join(sorted({file["export"] for file in listed if file["export"]})) or "none"

@@ -4,13 +4,19 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
 
+from anneal.texts import STANDARD_INPUT, text_of
+
 AUTO = "auto"
 
-Body = Annotated[typer.FileText | None, typer.Option(help="The request as JSON; options take precedence.")]
+Body = Annotated[
+    typer.FileBinaryRead | None,
+    typer.Option(metavar="FILE", help="The request as JSON; - reads standard input. Options take precedence."),
+]
 Metadata = Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")]
 
 
@@ -36,7 +42,7 @@ class JobOptions:
     seed: int | None
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body with the options in it. Raises BadParameter if the file is missing."""
+        """Return the body with the options in it. Raises BadParameter if the file is missing or not uploaded."""
         given = {
             "model": self.model,
             "training_file": self.file,
@@ -55,6 +61,10 @@ class JobOptions:
         request = body | present(**given)
         if "training_file" not in request:
             raise typer.BadParameter("This option is required.", param_hint="--file")
+        for name, option in (("training_file", "--file"), ("validation_file", "--validation-file")):
+            if Path(given := str(request.get(name) or "")).is_file():
+                text = f"{given} is a file here. Give the id that `anneal files upload {given}` prints."
+                raise typer.BadParameter(text, param_hint=option)
         return request
 
     def _method(self, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -72,13 +82,15 @@ def budget_of(request: dict[str, Any], *, shown_usd: str | None) -> dict[str, An
     return object_of(request, "budget") | present(quoted_max_usd=shown_usd)
 
 
-def read_body(file: IO[str] | None) -> dict[str, Any]:
-    """Return the JSON object of a file, empty without one. Raises BadParameter."""
+def read_body(file: IO[bytes] | None) -> dict[str, Any]:
+    """Return the JSON object of a file, empty without one. Raises BadParameter, or Failure if it is no text."""
     if file is None:
         return {}
+    name = str(getattr(file, "name", "-"))
+    text = text_of(file.read(), STANDARD_INPUT if name in ("-", "<stdin>") else name)
     try:
-        found = json.load(file)
-    except ValueError as error:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"The file is not JSON: {error}.", param_hint="--body") from error
     if not isinstance(found, dict):
         raise typer.BadParameter("The file holds no JSON object.", param_hint="--body")

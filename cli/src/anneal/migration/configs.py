@@ -12,6 +12,7 @@ import yaml
 from anneal.failures import ExitCode, Failure
 from anneal.migration.base_models import suggest
 from anneal.migration.plans import IMPORTED_FROM, Plan, Setting, suffix_of
+from anneal.texts import text_of
 from anneal.transfers import hash_of
 
 _RANKS = (8, 16, 32, 64)
@@ -90,10 +91,11 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return a file of YAML or JSON. Raises Failure."""
     if path.stat().st_size > _LARGEST_BYTES:
         raise Failure(f"{path} is too large for a configuration: at most 1 MiB.", ExitCode.USAGE)
+    text_of(path.read_bytes(), str(path))
     try:
         with path.open(encoding="utf-8") as file:  # its name is in the errors
             found = yaml.load(file, Loader=_Loader)  # noqa: S506 - a SafeLoader
-    except (yaml.YAMLError, UnicodeError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise Failure(f"{path} is neither YAML nor JSON: {error}.", ExitCode.USAGE) from error
     if not isinstance(found, dict):
         raise Failure(f"{path} has no keys at its top.", ExitCode.USAGE)
@@ -282,9 +284,9 @@ def _placed(folder: Path, name: str) -> Path:
 def _registered(folder: Path, name: str) -> tuple[Path, dict[str, Any] | None]:
     """Return a data set of LLaMA-Factory's `dataset_info.json`. Raises Failure."""
     try:
-        entry = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))[name]
+        entry = json.loads(text_of((folder / "dataset_info.json").read_bytes(), f"{folder}/dataset_info.json"))[name]
         file = entry["file_name"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         text = f"{folder}/dataset_info.json has no file for {name[:100]!r}. Give the file by --data."
         raise Failure(text, ExitCode.NOT_FOUND) from error
     columns = entry.get("columns") or {}

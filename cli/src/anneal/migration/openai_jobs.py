@@ -11,6 +11,7 @@ from anneal.failures import ExitCode, Failure
 from anneal.migration.base_models import suggest
 from anneal.migration.plans import IMPORTED_FROM, IMPORTED_MODEL, Plan, Setting, suffix_of
 from anneal.output import notice
+from anneal.texts import text_of
 
 _FILE_ID = re.compile(r"[A-Za-z0-9_-]{1,120}")
 _MOST_JOBS = 10_000
@@ -66,7 +67,7 @@ class Export:
     def jobs(self) -> Iterator[dict[str, Any]]:
         path = self._folder / "jobs.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(text_of(path.read_bytes(), str(path)))
         except (ValueError, RecursionError) as error:
             raise Failure(f"{path} is not JSON: {error}.", ExitCode.LOCAL) from error
         rows = found.get("data") if isinstance(found, dict) else found

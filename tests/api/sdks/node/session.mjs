@@ -13,6 +13,17 @@ const streamed = await client.files.create({ file: fs.createReadStream(path), pu
 const content = Buffer.from(await (await client.files.content(streamed.id)).arrayBuffer());
 seen.file = { status: streamed.status, filename: streamed.filename, isEqual: content.equals(rows) };
 
+const { toFile } = createRequire(`${process.cwd()}/`)(name);
+const expires_after = { anchor: "created_at", seconds: 86400 };
+const named = await client.files.create({ file: await toFile(rows, "größe 日本.jsonl"), purpose: "fine-tune", expires_after });
+const unnamed = await client.files.create({ file: await toFile(new Blob([rows])), purpose: "evals" });
+seen.forms = [named.filename, named.expires_at - named.created_at, unnamed.filename, unnamed.purpose];
+try {
+  await client.files.create({ file: rows, purpose: "fine-tune" }); // sent as a field for each byte
+} catch (error) {
+  seen.bytes = error.message;
+}
+
 const upload = await client.uploads.create({
   bytes: 2 * rows.length, filename: "twice.jsonl", mime_type: "application/jsonl", purpose: "fine-tune",
 });
