@@ -22,8 +22,7 @@ from gpu_workers.common.events import UNNUMBERED, EventWriter
 from gpu_workers.train.data.encoding import ShuffledSampler
 from gpu_workers.train.data.rows import Rows, SomeRows
 from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
-from gpu_workers.train.loop.checkpoint import Progress
-from gpu_workers.train.loop.early_stopping import BestWeights
+from gpu_workers.train.loop.checkpoint import BestWeights, Progress
 from gpu_workers.train.loop.evaluation import Evaluation, evaluate
 from gpu_workers.train.loop.process_group import is_distributed
 from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds, rehearse

@@ -8,8 +8,8 @@ from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
 from apps.interfaces.web.jobs.recipe import recipe_lines, recipe_reasons
 from apps.interfaces.web.shell.live import with_units
-from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.draft import Draft
+from apps.interfaces.web.wizard.steps.compute_table import memory_parts
 
 _SHOWN_EVALUATIONS = 100
 

@@ -15,9 +15,9 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import stored_request
-from apps.interfaces.web.account.tracker_forms import TrackingForm, trackers_given
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS
+from apps.interfaces.web.wizard.tracking_form import TrackingForm, trackers_given
 
 FILE_NAMES = ("dataset", "validation")
 METHOD_NAMES = (

@@ -23,12 +23,12 @@ from apps.finetuning.recipes.limits import TrainingKind
 from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs.judges import list_judges
 from apps.finetuning.runs.trackers import list_tracker_keys
-from apps.interfaces.web.account.tracker_forms import TrackingForm
 from apps.interfaces.web.datasets.preparation import is_ready, is_uncompared, is_uncounted
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm
 from apps.interfaces.web.wizard.compute_forms import ComputeForm
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.forms import RecipeForm
+from apps.interfaces.web.wizard.tracking_form import TrackingForm
 
 
 @dataclass(frozen=True)

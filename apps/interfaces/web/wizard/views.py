@@ -18,12 +18,12 @@ from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.current_project import project_of_new_work
-from apps.interfaces.web.wizard.compute import quotes_of, spread
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_strip import recipe_strip
-from apps.interfaces.web.wizard.review import named_quote, rehearsal_url
-from apps.interfaces.web.wizard.steps import STEPS, choose_step, list_reachable, step_that_fixes
+from apps.interfaces.web.wizard.steps.compute import quotes_of, spread
+from apps.interfaces.web.wizard.steps.review import named_quote, rehearsal_url
+from apps.interfaces.web.wizard.steps.sequence import STEPS, choose_step, list_reachable, step_that_fixes
 
 # The parts that htmx asks for by target: the price alone, or the price with its table.
 _PARTS = {"price-live": "wizard/live/method.html", "compute-live": "wizard/live/compute.html"}

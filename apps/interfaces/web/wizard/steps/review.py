@@ -14,11 +14,11 @@ from apps.core.money import NANO_PER_CENT
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.wizard.compute import quotes_of, samples
-from apps.interfaces.web.wizard.compute_table import TableView, compute_rows
 from apps.interfaces.web.wizard.forms import TRAINED
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import value_in_words
+from apps.interfaces.web.wizard.steps.compute import quotes_of, samples
+from apps.interfaces.web.wizard.steps.compute_table import TableView, compute_rows
 
 FILES = {
     "adapter": later("Adapter"),

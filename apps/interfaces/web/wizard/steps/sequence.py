@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from apps.core.errors import DomainError
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.wizard.compute import compute_context
-from apps.interfaces.web.wizard.dataset import dataset_context
 from apps.interfaces.web.wizard.draft import FILE_NAMES, METHOD_NAMES, Draft
-from apps.interfaces.web.wizard.method import method_context
-from apps.interfaces.web.wizard.model import model_context
 from apps.interfaces.web.wizard.plan import Plan, StepContext
-from apps.interfaces.web.wizard.review import review_context
+from apps.interfaces.web.wizard.steps.compute import compute_context
+from apps.interfaces.web.wizard.steps.dataset import dataset_context
+from apps.interfaces.web.wizard.steps.method import method_context
+from apps.interfaces.web.wizard.steps.model import model_context
+from apps.interfaces.web.wizard.steps.review import review_context
 
 # The recipe fields that can be changed beside the compute step's table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")

@@ -13,7 +13,8 @@ from apps.finetuning.quotes.options import PoolQuote, rank_quotes
 from apps.finetuning.usage.charges import SpendCapTooLow, require_cap
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.shell.code_samples import job_samples
-from apps.interfaces.web.wizard.compute_table import (
+from apps.interfaces.web.wizard.plan import Plan, StepContext
+from apps.interfaces.web.wizard.steps.compute_table import (
     ORDERS,
     TableView,
     compute_rows,
@@ -22,7 +23,6 @@ from apps.interfaces.web.wizard.compute_table import (
     picture_rows,
     scatter_label,
 )
-from apps.interfaces.web.wizard.plan import Plan, StepContext
 
 _OF_MACHINES = ("compute.node_count", "hyperparameters.batch_size")  # what several machines cannot share
 
