@@ -55,7 +55,7 @@ class RegionRefused(DomainError):
 
 
 class KeyIdentity(msgspec.Struct, frozen=True):
-    """The identity behind a bearer key. `scopes` are those that both the key and its maker's role allow now.
+    """The identity behind a bearer key. `scopes` are those that both the key and its creator's role allow now.
 
     `project_id` is the project of all that is created with the key.
     """
@@ -84,7 +84,7 @@ NO_LIMITS = KeyLimits()
 
 
 def find_key(*, secret: str) -> KeyIdentity | None:
-    """Return the identity of a key; return None if it is malformed, unknown, revoked or expired, or its maker left.
+    """Return the identity of a key; return None if it is malformed, unknown, revoked or expired, or its creator left.
 
     The lookup is the SQL function `find_api_key`, the only way for a role bound to one tenant to read another's key
     row.
@@ -198,17 +198,17 @@ def find_service_account(*, organization: Organization, user_id: str) -> Members
     return list_service_accounts(organization=organization).filter(user_id=user_id).first()
 
 
-def names_of_makers(*, organization: Organization | str) -> dict[str, str]:
+def names_of_creators(*, organization: Organization | str) -> dict[str, str]:
     """Return the names of all under whose ids costs are counted, by id: people, and then service accounts."""
-    return {each.user_id: str(each.user) for each in _makers(organization)}
+    return {each.user_id: str(each.user) for each in _creators(organization)}
 
 
 def names_of_memberships(*, organization: Organization | str) -> dict[str, str]:
     """Return the names of people and service accounts by the id of their membership, people first."""
-    return {each.pk: str(each.user) for each in _makers(organization)}
+    return {each.pk: str(each.user) for each in _creators(organization)}
 
 
-def _makers(organization: Organization | str) -> QuerySet[Membership]:
+def _creators(organization: Organization | str) -> QuerySet[Membership]:
     rows = Membership.objects.for_organization(organization).select_related("user")
     return rows.order_by(F("user__service_account_of").asc(nulls_first=True), "created_at", "id")
 
@@ -274,7 +274,7 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
 
 
 def find_actor(*, organization: Organization | str, actor: str, now: datetime.datetime) -> Membership | None:
-    """Return the member behind an actor id, or the maker of a key that is usable; return None if there is none now.
+    """Return the member behind an actor id, or the creator of a key that is usable; return None if there is none now.
 
     A rotated key may still act through a usable key that replaced it, unless it was revoked.
     """

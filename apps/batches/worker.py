@@ -207,14 +207,14 @@ class _Worker:
     def _secret_of(self, batch: Batch) -> str | None:
         """Return a short-lived key in the name of the batch's creator; None if that may send no requests now."""
         now = db_now()
-        maker = find_actor(organization=batch.organization_id, actor=batch.created_by, now=now)
-        if maker is None:
+        creator = find_actor(organization=batch.organization_id, actor=batch.created_by, now=now)
+        if creator is None:
             return None
         secret, used_until = _secrets.get(batch.pk, ("", now))
         if used_until <= now:
             try:
                 issued = issue_member_token(
-                    membership=maker, now=now, name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME,
+                    membership=creator, now=now, name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME,
                     project_id=batch.project_id,
                 )  # fmt: skip
             except DomainError:

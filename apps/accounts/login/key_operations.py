@@ -58,19 +58,19 @@ def issue_key(
 ) -> IssuedKey:
     """Create an API key that may do at most what its creator may, and what `identity`, the calling key, may.
 
-    The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
+    The creator is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
     `by` leaves. It names the person who knows it, also when the key of a service account asks. The project and limits
     that are left out are those of that key, else the default project. Raises InvalidValue, PermissionDenied, NotFound,
     and InvalidState above MAX_KEYS and for an archived project.
     """
     if service_account_id:
-        maker = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
+        creator = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
     else:
-        maker = lock_members(organization, by)
+        creator = lock_members(organization, by)
     issued_by = _issuer(by, identity) if service_account_id or by.service_account_of_id else None
-    _require_scopes(maker, frozenset(scopes))
+    _require_scopes(creator, frozenset(scopes))
     project = project_of_new_key(
-        organization=organization, id=project_id, membership=maker, own=identity.project_id if identity else "",
+        organization=organization, id=project_id, membership=creator, own=identity.project_id if identity else "",
         scopes=identity.scopes if identity else None,
     )  # fmt: skip
     if identity:
@@ -85,14 +85,14 @@ def issue_key(
         )
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
-        name=clean_name(name), scopes=sorted(scopes), created_by_id=maker.user_id, created_at=now,
+        name=clean_name(name), scopes=sorted(scopes), created_by_id=creator.user_id, created_at=now,
         project=project, expires_at=expires_at, issued_by=issued_by,
         made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
         name=issued.key.name, scopes=issued.key.scopes, project=project.pk,
-        service_account=maker.user_id if service_account_id else None,
+        service_account=creator.user_id if service_account_id else None,
     )  # fmt: skip
     return issued
 
@@ -135,8 +135,8 @@ def rotate_key(
 ) -> IssuedKey:
     """Create a key like this one, and end this one after the overlap. Both work until then.
 
-    Project, name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate
-    it, because the new key acts in their name, or those who manage the service account that is its maker. `identity`,
+    Project, name, scopes and limits stay; the new key expires when the old one was to. Only the key's creator may rotate
+    it, because the new key acts in their name, or those who manage the service account that is its creator. `identity`,
     the key that asks, rotates only a key that may do no more.
     Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
     """
@@ -230,12 +230,12 @@ def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
     return known.issued_by
 
 
-def _require_scopes(maker: Membership, scopes: frozenset[str]) -> None:
+def _require_scopes(creator: Membership, scopes: frozenset[str]) -> None:
     if not scopes or not scopes <= frozenset(SCOPES):
         raise InvalidValue(
             gettext("Choose at least one scope of %(scopes)s.") % {"scopes": ", ".join(SCOPES)}, param="scopes"
         )
-    _require_role(maker, scopes)
+    _require_role(creator, scopes)
 
 
 def _require_role(membership: Membership, scopes: frozenset[str]) -> None:

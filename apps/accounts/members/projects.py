@@ -84,7 +84,7 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
 def may_see(*, organization: Organization | str, id: str, actor: str, membership: Membership) -> bool:
     """Return whether a member sees a project now, or if `actor` is a key of theirs, whether both do.
 
-    A key whose maker does not see the key's own project sees nothing.
+    A key whose creator does not see the key's own project sees nothing.
     """
     sights, wanted = [sight_of_member(membership)], {id}
     if key := ApiKey.objects.for_organization(organization).filter(pk=actor).first():
@@ -118,8 +118,8 @@ def may_work_in(*, project_id: str, membership: Membership) -> bool:
 
 def require_work_in(*, project_id: str, actor: str) -> None:
     """Raise PermissionDenied if the member, or the creator of the key, who changes a job is a viewer of its project."""
-    makers = ApiKey.objects.filter(pk=actor).values("created_by")
-    of_actor = Q(membership__user=actor) | Q(membership__user__in=makers)
+    creators = ApiKey.objects.filter(pk=actor).values("created_by")
+    of_actor = Q(membership__user=actor) | Q(membership__user__in=creators)
     viewers = ProjectMember.objects.filter(of_actor, project=project_id, role=ProjectRole.VIEWER)
     viewer = viewers.select_related("project", "membership").first()
     if viewer and not has_permission(viewer.membership.role, Permission.ORGANIZATION_MANAGE):

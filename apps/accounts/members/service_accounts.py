@@ -116,8 +116,8 @@ def lock_service_account(
 def count_active_keys(*, organization: Organization, now: datetime.datetime) -> Counter[str]:
     """Return how many API keys of each service account work now, by the id of its user."""
     keys = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
-    makers = keys.exclude(created_by__service_account_of=None).values_list("created_by_id", flat=True)
-    return Counter(makers)
+    creators = keys.exclude(created_by__service_account_of=None).values_list("created_by_id", flat=True)
+    return Counter(creators)
 
 
 def _free_name(organization: Organization, name: str, *, but: Membership | None = None) -> str:

@@ -18,7 +18,7 @@ from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-# Of a dataset made of stored completions, while its maker waits.
+# Of a dataset made of stored completions, while its creator waits.
 MAX_ROWS, MAX_READ_BYTES = 10_000, 64 * 1024 * 1024
 TOMBSTONE = datetime.timedelta(hours=1)  # a living gateway ships what a dead one left within seconds
 _DELETED_AT_ONCE = 500

@@ -1,4 +1,4 @@
-"""LISTEN for changes to keys, their makers' rights and limits, so that a revoked key stops working at once."""
+"""LISTEN for changes to keys, their creators' rights and limits, so that a revoked key stops working at once."""
 
 import asyncio
 import logging

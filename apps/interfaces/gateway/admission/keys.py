@@ -96,7 +96,7 @@ class Keys:
         require_project_of_key(named=project, own=entry.identity.project_id)
         if entry.caller is None:
             raise PermissionDenied(
-                "This API key lacks the scope 'inference', or its maker's role no longer holds it.",
+                "This API key lacks the scope 'inference', or its creator's role no longer holds it.",
                 required_scope=str(Permission.INFERENCE),
             )
         return entry.caller

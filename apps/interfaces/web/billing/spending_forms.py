@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.members.projects import list_projects
 from apps.accounts.models import ApiKey, Organization
-from apps.accounts.queries import list_keys, names_of_makers
+from apps.accounts.queries import list_keys, names_of_creators
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 from apps.core.http.forms import LARGEST_INTEGER
@@ -49,9 +49,9 @@ class _ScopedForm(forms.Form):
 
     def __init__(self, data: QueryDict | None, *, organization: Organization, initial: Mapping[str, object]) -> None:
         super().__init__(data, initial=dict(initial))
-        makers = names_of_makers(organization=organization).items()
+        creators = names_of_creators(organization=organization).items()
         projects = ((each.pk, each.name) for each in list_projects(organization=organization))
-        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
+        self.fields["member"].choices = [("", "–"), *creators]  # type: ignore[attr-defined]
         self.fields["project"].choices = [("", "–"), *projects]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 
 from apps.accounts.members.projects import names_of_projects
 from apps.accounts.models import Organization
-from apps.accounts.queries import names_of_keys, names_of_makers
+from apps.accounts.queries import names_of_creators, names_of_keys
 from apps.accounts.roles import Permission
 from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
@@ -214,7 +214,7 @@ def _grouped(organization: Organization, group: Group, period: Period) -> list[t
     if group is Group.PROJECT:
         names = names_of_projects(organization=organization, ids=list(sums))
     else:
-        names = names_of_keys(organization=organization, ids=list(sums)) | names_of_makers(organization=organization)
+        names = names_of_keys(organization=organization, ids=list(sums)) | names_of_creators(organization=organization)
     return [(names.get(found, found) or f"{_WITHOUT} {group}", nano) for found, nano in sums.items()]
 
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.models import Project
-from apps.accounts.queries import names_of_keys, names_of_makers
+from apps.accounts.queries import names_of_creators, names_of_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
@@ -103,7 +103,7 @@ def _owners(request: OrganizationRequest, jobs: Sequence[FineTuningJob]) -> Mapp
         ids={job.created_by for job in jobs if job.created_by.startswith("key_")},
     )
     named = {id: gettext("key %(name)s") % {"name": name} for id, name in keys.items()}
-    return names_of_makers(organization=request.organization) | named
+    return names_of_creators(organization=request.organization) | named
 
 
 def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[FineTuningJob]:
