@@ -149,7 +149,7 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.KEY_MANAGE)
 def revoke(request: OrganizationRequest) -> HttpResponse:
-    """Revoke one or several keys, after their name or number was typed."""
+    """Revoke one or several keys, after the user typed the name or the number of keys."""
     return confirm(request, _REVOKE)
 
 

@@ -1,4 +1,4 @@
-"""The traffic page and its CSV: requests over time, how they ended, and their latencies, of one model or of all."""
+"""The traffic page and its CSV: requests over time, their outcomes and latencies, for one model or all."""
 
 import datetime
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _CSV_HEADER = (
 
 @dataclass(frozen=True)
 class Ending:
-    """How many requests ended in one way."""
+    """The number of requests with one outcome."""
 
     label: str
     note: str

@@ -231,7 +231,7 @@ def _by_job(organization: Organization, charges: Sequence[JobCharges]) -> list[J
 def _plot(
     organization: Organization, period: Period, used: Sequence[DayUse], drawn: Sequence[str], *, has_others: bool
 ) -> day_charts.Days:
-    """Return the chart of the spending by day, or by hour that of jobs and requests, which alone are counted so."""
+    """Return the chart of the spending by day, or by hour. Only jobs and requests are counted by hour."""
     shown = {subject: model_label(subject) for subject in drawn}
     days = {"first": period.first, "last": period.last}
     amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))

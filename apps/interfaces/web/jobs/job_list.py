@@ -1,4 +1,4 @@
-"""The list of fine-tuning jobs, the same rows as CSV, and cancelling several jobs at once."""
+"""The list of fine-tuning jobs, the same rows as CSV, and the action that cancels several jobs at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -97,7 +97,7 @@ def _list_of(request: OrganizationRequest) -> Listing[FineTuningJob]:
 
 
 def _owners(request: OrganizationRequest, jobs: Sequence[FineTuningJob]) -> Mapping[str, str]:
-    """Return the name of the person, service account or key that created each job, without those that are gone."""
+    """Return the names of people, service accounts and keys that create jobs, by id. Deleted ones are left out."""
     keys = names_of_keys(
         organization=request.organization,
         ids={job.created_by for job in jobs if job.created_by.startswith("key_")},

@@ -31,5 +31,5 @@ class TrackingForm(forms.Form):
 
 
 def trackers_given(requested: StoredRequest) -> dict[str, str]:
-    """Return the form values that reproduce what a job asked for."""
+    """Return the form values that reproduce a job's trackers."""
     return {each.type: each.project.project for each in requested.integrations}

@@ -53,7 +53,7 @@ def new(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def prepare(request: OrganizationRequest) -> HttpResponse:
-    """Count and compare the files that the address names, or have tasks do it, and show the address's step."""
+    """Count and compare the files that the address names, or have tasks do it. Then show the step of the address."""
     plan = _plan(request, request.GET)
     if plan.version is not None:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
@@ -64,7 +64,7 @@ def prepare(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def rehearse(request: OrganizationRequest) -> HttpResponse:
-    """Ask for the rehearsed memory of the review that the address names, and show it once a worker has reported it."""
+    """Request the rehearsed memory of the reviewed plan, and show it once a worker has reported it."""
     plan = _plan(request, request.GET)
     quoted = named_quote(plan, quotes_of(plan)[0])
     rehearsal = quoted.rehearsal if quoted else None

@@ -1,4 +1,4 @@
-"""The wizard's method step: every way to train with its price and what it delivers, the recipe, and the details."""
+"""The wizard's method step: every method with its price and delivery, the recipe, and the details."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
