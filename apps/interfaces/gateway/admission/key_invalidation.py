@@ -18,7 +18,7 @@ _AGAIN_SECONDS = 1.0
 
 
 async def keep_listening(keys: Keys, database: Database) -> None:
-    """Forget keys as their changes are announced, until cancelled.
+    """Forget each key whose change is announced, until cancelled.
 
     Without a connection, cached keys expire as usual.
     """
