@@ -1,4 +1,4 @@
-"""The permissions of each role, on one screen. A permission that is not listed is not granted."""
+"""The permissions of each role. A permission that is not listed is not granted."""
 
 from enum import StrEnum
 from typing import ClassVar
