@@ -67,9 +67,9 @@ class Prepared:
 def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     """Determine ports, addresses and secrets of `home`, and start nothing.
 
-    A launch takes free ports and writes its choice to `env` and `ports.json`; other callers use those of the last
-    launch. Variables that are set take precedence. With the five DATABASE_<ROLE>_URL and REDIS_URL set, nothing
-    embedded is used. Raises EnvironmentIncomplete.
+    A launch takes free ports and writes its choice to `env` and `ports.json`. Other callers use the ports of the last
+    launch. Variables that are set take precedence. With the five DATABASE_<ROLE>_URL and REDIS_URL set, no embedded
+    service is used. Raises EnvironmentIncomplete.
     """
     own = services(home)
     given = _given_variables(home)
@@ -115,19 +115,19 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
 
 
 def plain_environment() -> dict[str, str]:
-    """Return this process's environment without Anneal's variables: each program gets only those it may know."""
+    """Return this process's environment without Anneal's variables. Each program gets only those it may know."""
     return {name: value for name, value in os.environ.items() if not _OURS.match(name)}
 
 
 def _given_variables(home: Path) -> dict[str, str]:
-    """Return the caller's variables for us; those of another data directory (a test run's, a shell's) are ignored."""
+    """Return the caller's variables for us. Those of another data directory (a test run's, a shell's) are ignored."""
     if Path(os.environ.get("ANNEAL_HOME", home)).resolve() != home:
         return {}
     return {name: value for name, value in os.environ.items() if value and _OURS.match(name)}
 
 
 def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
-    """Return whether the variables name other services than our own; a shell that has read `env` names our own."""
+    """Return whether the variables name services other than our own. A shell that has read `env` names our own."""
     ours = {f"DATABASE_{role.upper()}_URL": own.database_url(role) for role in ROLES} | {"REDIS_URL": own.redis_url}
     is_plain_ours = given.get("DATABASE_URL", "") in ("", *ours.values())  # sys's URL in a shell that has read `env`
     if is_plain_ours and all(given.get(name, url) == url for name, url in ours.items()):
@@ -141,7 +141,7 @@ def _is_external(given: Mapping[str, str], own: EmbeddedServices) -> bool:
 
 
 def _require_public_url(given: Mapping[str, str]) -> None:
-    """Raise EnvironmentIncomplete if others can reach the pages, while the default URL says that they cannot.
+    """Raise EnvironmentIncomplete if others can reach the pages although the default URL implies that they cannot.
 
     The URL decides whether there is an operator account for the demonstration, and whether operators need a second
     factor.
@@ -236,7 +236,7 @@ def _last_ports(home: Path) -> tuple[int, int]:
 
 
 def _free_port(wanted: int, *, taken: int) -> int:
-    """Return the first free port from `wanted` on; any free one if the next hundred are taken."""
+    """Return the first free port from `wanted` on, or any free one if the next hundred are taken."""
     for port in (*range(wanted, min(wanted + 100, 65_536)), 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -74,13 +74,13 @@ def is_suitable(python: str) -> bool:
 
 
 def suitable_pythons() -> list[str]:
-    """Return the interpreters on the path that set-up could use, the oldest first."""
+    """Return the interpreters on the PATH that set-up could use, the oldest first."""
     paths = [shutil.which(f"python{major}.{minor}") for major, minor in PYTHONS]
     return [path for path in paths if path and is_suitable(path)]
 
 
 def explain(error: OSError) -> str:
-    """Return why a file or program of this folder could not be used, and what to do if it is another account's."""
+    """Return why a file or program of this folder could not be used, and the fix if another account owns it."""
     if not isinstance(error, PermissionError) or not error.filename:
         return str(error)
     path = Path(os.fsdecode(error.filename))

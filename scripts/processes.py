@@ -41,10 +41,10 @@ WORKER = frozenset({"ANNEAL_INTERNAL_URL", "ANNEAL_WORK_DIR", "ANNEAL_POOL", "AN
 
 
 class Tier(StrEnum):
-    """Programs of a tier start and stop together; the last tier stops first.
+    """Programs of a tier start and stop together. The last tier stops first.
 
-    Web starts when the services answer and the database is prepared, and has the cores for itself, because people wait
-    for its address. Control starts when web answers, serving and training when control answers.
+    Web starts when the services answer and the database is prepared. It has the cores for itself, because people wait
+    for its address. Control starts when web answers; serving and training start when control answers.
     """
 
     SERVICES = "services"

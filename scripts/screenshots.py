@@ -2,8 +2,8 @@
 
     .venv/bin/python -m scripts.screenshots [--home DIR] [--into DIR] [--readme]
 
-Signs in as the demo's member and follows all links; of pages that differ only in an id, it takes one. `--readme` takes
-only the README's pictures, into docs/pictures: it starts a job and cancels it afterwards.
+It signs in as the demo's member and follows all links. Of pages that differ only in an id, it takes one. `--readme`
+takes only the README's pictures, into docs/pictures. For them, it starts a job and cancels it afterwards.
 """
 
 import argparse
@@ -99,7 +99,7 @@ def _take_for_readme(browser: Browser, home: Path) -> int:
 
 
 def _keep(page: Page, name: str) -> None:
-    """Write the window's content as a WebP file: a quarter of a PNG's size."""
+    """Write the window's content as a WebP file, which has a quarter of a PNG's size."""
     Image.open(io.BytesIO(page.screenshot())).save(PICTURES / f"{name}.webp", quality=88, method=6)
 
 

@@ -100,7 +100,7 @@ def set_up(*, dev: bool = False, browser: bool = False, gguf: bool = False) -> f
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let one set-up of this folder run at a time; the next waits and finds the work done."""
+    """Let only one set-up of this folder run at a time. The next one waits and finds the work done."""
     import fcntl  # noqa: PLC0415  not on Windows, where we are gone by now
 
     with (DATA / "setup.lock").open("a") as file:
@@ -142,7 +142,7 @@ def install(environment: Environment) -> None:
 
 
 def _install_anew(environment: Environment) -> None:
-    """Test this Python and then the others on the path, because some lack a wheel."""
+    """Install with this Python or else with the others on the PATH, because some lack a wheel."""
     failures: dict[str, NoWheel] = {}
     for python in _pythons():
         version = version_of(python)

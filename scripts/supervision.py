@@ -1,4 +1,4 @@
-"""The supervisord of a launch and everything below it: start, watch, restart, stop, and proof that nothing is left."""
+"""The supervisord of a launch and all below it: start, watch, restart, stop, and the check that nothing is left."""
 
 import fcntl
 import os
@@ -37,7 +37,7 @@ POLITE_SECONDS = 15.0
 
 
 class LaunchFailed(Exception):
-    """A program did not start, or ended; the message names it and shows the end of its log."""
+    """A program did not start, or ended. The message names it and shows the end of its log."""
 
 
 class Supervision:
@@ -108,7 +108,7 @@ class Supervision:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def stop(self) -> None:
-        """Stop every program, the trainer first, and leave no process; a second Ctrl-C kills at once.
+        """Stop every program, the trainer first, and leave no process. A second Ctrl-C kills all at once.
 
         Processes that outlived an orderly stop are listed in `leftovers` and killed.
         """
@@ -162,7 +162,7 @@ def render_config(
     runtime_dir: Path,
     variables: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """Return the supervisor configuration of these programs; `variables` by program name.
+    """Return the supervisor configuration of these programs. `variables` are by program name.
 
     It contains secrets: keep it 0600.
     """

@@ -69,7 +69,7 @@ class Part:
         return sum(taken for file, taken in durations.items() if self.holds(file)) or math.inf
 
     def split(self, durations: dict[str, float]) -> list["Part"]:
-        """Return its shares: parts of equal recorded time, each of whole files."""
+        """Return its shares: parts of about equal recorded time, each with whole files."""
         if self.shares == 1:
             return [self]
         shares: list[list[str]] = [[] for _ in range(self.shares)]
@@ -133,7 +133,7 @@ class Run:
     def failures(self) -> int:
         """Return the number of failed tests; a part that crashed or found no test counts as one.
 
-        The files nearest to a change may hold only tests that are marked nightly: such a part may be empty.
+        A part of `--quick` may be empty, because the files nearest to a change may have only nightly tests.
         """
         if self.part.may_be_empty and self.process.returncode == NO_TESTS_COLLECTED:
             return 0
@@ -208,7 +208,7 @@ def _quick_parts(durations: dict[str, float]) -> list[Part]:
 
 
 def _run(parts: Iterable[Part], durations: dict[str, float], at_once: int) -> list[Run]:
-    """Run the parts in parallel, then those that run alone; stop all of them on a signal."""
+    """Run the parts in parallel, then those that run alone. Stop all of them on a signal."""
     LOGS.mkdir(parents=True, exist_ok=True)
     # A part of several places starts first: later, a shorter part would take each place that becomes free.
     waiting = sorted(parts, key=lambda part: (part.is_alone, -part.places, -part.seconds(durations)))
@@ -238,14 +238,14 @@ def _next(waiting: Sequence[Part], going: Sequence[Part], at_once: int) -> Part 
 
 
 def has_place(part: Part, others: Sequence[Part], at_once: int) -> bool:
-    """Return whether a part may start beside the running ones; if none runs, each may."""
+    """Return whether a part may start beside the running ones. If none runs, any may."""
     if any(each.is_alone for each in (part, *others)):
         return not others
     return not others or sum(each.places for each in (part, *others)) <= at_once
 
 
 def _start(part: Part) -> Run:
-    """Start pytest for one part in a separate process group: Ctrl-C reaches it through us, once."""
+    """Start pytest for one part in a separate process group, so that Ctrl-C reaches it only once, through us."""
     report = _report_of(part)
     report.unlink(missing_ok=True)
     # Each part has its own: pytest restricts the directory that it shares by default whenever it starts.
@@ -276,7 +276,7 @@ def _start(part: Part) -> Run:
 
 
 def _stop(runs: Sequence[Run]) -> None:
-    """Let pytest tear its fixtures down, as on Ctrl-C; kill what is left after a minute."""
+    """Let pytest tear its fixtures down, as on Ctrl-C. Kill the remaining processes after a minute."""
     for run in runs:
         run.process.send_signal(signal.SIGINT)
     deadline = time.monotonic() + STOP_SECONDS
@@ -294,7 +294,7 @@ def _report_of(part: Part) -> Path:
 
 
 def _read_cases(report: Path) -> list[Case]:
-    """Return the tests of a JUnit report; a test that failed together with its teardown counts once."""
+    """Return the tests of a JUnit report. A test that failed together with its teardown counts once."""
     found: dict[tuple[str, str], Case] = {}
     for node in ElementTree.parse(report).iter("testcase"):  # noqa: S314  pytest wrote it a moment ago
         outcomes = {child.tag for child in node}
@@ -307,7 +307,7 @@ def _read_cases(report: Path) -> list[Case]:
 
 
 class _Screen:
-    """One line that shows the parts' progress; without a terminal, a line every minute."""
+    """One line that shows the parts' progress. Without a terminal, a line is printed every minute."""
 
     def __init__(self) -> None:
         self._is_watched = sys.stdout.isatty()
@@ -361,7 +361,7 @@ def _conclude(runs: Sequence[Run], seconds: float) -> int:
 
 
 def _record(runs: Sequence[Run], durations: dict[str, float]) -> None:
-    """Write the time of each file of the parts that ran; keep the others and drop deleted files."""
+    """Write the time of each file of the parts that ran. Keep the times of the others and drop deleted files."""
     taken: dict[str, float] = defaultdict(float)
     for run in runs:
         for case in run.cases:

@@ -44,7 +44,7 @@ def pick_tests(root: Path, durations: dict[str, float], *, seconds: float) -> li
 def find_changed(root: Path) -> set[str]:
     """Return the files that this branch and its working tree change, deleted ones included.
 
-    Exits with git's message if git cannot read the folder: no change and an unknown change are not the same.
+    Exits with git's message if git cannot read the folder, because an unknown change is not the same as no change.
     """
 
     def lines(*arguments: str) -> list[str]:

@@ -30,7 +30,7 @@ def main() -> NoReturn:
 
 
 def set_up() -> int:
-    """Run set-up and return its exit code. After Ctrl-C, which reaches it too, wait until it has said so and ended."""
+    """Run set-up and return its exit code. Ctrl-C reaches it too; then wait until it has ended with its own message."""
     setup = subprocess.Popen([sys.executable, str(REPOSITORY / "scripts/setup.py")], cwd=REPOSITORY)
     is_stopped = False
     while setup.poll() is None:

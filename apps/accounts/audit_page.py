@@ -23,10 +23,10 @@ _FIELDS = ("actor", "action", "target", "since", "until", "organization")
 def page_context(
     query: Mapping[str, str], *, organization: Organization | None, pages: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a page of an organization's log; for None, a page of the platform's own log.
+    """Return the context of a page of an organization's log; for None, of the platform's own log.
 
-    `pages` names the view of each kind of id, by its prefix. A filter that cannot be read sets `error` and returns the
-    newest entries.
+    `pages` names the view of each kind of id, by its prefix. With an invalid filter, `error` is set and the newest
+    entries are shown.
     """
     error = ""
     try:
@@ -57,14 +57,17 @@ def page_context(
 
 
 def _url_of(entry: AuditEntry, pages: Mapping[str, str]) -> str:
-    """Return the page of what the entry is about; "" if it has none, or if the entry says that it was deleted."""
+    """Return the address of the entry's target; "" if it has no page, or if the entry records its deletion."""
     found = re.fullmatch("([a-z]+)[-_][0-9a-z]+", entry.target)
     view = pages.get(found[1]) if found and not entry.action.endswith("deleted") else None
     return reverse(view, args=[entry.target]) if view else ""
 
 
 def in_words(details: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Return the details of an entry as names and texts. Those that are empty are not set: a change may end there."""
+    """Return the details of an entry as names and texts.
+
+    An empty text means that the value is not set, for example after a change.
+    """
     return [_pair(name, value) for name, value in details.items()]
 
 

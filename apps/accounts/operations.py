@@ -52,14 +52,17 @@ def create_organization(*, name: str, owner: User, now: datetime.datetime) -> Or
 def list_founded(*, user: User) -> list[str]:
     """Return the ids of the organizations a person founded. Run it under `system()`.
 
-    The person stays locked until the transaction ends, so that two requests cannot both count the same ones.
+    The person stays locked until the transaction ends, so that two requests cannot count the same organizations.
     """
     User.objects.select_for_update().get(pk=user.pk)
     return list(Organization.objects.filter(founded_by=user).values_list("pk", flat=True))
 
 
 def _insert_organization(*, name: str, owner: User, now: datetime.datetime) -> Organization:
-    """Insert under the first free slug. Other organizations are invisible here, so the unique index decides."""
+    """Insert the organization under the first free slug.
+
+    Other organizations are invisible here, so the unique index decides.
+    """
     for attempt in range(_SLUG_ATTEMPTS):
         base = slugify(name) or "organization"
         suffix = "" if attempt == 0 else f"-{secrets.token_hex(2)}"
@@ -92,7 +95,7 @@ def rename_organization(*, organization: Organization, name: str, by: User) -> N
 
 @transaction.atomic
 def set_second_factor_policy(*, organization: Organization, is_required: bool, by: User) -> None:
-    """Demand a second factor of every member, or stop demanding it. The caller makes sure that `by` has one."""
+    """Require a second factor of every member, or stop requiring it. The caller makes sure that `by` has one."""
     if organization.requires_second_factor == is_required:
         return
     organization.requires_second_factor = is_required
@@ -129,7 +132,7 @@ def create_region(*, name: str, by: str) -> Region:
 
 @transaction.atomic
 def set_home_region(*, region: Region, by: str) -> None:
-    """Say in which region the object store, the database and the gateways are. Nothing is moved."""
+    """Set the region of the object store, the database and the gateways. Nothing is moved."""
     homes = Region.objects.select_for_update().filter(is_home=True)
     before = homes.get()
     if before == region:
@@ -141,7 +144,7 @@ def set_home_region(*, region: Region, by: str) -> None:
 
 @transaction.atomic
 def set_regions(*, organization: Organization, regions: Collection[str], by: str) -> None:
-    """Limit the organization to these regions, or to none for no region. Raises InvalidValue for an unknown one.
+    """Limit the organization to these regions; without any, lift the limit. Raises InvalidValue for an unknown one.
 
     Claims, routes and placements follow at once. A run elsewhere stores a checkpoint and waits.
     """
@@ -167,7 +170,7 @@ _MAX_VIEW_NAME, _MAX_VIEW_QUERY = 60, 500  # characters
 
 @transaction.atomic
 def save_view(*, membership: Membership, listing: str, name: str, query: str) -> SavedView:
-    """Save what is asked of a list under a name; an existing view of that name is replaced.
+    """Save the search, filters and order of a list under a name. This replaces an existing view of that name.
 
     Raises InvalidValue, InvalidState.
     """

@@ -47,7 +47,7 @@ class MemberKind(StrEnum):
 
 
 class RegionRefused(DomainError):
-    """The organization is limited to regions, and what it asks for is in another one."""
+    """The organization is limited to regions, and the requested resource is in another one."""
 
     code = "region_refused"
     status = Status.FORBIDDEN
@@ -55,9 +55,9 @@ class RegionRefused(DomainError):
 
 
 class KeyIdentity(msgspec.Struct, frozen=True):
-    """The identity behind a bearer key. `scopes` are those that both the key and its maker's role allow now.
+    """The identity behind a bearer key. `scopes` are those that both the key and its creator's role allow now.
 
-    `project_id` is the project of all that is created with the key.
+    `project_id` is the project of everything created with the key.
     """
 
     key_id: str
@@ -84,10 +84,10 @@ NO_LIMITS = KeyLimits()
 
 
 def find_key(*, secret: str) -> KeyIdentity | None:
-    """Return the identity of a key; return None if it is malformed, unknown, revoked or expired, or its maker left.
+    """Return the identity of a key; return None if it is malformed, unknown, revoked or expired, or its creator left.
 
-    The lookup is the SQL function `find_api_key`, the only way for a role bound to one tenant to read another's key
-    row.
+    The lookup is the SQL function `find_api_key`. It is the only way for a role bound to one tenant to read another's
+    key row.
     """
     if not is_well_formed(secret):
         return None
@@ -135,7 +135,7 @@ def list_regions() -> QuerySet[Region]:
 
 
 def regions_of(*, organization: Organization | str) -> list[str] | None:
-    """Return the regions that the organization is limited to; None for any. A row is believed as it was read."""
+    """Return the regions that the organization is limited to; None for any. For a row, its loaded value is used."""
     if isinstance(organization, Organization):
         return organization.regions
     return Organization.objects.filter(pk=key_of(organization)).values_list("regions", flat=True).first()
@@ -198,17 +198,17 @@ def find_service_account(*, organization: Organization, user_id: str) -> Members
     return list_service_accounts(organization=organization).filter(user_id=user_id).first()
 
 
-def names_of_makers(*, organization: Organization | str) -> dict[str, str]:
-    """Return the names of all under whose ids costs are counted, by id: people, and then service accounts."""
-    return {each.user_id: str(each.user) for each in _makers(organization)}
+def names_of_creators(*, organization: Organization | str) -> dict[str, str]:
+    """Return the names of all members under whose ids costs are counted, by id: first people, then service accounts."""
+    return {each.user_id: str(each.user) for each in _creators(organization)}
 
 
 def names_of_memberships(*, organization: Organization | str) -> dict[str, str]:
     """Return the names of people and service accounts by the id of their membership, people first."""
-    return {each.pk: str(each.user) for each in _makers(organization)}
+    return {each.pk: str(each.user) for each in _creators(organization)}
 
 
-def _makers(organization: Organization | str) -> QuerySet[Membership]:
+def _creators(organization: Organization | str) -> QuerySet[Membership]:
     rows = Membership.objects.for_organization(organization).select_related("user")
     return rows.order_by(F("user__service_account_of").asc(nulls_first=True), "created_at", "id")
 
@@ -255,7 +255,7 @@ def list_keys_known_to_others(*, organization: Organization, keys: Collection[Ap
 
 
 def with_made(keys: QuerySet[ApiKey], *, but: str = "") -> QuerySet[ApiKey]:
-    """Return the working keys among these and all that were made with them, but not `but` and what was made with it."""
+    """Return the working keys among these, and those made with them, without `but` and the keys made with it."""
     made = RawSQL(_MADE_WITH, [list(keys.order_by().values_list("pk", flat=True)), but])  # noqa: S611 - a constant
     return ApiKey.objects.filter(pk__in=made, revoked_at=None)
 
@@ -274,7 +274,7 @@ def get_key(*, organization: Organization, id: str) -> ApiKey:
 
 
 def find_actor(*, organization: Organization | str, actor: str, now: datetime.datetime) -> Membership | None:
-    """Return the member behind an actor id, or the maker of a key that is usable; return None if there is none now.
+    """Return the member behind an actor id, or the creator of a key that is usable; return None if there is none now.
 
     A rotated key may still act through a usable key that replaced it, unless it was revoked.
     """
@@ -290,7 +290,7 @@ def find_actor(*, organization: Organization | str, actor: str, now: datetime.da
 
 
 def project_of_actor(*, organization: Organization | str, actor: str) -> str:
-    """Return the project of a key; "" for a member, who is in none."""
+    """Return the project of a key; "" for a member, because members belong to no single project."""
     keys = ApiKey.objects.for_organization(organization).filter(pk=actor)
     return keys.values_list("project_id", flat=True).first() or ""
 

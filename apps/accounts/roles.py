@@ -1,4 +1,4 @@
-"""The permissions of each role, on one screen. A permission that is not listed is not granted."""
+"""The permissions of each role. A permission that is not listed is not granted."""
 
 from enum import StrEnum
 from typing import ClassVar
@@ -57,7 +57,7 @@ class Owner(Role):
 ROLES: dict[str, type[Role]] = {role.name: role for role in (Viewer, Member, Admin, Owner)}
 ROLE_CHOICES = [(name, name) for name in ROLES]
 
-# The scopes of API keys; each is a permission. A key never has more than its maker's role at the time of use.
+# The scopes of API keys; each is a permission. A key never has more than its creator's role at the time of use.
 SCOPES = tuple(
     permission.value
     for permission in (

@@ -12,7 +12,7 @@ from apps.core.database.tenancy import all_tenants, id_of
 
 
 def list_sharing(*, organizations: Collection[str]) -> dict[str, str]:
-    """Return the ids of these organizations and of all that share with them, each with its share holder.
+    """Return the ids of these organizations and of those that share with them, each with its share holder.
 
     Run it where all tenants are visible.
     """

@@ -1,7 +1,7 @@
 """Suspending an organization: an operator closes it, with a reason, and later opens it again.
 
-From then on its pages, keys and invitations are refused, its queued runs and work on its files wait, and its running
-jobs pause with a checkpoint. No data is deleted.
+From then on, its pages, keys and invitations are refused. Its queued runs and the work on its files wait, and its
+running jobs pause with a checkpoint. No data is deleted.
 """
 
 import datetime
@@ -47,7 +47,7 @@ def reinstate_organization(*, organization: Organization, by: str, reason: str) 
 
 
 def list_suspended(*, organizations: QuerySet[Any, Any]) -> QuerySet[Organization, str]:
-    """Return which of these ids, a query of one column, are of suspended organizations; also as a query."""
+    """Return those of these ids that belong to suspended organizations. Both are queries of one column."""
     return Organization.objects.filter(pk__in=organizations, suspended_at__isnull=False).values_list("pk", flat=True)
 
 

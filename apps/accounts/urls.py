@@ -1,4 +1,4 @@
-"""The allauth pages that we use. allauth's own list has more, and each would need guarding and styling."""
+"""The allauth pages that we use. allauth's own list has more, and each would need checks and styles."""
 
 from allauth.account import views
 from allauth.mfa.base import views as mfa

@@ -1,3 +1,4 @@
-"""Answers of the gateway that outlast their request: files of requests that are answered within a day, behind all live
-requests (OpenAI's Batch API), and stored completions.
+"""Batches of requests (OpenAI's Batch API), and stored completions.
+
+A batch is answered within a day, behind all live requests.
 """

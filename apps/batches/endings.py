@@ -29,10 +29,10 @@ _ROWS_AT_ONCE = 8  # each answer may have 16 MiB
 
 
 def finish(*, batch: Batch, to: BatchStatus, now: datetime.datetime) -> None:
-    """Write the files of a batch that has no request in progress, and end it.
+    """Write the files of a batch that has no request in progress, and end the batch.
 
-    The error file gives the reason for each request without an answer. If a call is killed, it is repeated and writes
-    the same objects again.
+    The error file has the reason for each request without an answer. A killed call is repeated and writes the same
+    objects again.
     """
     stop = batch.stop or dict(zip(("code", "message"), _STOPS.get(to, ("", "")), strict=True))
     answered = BatchRequest.objects.filter(batch=batch, status=RequestStatus.COMPLETED).order_by("line")

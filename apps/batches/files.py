@@ -1,4 +1,4 @@
-"""Files of batches: stored as they come, read when a batch begins, deleted with their bytes."""
+"""Files of batches. They are stored as they arrive, read when a batch begins, and deleted with their bytes."""
 
 import datetime
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ _DELETED_AT_ONCE = 500
 
 
 class BatchFileTooLarge(DomainError):
-    """The file exceeds the size limit; nothing of it was kept."""
+    """The file exceeds the size limit. Nothing of it was stored."""
 
     code = "file_too_large"
     status = Status.TOO_LARGE
@@ -50,7 +50,7 @@ def create_file(
     purpose: str = PURPOSE,
     upload_id: str = "",
 ) -> BatchFile:
-    """Store the input of a batch, or the items of evals. A failure leaves neither row nor object.
+    """Store the input of a batch, or the items of evals. If this fails, neither a row nor an object remains.
 
     `upload_id` is the upload that the bytes come from; they are not counted twice. Raises InvalidValue,
     BatchFileTooLarge, QuotaExceeded.
@@ -113,7 +113,7 @@ def new_file(
 
 
 def check_expiry(seconds: int | None, *, param: str) -> None:
-    """Raise InvalidValue for a lifetime that OpenAI does not accept either."""
+    """Raise InvalidValue for a lifetime that OpenAI would not accept."""
     if seconds is not None and not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
         limits = f"{MIN_EXPIRY_SECONDS} and {MAX_EXPIRY_SECONDS}"
         raise InvalidValue(
@@ -124,7 +124,7 @@ def check_expiry(seconds: int | None, *, param: str) -> None:
 
 @transaction.atomic
 def delete_file(*, file: BatchFile, by: str, now: datetime.datetime) -> None:
-    """Delete the file: hidden at once, its bytes deleted next.
+    """Delete the file. It is hidden at once, and a task deletes its bytes.
 
     Raises InvalidState while a batch reads it, and PermissionDenied for a viewer of its project.
     """
@@ -172,7 +172,7 @@ def _known(ids: list[str]) -> set[str]:
 
 
 def storage_left(*, organization: Organization | str, but_upload: str = "") -> int | None:
-    """Return the bytes the organization may still store, None without a limit. `but_upload` is not counted."""
+    """Return the bytes that the organization may still store; None without a limit. `but_upload` is not counted."""
     left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload=but_upload)
     return left
 

@@ -31,7 +31,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayReply:
-    """Status, request id and JSON body of the gateway's answer; status 0 if the gateway was away."""
+    """The status, request id and JSON body of the gateway's answer.
+
+    The status is 0 if the gateway could not be reached.
+    """
 
     status: int
     request_id: str = ""
@@ -55,7 +58,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def ask(*, request: BatchRequest, endpoint: str, input_key: str, secret: str, key_id: str) -> GatewayReply:
-    """Send the request with the secret, to be counted under the key if one is given, and return the reply.
+    """Send the request with the secret, and return the reply. If a key is given, the request counts under it.
 
     Raises ObjectMissing if the input file is gone.
     """

@@ -6,7 +6,7 @@ from apps.core.database.transitions import Transitions
 
 
 class BatchStatus(StrEnum):
-    """OpenAI's words for where a batch is."""
+    """The status of a batch, in OpenAI's words."""
 
     VALIDATING = "validating"
     IN_PROGRESS = "in_progress"

@@ -37,7 +37,7 @@ def create_batch(
     metadata: Mapping[str, str] | None = None,
     output_expires_after_seconds: int | None = None,
 ) -> Batch:
-    """Create a batch; a worker validates its file next. Raises InvalidValue, NotFound, QuotaExceeded."""
+    """Create a batch; a worker then validates its file. Raises InvalidValue, NotFound, QuotaExceeded."""
     if endpoint not in ENDPOINTS:
         raise InvalidValue(
             gettext("'%(endpoint)s' takes no batches; use %(endpoints)s.")
@@ -98,9 +98,9 @@ def _input_file(organization: Organization | str, file_id: str) -> BatchFile:
 
 
 def _require_few(organization: Organization | str, now: datetime.datetime) -> None:
-    """Raise QuotaExceeded if the organization has as many batches as it may have, or began as many within an hour.
+    """Raise QuotaExceeded if the organization has too many batches, or created too many within an hour.
 
-    Organizations that share have the limits together.
+    Organizations that share a share holder have these limits together.
     """
     with share_of(organization) as organizations:
         mine = Batch.objects.filter(organization__in=organizations, eval_run="")
@@ -124,7 +124,7 @@ def _require_few(organization: Organization | str, now: datetime.datetime) -> No
 def create_eval_batch(
     *, organization: str, project_id: str, run_id: str, lines: Iterable[bytes], by: str, now: datetime.datetime
 ) -> Batch:
-    """Create the batch of requests that a run of an eval asks, without limits of its own: the run has them.
+    """Create the batch of requests of an eval's run. The run has the limits, so the batch has none.
 
     Its end publishes `eval.answered`. Raises QuotaExceeded if the storage is too small for the requests, and
     BatchFileTooLarge.
@@ -164,7 +164,7 @@ def cancel_batch(*, batch: Batch, by: str, now: datetime.datetime) -> Batch:
 
 @transaction.atomic
 def stop_batch(*, batch: Batch, by: str, now: datetime.datetime) -> Batch:
-    """Cancel the batch, as what it belongs to has ended. Raises InvalidState once it is ending."""
+    """Cancel the batch because its eval run has ended. Raises InvalidState once it is ending."""
     if batch.status in (BatchStatus.CANCELLING, BatchStatus.CANCELLED):
         return batch
     to = BatchStatus.CANCELLING

@@ -38,7 +38,7 @@ def list_files(*, organization: Organization | str, purpose: str | None = None) 
 
 
 def list_kept(*, organization: Organization | str) -> QuerySet[BatchFile]:
-    """Return all files that the organization keeps, also those that the request does not see."""
+    """Return all stored files of the organization, even those that the request does not see."""
     return BatchFile.objects.for_organization(organization).filter(deleted_at=None)
 
 
@@ -48,7 +48,7 @@ def find_file(*, organization: Organization | str, id: str) -> BatchFile | None:
 
 
 def download_url(*, file: BatchFile) -> str:
-    """Return a URL under which a browser can save the file for five minutes."""
+    """Return a URL with which a browser can download the file for five minutes."""
     return store().signed_url(
         file.object_key, "GET", expires_seconds=_DOWNLOAD_SECONDS, base="public", filename=file.filename
     )

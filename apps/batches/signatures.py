@@ -1,8 +1,8 @@
-"""The header by which the worker of batches names a request to the gateway.
+"""The header with which the worker of batches identifies a request to the gateway.
 
 The id becomes the id of the charged usage record, so a request that is sent again after a crash is charged once. A
-batch that a key created counts under that key's limits and budgets. The header is signed for one bearer key, because a
-customer could otherwise choose ids and get answers without a charge.
+batch that a key created counts under that key's limits and budgets. The header is signed for one bearer key. Otherwise
+a customer could choose ids and get answers without a charge.
 """
 
 import hashlib

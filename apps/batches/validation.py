@@ -1,4 +1,4 @@
-"""Validation of a batch's file: every line becomes a request, or the batch fails and names its first bad lines."""
+"""Validation of a batch's file. Every line becomes a request, or the batch fails and names its first bad lines."""
 
 import datetime
 import io
@@ -44,7 +44,7 @@ class _Body(msgspec.Struct):
 
 
 class _SentLine(msgspec.Struct):
-    """The same line with its body, to name the field at fault."""
+    """The same line with its body, to name the faulty field."""
 
     custom_id: str
     method: str
@@ -53,7 +53,7 @@ class _SentLine(msgspec.Struct):
 
 
 class BadLine(Exception):
-    """The line is no request. `code`, `param` and message are for the customer."""
+    """The line is not a valid request. `code`, `param` and the message are for the customer."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -91,7 +91,7 @@ def _fail(batch: Batch, errors: list[dict[str, object]], now: datetime.datetime)
 
 
 class _Failed(Exception):
-    """Nothing of this validation is kept."""
+    """Raised to roll this validation back."""
 
 
 def _save_requests(batch: Batch, errors: list[dict[str, object]]) -> tuple[int, str]:
@@ -134,9 +134,9 @@ def _save_requests(batch: Batch, errors: list[dict[str, object]]) -> tuple[int, 
 
 
 def _lines(batch: Batch) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, place and text of the lines that are not blank, and of every line beyond MAX_LINES.
+    """Yield the number, place and text of each line that is not blank, and of every line beyond MAX_LINES.
 
-    Of a line that is too long, its first bytes are yielded.
+    Of a line that is too long, only the first bytes are yielded.
     """
     stored = cast(io.RawIOBase, store().open_stream(batch.input_file.object_key))
     with io.BufferedReader(stored, _READ_BYTES) as stream:  # alone, a bucket's stream reads lines byte by byte
@@ -191,7 +191,7 @@ def parse_line(raw: bytes, *, endpoint: str) -> tuple[BatchLine, str]:
 
 
 def _why_unreadable(raw: bytes) -> str:
-    """Return what is wrong with the text of a line, and the fix, as for rows of a dataset."""
+    """Return the error in the text of a line, with its fix, as for rows of a dataset."""
     try:
         parse_json(raw, 1)
     except RowError as error:

@@ -1,7 +1,7 @@
-"""The worker of batches: it sends requests to the gateway and records each answer once.
+"""The worker of batches. It sends requests to the gateway and records each answer once.
 
-One worker is at work at a time. Its threads only send; the main thread alone reads and writes rows. A request whose
-answer was not recorded stays pending, and is sent again under the same id, which is charged once.
+One worker runs at a time. Its threads only send; only the main thread reads and writes rows. A request whose answer was
+not recorded stays pending. It is sent again under the same id, which is charged once.
 """
 
 import datetime
@@ -122,7 +122,7 @@ class _Worker:
                     _guarded(request.batch_id, self._record, request, future)
 
     def _current_batches(self) -> list[Batch]:
-        """Return the next active batch of each share holder; those with the fewest requests in progress first."""
+        """Return the next active batch of each share holder. Those with the fewest requests in progress come first."""
         is_due = Q(retry_at=None) | Q(retry_at__lte=db_now())
         active = Batch.objects.filter(is_due, status__in=ACTIVE).select_related("input_file", "organization")
         # A run of an eval takes minutes and its owner waits; a file of requests may take a day.
@@ -188,7 +188,10 @@ class _Worker:
         return True
 
     def _room_of(self, organization_id: str) -> int:
-        """Return how many requests the share holder may begin now. Slow requests of others leave it at least one."""
+        """Return how many requests the share holder may begin now.
+
+        Even if others have slow requests, it may begin at least one.
+        """
         holder = self._holder_of(organization_id)
         mine = sum(self._holder_of(request.organization_id) == holder for request in self._open.values())
         free = MAX_IN_FLIGHT - len(self._open)
@@ -205,16 +208,16 @@ class _Worker:
         return self._most_bytes[batch.pk]
 
     def _secret_of(self, batch: Batch) -> str | None:
-        """Return a short-lived key in the name of the batch's creator; None if that may send no requests now."""
+        """Return a short-lived key in the name of the batch's creator; None if the creator may send no requests now."""
         now = db_now()
-        maker = find_actor(organization=batch.organization_id, actor=batch.created_by, now=now)
-        if maker is None:
+        creator = find_actor(organization=batch.organization_id, actor=batch.created_by, now=now)
+        if creator is None:
             return None
         secret, used_until = _secrets.get(batch.pk, ("", now))
         if used_until <= now:
             try:
                 issued = issue_member_token(
-                    membership=maker, now=now, name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME,
+                    membership=creator, now=now, name=f"Requests of {batch.pk}", lifetime=_KEY_LIFETIME,
                     project_id=batch.project_id,
                 )  # fmt: skip
             except DomainError:
@@ -273,7 +276,7 @@ def _stop(batch_id: str, reason: dict[str, str]) -> None:
 
 
 def _guarded(batch_id: str, step: Callable[..., None], *args: object) -> None:
-    """Do a step for one batch. An error sets that batch aside, and the others go on."""
+    """Do a step for one batch. An error sets that batch aside; the others continue."""
     try:
         step(*args)
     except SoftTimeLimitExceeded:

@@ -1,7 +1,7 @@
-"""A base model on a hub, at one commit: its licence, its text files in a folder, and the sizes and hashes of its files.
+"""A base model on a hub at one commit: its licence, its text files in a folder, and the sizes and hashes of its files.
 
 Workers download the weights themselves and check each file against these hashes. A hub is not trusted: its answers are
-bounded, its names and hashes checked, and its redirects followed to known hosts only, without the token.
+limited in size, its names and hashes are checked, and redirects are followed only to known hosts, without the token.
 """
 
 import hashlib
@@ -67,17 +67,18 @@ class HubRepository(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limited(httpx2.HTTPError):
-    """The hub has had too many requests."""
+    """The hub refuses because of too many requests."""
 
 
 class Refused(httpx2.HTTPError):
-    """The hub's answer leaves the limits of this module."""
+    """The hub's answer exceeds the limits of this module."""
 
 
 def read_repository(*, repo: str, revision: str = "", token: str | None, into: Path) -> HubRepository:
-    """Return the repository at the commit, or now; download its configuration, tokenizer and template into `into`.
+    """Return the repository at the commit, or at its newest one.
 
-    Raises ModelRefused if the token does not open the repository or its files are not acceptable, Unavailable.
+    Download its configuration, tokenizer and template into `into`. Raises ModelRefused if the token does not open the
+    repository or its files are not acceptable, Unavailable.
     """
     set_client_factory(make_client)
     api = HfApi(endpoint=settings.HUB_URL, token=token or False)
@@ -119,7 +120,7 @@ def read_repository(*, repo: str, revision: str = "", token: str | None, into: P
 
 
 def find_newest_revision(*, repo: str, token: str | None) -> str:
-    """Return the commit at the head of the repository's main branch, "" if the hub does not say it now."""
+    """Return the commit at the head of the repository's main branch; "" if the hub does not answer now."""
     set_client_factory(make_client)
     try:
         sha = HfApi(endpoint=settings.HUB_URL, token=token or False).model_info(repo, timeout=_ANSWER_SECONDS).sha
@@ -233,7 +234,7 @@ class _Bounded(httpx2.SyncByteStream):
 
 
 def make_client() -> httpx2.Client:
-    """Return the client for the hub's library; the hooks see each request and answer of a chain of redirects."""
+    """Return the client for the hub's library. Its hooks see each request and answer in a chain of redirects."""
     addresses = HubAddresses(endpoint=settings.HUB_URL, blob_hosts=settings.HUB_BLOB_HOSTS)
 
     def check(request: httpx2.Request) -> None:

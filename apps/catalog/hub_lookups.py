@@ -1,7 +1,7 @@
-"""Lookups of hub repositories, and the installation of what they found.
+"""Lookups of hub repositories, and the installation of the models found.
 
 An operator names a repository. The hub is read in the background, because web processes have no way out. The operator
-sees what was found, and installs exactly that commit.
+sees the result, and installs exactly that commit.
 """
 
 import datetime
@@ -32,7 +32,7 @@ _CHECKS_AT_ONCE = 5  # a slow hub delays the control tasks of this process
 def request_lookup(*, repo: str, by: str, now: datetime.datetime, revision: str = "", hub_token: str = "") -> HubLookup:
     """Ask the hub about a repository, at a commit or at its newest one.
 
-    Without a token, that of a base model from the same repository is used. Raises InvalidValue for what is no
+    Without a token, that of a base model from the same repository is used. Raises InvalidValue for an invalid
     repository or commit.
     """
     require_repository(repo, revision)
@@ -47,7 +47,10 @@ def request_lookup(*, repo: str, by: str, now: datetime.datetime, revision: str 
 
 
 def look_up(*, lookup: HubLookup, now: datetime.datetime) -> None:
-    """Read the repository from the hub, and store what it is or why it cannot be installed. Safe to repeat."""
+    """Read the repository from the hub, and store its description or the reason why it cannot be installed.
+
+    Safe to repeat.
+    """
     if lookup.answered_at:
         return
     from apps.catalog.hub import read_repository  # noqa: PLC0415 - slow to import, and seldom used
@@ -94,7 +97,7 @@ def install_found(*, lookup: HubLookup, name: str, by: str, now: datetime.dateti
 
 
 def find_installed(*, lookup: HubLookup) -> BaseModel | None:
-    """Return the base model that has this repository, at this commit if one has."""
+    """Return the base model with this repository, preferably at this commit."""
     if lookup.repository is None:
         return None
     same = BaseModel.objects.filter(repo=lookup.repository["repo"], is_installed=True, retired_at=None)
@@ -103,7 +106,7 @@ def find_installed(*, lookup: HubLookup) -> BaseModel | None:
 
 
 def propose_name(*, lookup: HubLookup) -> str:
-    """Return a free name for the model: that of its listed row, its repository's, or that with the commit."""
+    """Return a free name for the model: that of its listed row, the repository's name, or that name with the commit."""
     repository = lookup.repository or {"repo": lookup.repo, "revision": ""}
     listed = BaseModel.objects.filter(repo=repository["repo"], is_installed=False, retired_at=None).first()
     if listed:
@@ -115,7 +118,7 @@ def propose_name(*, lookup: HubLookup) -> str:
 
 
 def check_revisions(*, now: datetime.datetime) -> None:
-    """Ask the hub for the newest commit of a few models that were not asked about for a day."""
+    """Ask the hub for the newest commits of a few models that were not checked for a day."""
     from apps.catalog.hub import find_newest_revision  # noqa: PLC0415 - slow to import, and seldom used
 
     due = Q(revision_checked_at=None) | Q(revision_checked_at__lt=now - _CHECK_EVERY)

@@ -1,7 +1,7 @@
 """A folder sent to a customer's repository on the hub, as one commit, with the customer's own token.
 
-The client is that of `hub.py`: the token goes to the hub alone, and files go to its known hosts only. The library's
-errors may repeat what was sent, so that none of their texts leaves this module.
+The client is that of `hub.py`: the token goes only to the hub, and files go only to its known hosts. The library's
+errors may repeat what was sent, so their texts never leave this module.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ _CONFLICTS = (409, 412)
 
 
 class PushRefused(DomainError):
-    """The hub does not let the token write to the repository; a repeat would not help."""
+    """The hub does not let the token write to the repository. Repeating does not help."""
 
     code = "push_refused"
 
@@ -29,8 +29,8 @@ class PushRefused(DomainError):
 def push_folder(*, repo: str, folder: Path, token: str, message: str) -> str:
     """Commit the folder's files to the repository's main branch, and return the commit.
 
-    The repository is made, as a private one, if it does not exist. Files that the hub has already are not sent again.
-    Raises PushRefused, and Unavailable where a repeat may succeed.
+    If the repository does not exist, it is created as a private one. Files that the hub already has are not sent again.
+    Raises PushRefused, and Unavailable if a repeat may succeed.
     """
     set_client_factory(make_client)
     disable_progress_bars()
@@ -47,7 +47,7 @@ def push_folder(*, repo: str, folder: Path, token: str, message: str) -> str:
 
 
 def _in_our_words(repo: str, error: Exception) -> DomainError:
-    """Return the error to raise; the library wraps the failure of one file in a RuntimeError."""
+    """Return the error to raise. The library wraps the failure of one file in a RuntimeError."""
     cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
     if isinstance(cause, Limited | Refused):
         return Unavailable(str(cause), code="hub_unavailable")

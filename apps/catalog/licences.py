@@ -22,7 +22,7 @@ class LicenceNotAccepted(DomainError):
 
 
 def find_acceptance(*, organization: Organization | str, base_model: BaseModel) -> LicenceAcceptance | None:
-    """Return the acceptance of the licence as currently named; a changed licence must be accepted again."""
+    """Return the acceptance of the licence with its current name. A changed licence must be accepted again."""
     accepted = LicenceAcceptance.objects.for_organization(organization)
     return accepted.filter(base_model=base_model, licence=base_model.licence).first()
 

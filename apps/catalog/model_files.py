@@ -1,4 +1,7 @@
-"""Functions that read a base model's folder: only safetensors and text files of a known family, never code."""
+"""Functions that read a base model's folder.
+
+They read only safetensors and text files of known families, never code.
+"""
 
 import hashlib
 import json
@@ -71,7 +74,7 @@ class ModelFolder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_repository(repo: str, revision: str) -> None:
-    """Raise InvalidValue for what is no repository on a hub, or a revision that is neither a full commit nor empty."""
+    """Raise InvalidValue for an invalid name of a repository, or a revision that is neither a full commit nor empty."""
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
         raise InvalidValue(gettext("A repository is written owner/name, as on the hub."), param="repo")
     if revision and not COMMIT.fullmatch(revision):
@@ -167,7 +170,7 @@ def check_config(config: Mapping[str, object]) -> Architecture:
 
 
 def _quantization(config: Mapping[str, object]) -> str:
-    """Return the format of weights that are stored quantised, by config.json or its text model's part; "" if not."""
+    """Return the format of quantised weights by config.json or its text model's part; "" if they are not quantised."""
     for part in (config, config.get("text_config")):
         for key in _QUANTIZATION_KEYS:
             if isinstance(part, Mapping) and isinstance(found := part.get(key), Mapping) and found:

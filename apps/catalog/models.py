@@ -249,7 +249,7 @@ class PriceRule(models.Model):
 
 
 class PriceRequest(models.Model):
-    """A price that an operator asked for, until another decides: for one customer, or a gift to everybody."""
+    """A price that one operator requested and another must decide: for one customer, or a gift to everybody."""
 
     id = IdField(prefix="priceask")
     organization = models.ForeignKey(

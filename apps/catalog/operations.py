@@ -70,11 +70,12 @@ def add_base_model(
     default_recipe: dict[str, object] | None = None,
     is_gated: bool = False,
 ) -> BaseModel:
-    """Add a model: from a local folder, ready to train, or a hub repository at one commit, listed but not installed.
+    """Add a model.
 
-    A repository needs its `config` (config.json), so that it can be quoted before `install_from_hub` has read its
-    files; this function requests that installation. Adding a folder under the name of a model that is only listed
-    installs it. Raises ModelRefused, InvalidValue.
+    One from a local folder is ready to train; one from a hub repository at a commit is listed but not installed. A
+    repository needs its `config` (config.json), so that it can be quoted before `install_from_hub` has read its files;
+    this function requests that installation. Adding a folder under the name of a model that is only listed installs it.
+    Raises ModelRefused, InvalidValue.
     """
     if (path is None) == (not repo):
         raise InvalidValue(gettext("Give either a local path or a hub repository."), param="path")
@@ -134,7 +135,7 @@ def request_install(*, base_model: BaseModel, by: str, now: datetime.datetime) -
 
 
 def install_from_hub(*, base_model: BaseModel) -> None:
-    """Read the model's text files from the hub and install it; a refusal is stored on its row."""
+    """Read the model's text files from the hub and install it. A refusal is stored on its row."""
     if base_model.is_installed or base_model.retired_at:
         return
     from apps.catalog.hub import read_repository  # noqa: PLC0415 - slow to import, and seldom used
@@ -216,7 +217,7 @@ def reinstall_base_model(*, base_model: BaseModel, by: str) -> bool:
 
 @transaction.atomic
 def retire_base_model(*, base_model: BaseModel, by: str, now: datetime.datetime) -> None:
-    """Stop offering the model; what was trained on it stays. Raises InvalidState if it is already retired."""
+    """Stop offering the model. Adapters trained on it stay. Raises InvalidState if it is already retired."""
     if not BaseModel.objects.filter(pk=base_model.pk, retired_at=None).update(retired_at=now):
         raise InvalidState(gettext("%(name)s was retired already.") % {"name": base_model.name}, param="model")
     base_model.refresh_from_db()
@@ -239,9 +240,9 @@ def set_price(
 ) -> PriceRule:
     """Set the price of `per` units of a SKU, from now or `effective_from`, for all customers or one organization.
 
-    A price for one organization, or of 0, needs a second operator (price_requests.py), and the database checks that.
-    The previous rule is closed and kept. A rule that begins later is kept too, and ends this one. A price of tokens
-    also sets that of the same tokens in batches, less settings.BATCH_REDUCTION_PERCENT. Raises InvalidValue.
+    A price for one organization, or of 0, needs a second operator (price_requests.py). The database checks this. The
+    previous rule is closed and kept. A rule that begins later is kept too, and ends this one. A price of tokens also
+    sets the price of the same tokens in batches, reduced by settings.BATCH_REDUCTION_PERCENT. Raises InvalidValue.
     """
     check_price(sku=sku, unit=unit, price_nano=price_nano, per=per, tiers=tiers)
     begin = effective_from or now
@@ -265,14 +266,14 @@ def set_price(
 
 
 def batch_price_nano(wanted: PriceRule | PriceRequest) -> int | None:
-    """Return the price of the same tokens in batches, which is set with this price; None if it is not of tokens."""
+    """Return the price of the same tokens in batches, set with this price; None if the SKU is not for tokens."""
     if not has_batch_price(wanted.sku):
         return None
     return reduced_nano(wanted.price_nano, percent_off=settings.BATCH_REDUCTION_PERCENT)
 
 
 def _of_batches(rule: PriceRule) -> PriceRule:
-    """Return the rule of the same tokens in batches, not stored."""
+    """Return the unsaved rule of the same tokens in batches."""
     off = settings.BATCH_REDUCTION_PERCENT
     tiers = [each | {"price_nano": reduced_nano(each["price_nano"], percent_off=off)} for each in rule.tiers]
     return PriceRule(
@@ -289,7 +290,10 @@ def _of_batches(rule: PriceRule) -> PriceRule:
 
 
 def _begin_rule(rule: PriceRule, by: str) -> None:
-    """Store a rule between those before and after it. Raises InvalidValue if another begins at its moment."""
+    """Store a rule between the rules before and after it.
+
+    Raises InvalidValue if another one begins at the same time.
+    """
     sku, owner, begin = rule.sku, rule.organization_id, rule.effective_from
     lock(f"price:{sku}:{owner}")
     rules = PriceRule.objects.select_for_update().filter(sku=sku, organization_id=owner)

@@ -1,6 +1,6 @@
-"""Prices that give something away: one operator asks, another decides.
+"""Prices that give something away: one operator requests them, another decides.
 
-A price for one customer, or of 0 or far below the usual for everybody, is a gift like any other credit.
+A price for one customer is a gift, like credit. So is a price for everybody that is 0 or far below the usual one.
 """
 
 import datetime
@@ -34,8 +34,8 @@ def is_gift(
 ) -> bool:
     """Return whether the price needs a second operator.
 
-    A price for everybody needs one if, at any volume, it is 0 or less than half of a price of the last 30 days. What
-    cost more before the last price of two operators does not count.
+    A price for everybody needs one if, at any volume, it is 0 or less than half of a price of the last 30 days. Prices
+    before the last one that two operators decided do not count.
     """
     steps = [Tier(0, price_nano), *tiers]
     if organization is not None or 0 in (step.price_nano for step in steps):
@@ -55,7 +55,7 @@ def is_gift(
 
 
 def _is_below(steps: Sequence[Tier], per: int, rule: PriceRule, percent: int) -> bool:
-    """Return whether these steps cost less than `percent` of the rule at any volume."""
+    """Return whether, at any volume, these tiers cost less than `percent` of the rule's price."""
     theirs = [Tier(0, rule.price_nano), *tiers_of(rule)]
     return any(
         _nano_at(steps, volume) * rule.per * 100 < _nano_at(theirs, volume) * per * percent
@@ -79,7 +79,10 @@ def request_price(
     by: str,
     now: datetime.datetime,
 ) -> PriceRequest:
-    """Ask for a price of one organization or of all; it counts once another operator approves. Raises InvalidValue."""
+    """Request a price for one organization or for all. It takes effect once another operator approves.
+
+    Raises InvalidValue.
+    """
     check_price(sku=sku, unit=unit_of(sku), price_nano=price_nano, per=per, tiers=tiers)
     if effective_from and effective_from < now:
         raise InvalidValue(gettext("A price can't start in the past."), param="effective_from")
@@ -101,10 +104,10 @@ def request_price(
 
 @transaction.atomic
 def approve_price(*, request_id: str, by: str, now: datetime.datetime) -> PriceRequest:
-    """Set a price that another operator asked for, from its moment or, if that has passed, from now.
+    """Set a price that another operator requested, from its start time or, if that has passed, from now.
 
-    Raises PermissionDenied for the operator's own request, InvalidState when it was decided before, InvalidValue when
-    another price begins at its moment.
+    Raises PermissionDenied for the operator's own request, InvalidState if it was already decided, InvalidValue if
+    another price begins at the same time.
     """
     wanted = _locked(request_id)
     if wanted.requested_by == by:
@@ -127,7 +130,7 @@ def approve_price(*, request_id: str, by: str, now: datetime.datetime) -> PriceR
 
 @transaction.atomic
 def reject_price(*, request_id: str, by: str, now: datetime.datetime) -> PriceRequest:
-    """Reject a price; its requester may withdraw it this way. Raises InvalidState when it was decided before."""
+    """Reject a price. Its requester may withdraw it this way. Raises InvalidState if it was already decided."""
     wanted = _locked(request_id)
     audit.record(organization=wanted.organization_id, by=by, action="price.rejected", target=wanted.pk)
     return _decide(wanted, by, now)

@@ -41,7 +41,7 @@ def unit_of(sku: str) -> str:
 
 
 def usual_per(unit: str) -> int:
-    """Return how many units a price is usually for: an hour, a million tokens, a gigabyte, or one for a month."""
+    """Return the usual number of units of a price: an hour, a million tokens, a gigabyte, or a gigabyte for a month."""
     return _PER[unit]
 
 
@@ -56,7 +56,7 @@ def has_batch_price(sku: str) -> bool:
 
 
 def reduced_nano(price_nano: int, *, percent_off: int) -> int:
-    """Return a price less its reduction, rounded half up to the nano; a price above 0 stays above 0."""
+    """Return the reduced price, rounded half up to the nano. A price above 0 stays above 0."""
     return max(rated(quantity=100 - percent_off, price_nano=price_nano, per=100), min(price_nano, 1))
 
 

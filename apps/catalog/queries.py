@@ -56,7 +56,7 @@ class HubModel(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def refusal(self) -> str:
-        """Return in a few words why a lookup of it ends with a refusal; "" if it can be installed."""
+        """Return in a few words why a lookup of this repository is refused; "" if it can be installed."""
         if self.quantization:
             return f"{self.quantization} weights"
         return "" if self.model_type in MODEL_TYPES else f"{self.model_type} is not supported"
@@ -68,7 +68,7 @@ class _HubModels(msgspec.Struct, frozen=True):
 
 @cache
 def list_hub_models() -> tuple[HubModel, ...]:
-    """Return the repositories to choose from, instruct models first; models of one family follow each other."""
+    """Return the repositories to choose from, instruct models first. Models of one family follow each other."""
     return msgspec.json.decode(_HUB_MODELS.read_bytes(), type=_HubModels).models
 
 
@@ -99,7 +99,7 @@ def list_gpu_types() -> QuerySet[GpuType]:
 def active_price(
     *, sku: str, organization: Organization | str | None = None, now: datetime.datetime | None = None
 ) -> PriceRule | None:
-    """Return the price of a SKU now: the organization's own, else the general one; return None if there is none."""
+    """Return the present price of a SKU: the organization's own, or else the general one; None if there is none."""
     rules = _in_force(now).filter(Q(organization=None) | Q(organization_id=key_of(organization)), sku=sku)
     return rules.order_by(F("organization").asc(nulls_last=True)).first()
 
@@ -109,8 +109,8 @@ def active_prices(
 ) -> dict[str, PriceRule]:
     """Return the price of each of these SKUs now, as `active_price` does. A SKU without a price is left out.
 
-    Of the SKUs in `batched`, which are of tokens, the price in batches is added under `batch_sku`: the usual one if
-    batches have none.
+    For the token SKUs in `batched`, the price in batches is added under `batch_sku`. It is the usual price if batches
+    have none.
     """
     skus = {*skus, *batched, *map(batch_sku, batched)}
     rules = _in_force(None).filter(Q(organization=None) | Q(organization_id=key_of(organization)), sku__in=skus)
@@ -135,7 +135,7 @@ def list_all_active_prices(*, prefix: str) -> QuerySet[PriceRule]:
 
 
 def list_current_prices(*, now: datetime.datetime) -> QuerySet[PriceRule]:
-    """Return the prices in force and those to come, of everybody and of single organizations."""
+    """Return the prices in force and the future ones, for everybody and for single organizations."""
     rules = PriceRule.objects.filter(Q(effective_to=None) | Q(effective_to__gt=now))
     return rules.select_related("organization")
 

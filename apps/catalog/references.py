@@ -1,4 +1,4 @@
-"""Base models as workers get to know them."""
+"""References to base models for workers."""
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import open_hub_token
@@ -6,7 +6,7 @@ from apps.contracts.runs import BaseModelRef
 
 
 def base_model_ref(base_model: BaseModel, *, has_token: bool) -> BaseModelRef:
-    """Return where a worker finds the model; with the token of its repository only if `has_token`."""
+    """Return the place where a worker finds the model, with the token of its repository only if `has_token`."""
     return BaseModelRef(
         id=base_model.pk,
         name=base_model.name,

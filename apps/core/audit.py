@@ -1,7 +1,7 @@
 """The audit log: actor, action and target of each change, written in the same transaction as the change.
 
-An organization adds a limited number of entries an hour. Beyond that its change is refused, with the entry: a log that
-left entries out could hide an attack behind many harmless ones.
+An organization can add a limited number of entries an hour. Beyond that, its change is refused together with the entry.
+A log that left entries out could hide an attack behind many harmless ones.
 """
 
 import math
@@ -46,8 +46,8 @@ def require_transaction() -> None:
 def record(*, organization: Keyed | str | None, by: str, action: str, target: str, **details: object) -> None:
     """Append one entry. `by` is an actor such as `user_…`, `key_…`, `worker_…` or `system`; `target` is an id.
 
-    Raises RateLimited if the organization's log has MAX_PER_HOUR entries of this hour, and the change is one that a
-    member or a key asks for. What takes something away is never refused.
+    Raises RateLimited if the organization's log has MAX_PER_HOUR entries of this hour and a member or a key makes the
+    change. A change that takes something away is never refused.
     """
     if organization is not None and by != "system" and action.rpartition(".")[2] not in _TAKES_AWAY:
         _require_room(id_of(organization))

@@ -1,4 +1,4 @@
-"""Anticipated failures. Each has a stable code, a sentence for the customer, the field at fault and the fix.
+"""Anticipated failures. Each has a stable code, a sentence for the customer, the faulty field and the fix.
 
 The public API renders one as an OpenAI-shaped error, a form as a field error, and htmx as a 422 with the form again.
 """
@@ -24,7 +24,7 @@ class Status(IntEnum):
 
 
 class ErrorDetails(TypedDict):
-    """`param` names the field at fault, and `doc_url` the help about the code. Some errors have further members."""
+    """`param` names the faulty field, and `doc_url` the help about the code. Some errors have further members."""
 
     message: str
     type: str
@@ -42,7 +42,7 @@ class ErrorBody(TypedDict):
 class DomainError(Exception):
     """Base of every anticipated failure. Subclasses live in the module that raises them; shared ones live here.
 
-    A failure that one place raises and none catches is a shared class with a `code` of its own.
+    A failure that one place raises and no place catches is a shared class with its own `code`.
     """
 
     code: str = "invalid_request"
@@ -74,7 +74,7 @@ class InvalidApiKey(DomainError):
 
 
 class MismatchedProject(DomainError):
-    """The header OpenAI-Project names another project than that of the key, or one that does not exist."""
+    """The header OpenAI-Project names a project that is not the key's, or that does not exist."""
 
     code = "mismatched_project"
     status = Status.UNAUTHENTICATED

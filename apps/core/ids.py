@@ -32,7 +32,7 @@ os.register_at_fork(after_in_child=_tails.clear)
 
 
 def _random_tail() -> str:
-    """Return 16 characters of five random bits each; no two threads or processes get the same."""
+    """Return 16 characters of five random bits each. No two threads or processes get the same ones."""
     try:
         return _tails.pop()
     except IndexError:

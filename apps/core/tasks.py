@@ -25,7 +25,7 @@ def carry_out(lane: str, **_: object) -> None:
 
 @shared_task(name="core.wake_lanes", ignore_result=True)
 def wake_lanes(**_: object) -> None:
-    """Wake the lanes with due messages: a wake may be lost, and a failed message waits for its next attempt."""
+    """Wake the lanes with due messages, because a wake may be lost and a failed message waits for its next attempt."""
     for lane in list_due_lanes():
         wake(lane)
 

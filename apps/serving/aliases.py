@@ -1,8 +1,9 @@
-"""Aliases: names that stay while versions change. Moved at once, tested with a canary, rolled back in one step.
+"""Aliases: names that stay while versions change.
 
-An imported alias is the whole name of a model at another service, such as `ft:gpt-4o-mini-2024-07-18:acme:faq:9aBc`.
-It names no base model of this installation, so it can never be the name of a version here. Requests find it within
-its organization only, and only if no model has its name.
+They can be moved at once, tested with a canary, and rolled back in one step. An imported alias is the whole name of a
+model at another service, such as `ft:gpt-4o-mini-2024-07-18:acme:faq:9aBc`. It names no base model of this
+installation, so it can never be the name of a version here. Requests find it within its organization only, and only if
+no model has its name.
 """
 
 import datetime
@@ -32,7 +33,7 @@ MAX_ALIASES = 20  # per adapter
 
 
 class AliasMoved(InvalidState):
-    """The alias is not where the caller saw it: it was moved, deleted or made, or a canary began."""
+    """The alias is not as the caller saw it: it was moved, deleted or created, or a canary began."""
 
     code = "alias_moved"
 
@@ -65,8 +66,8 @@ def point_alias(
 ) -> Alias:
     """Point `name` at the version, or send `canary_percent` of the alias's requests to the version as a canary.
 
-    A new alias takes no canary. The version must be loaded, so that no request fails. An imported alias may move to
-    another adapter. `expected` is the name of the version that the alias must stand for, without a canary; "" if it
+    A new alias cannot have a canary. The version must be loaded, so that no request fails. An imported alias may move
+    to another adapter. `expected` is the name of the version that the alias must stand for, without a canary; "" if it
     must not exist yet, and None for any. Raises InvalidValue, InvalidState, AliasMoved.
     """
     if not 0 <= canary_percent <= 99:
@@ -102,7 +103,7 @@ def point_alias(
 
 @transaction.atomic
 def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
-    """End a canary, or return to the previous version. Raises InvalidState when neither is possible."""
+    """End a canary, or return to the previous version. Raises InvalidState if neither is possible."""
     alias = Alias.objects.select_for_update().get(pk=alias.pk)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0
@@ -127,7 +128,10 @@ def delete_alias(*, alias: Alias, by: str) -> None:
 
 
 def is_imported(alias: Alias) -> bool:
-    """Return whether it has the whole name of a model at another service, and so may move to another adapter."""
+    """Return whether the alias has the whole name of a model at another service.
+
+    Such an alias may move to another adapter.
+    """
     return alias.name.startswith(_IMPORTED_MARK)
 
 

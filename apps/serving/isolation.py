@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 def isolate_replica(*, replica_id: str, reason: str) -> None:
     """Stop routing requests to the replica and move its adapters to others.
 
-    Isolating an isolated replica again only counts the fault.
+    If the replica is already isolated, this only counts the fault.
     """
     lock_around(replica_id=replica_id)
     found = Replica.objects.filter(pk=replica_id)

@@ -27,7 +27,7 @@ MAX_OF_ONE_SHARE = 0.25  # of them, for one organization; one adapter always
 
 
 def warm_price(*, base_model: BaseModel) -> PriceRule | None:
-    """Return the price of keeping an adapter of this base model warm; None where it is not offered."""
+    """Return the price of keeping an adapter of this base model warm; None if that is not offered."""
     return active_price(sku=warm_sku(base_model))
 
 
@@ -82,7 +82,7 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
 
 @transaction.atomic
 def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
-    """Charge what is due and end keep-warm; demand decides about the version's place again."""
+    """Charge the amount due and end keep-warm. Then demand decides about the version's place again."""
     for deployment in _kept().filter(adapter_version=version):
         _charge(deployment, now)
         Deployment.objects.filter(pk=deployment.pk).update(pinned_at=None, warm_billed_until=None)
@@ -92,7 +92,7 @@ def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
 def charge_warm(*, now: datetime.datetime) -> int:
     """Charge keep-warm for the time since the last charge; return how many were charged.
 
-    It ends where the organization has no credit left.
+    Keep-warm ends if the organization has no credit left.
     """
     kept = list(_kept())
     for deployment in kept:
@@ -104,7 +104,7 @@ def charge_warm(*, now: datetime.datetime) -> int:
 
 
 def paying_deployments(*, base_model: BaseModel) -> QuerySet[Deployment]:
-    """Return what is kept warm of the base model, can be loaded, and pays for the time it is."""
+    """Return the deployments of the base model that are kept warm, can be loaded, and pay while they are loaded."""
     if warm_price(base_model=base_model) is None:
         return Deployment.objects.none()
     unloadable = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)

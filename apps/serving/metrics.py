@@ -1,6 +1,6 @@
 """Replicas and adapters in Prometheus' text format.
 
-An engine's own metrics know one model only, so requests per adapter are counted here from usage series.
+An engine's own metrics have one model only, so requests per adapter are counted here from usage series.
 """
 
 import hashlib

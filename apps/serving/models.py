@@ -54,7 +54,7 @@ class Replica(models.Model):
 
     @property
     def room(self) -> ReplicaCapacity:
-        """What placement counts on: the report, which can only lower what was accepted."""
+        """The room that placement uses: the reported one, but at most the accepted one."""
         reported = self.reported_room
         return ReplicaCapacity(
             replica_id=self.pk,
@@ -68,14 +68,14 @@ class Replica(models.Model):
 
     @property
     def unaccepted_room(self) -> dict[str, int] | None:
-        """The report, if it differs from what was accepted."""
+        """The reported room, if it differs from the accepted one."""
         accepted = {"capacity": self.capacity, "slots": self.slots, "max_rank": self.max_rank}
         reported = accepted | self.reported_room
         return reported if reported != accepted and self.whole_model_id is None else None
 
 
 class ReplicaFleet(models.Model):
-    """How many replicas of a base model an elastic pool starts, by the requests for the model and its adapters."""
+    """The replicas of a base model that an elastic pool starts, by requests for the model and its adapters."""
 
     id = IdField(prefix="fleet")
     pool = models.ForeignKey("finetuning.GpuPool", on_delete=models.CASCADE, related_name="fleets")
@@ -141,7 +141,7 @@ class EngineTokens(models.Model):
 
 
 class MeteringCheck(models.Model):
-    """A replica's day: what its engine counted compared with what the gateways metered.
+    """One day of a replica: its engine's token counts, compared with what the gateways metered.
 
     The metered amount is a range: a request that began or ended around a reading may be on either side of it.
     """

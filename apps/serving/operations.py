@@ -50,7 +50,7 @@ def deploy(*, version: AdapterVersion, by: str) -> Deployment:
 
 
 def _require_few_deployments(version: AdapterVersion) -> None:
-    """Raise RateLimited for a version that was served and taken offline again and again: others' adapters make room."""
+    """Raise RateLimited if the version was deployed too often. Each deployment may displace others' adapters."""
     recent = Deployment.objects.filter(adapter_version=version, created_at__gt=db_now() - datetime.timedelta(hours=1))
     if recent.count() > MAX_DEPLOYMENTS_AN_HOUR:
         text = gettext("You can serve a model %(most)s times an hour. Try again later.")
@@ -61,8 +61,8 @@ def _require_few_deployments(version: AdapterVersion) -> None:
 def publish(new: NewVersion) -> AdapterVersion:
     """Publish a trained result and deploy it unless no engine can load it. Raises AdapterRejected.
 
-    Gateways know its name as soon as its job has ended. It is placed after the commit: placement locks rows of every
-    tenant.
+    Gateways know its name as soon as its job has ended. It is placed after the commit, because placement locks rows of
+    every tenant.
     """
     version = publish_version(new)
     if new.is_servable:
@@ -72,7 +72,10 @@ def publish(new: NewVersion) -> AdapterVersion:
 
 @transaction.atomic
 def release(version: AdapterVersion) -> None:
-    """Deploy a version for the first time, unless a member has. It is placed after the commit, as by `publish`."""
+    """Deploy a version for the first time, unless a member already has.
+
+    Like `publish`, it is placed after the commit.
+    """
     if Deployment.objects.filter(adapter_version=version).exists():
         return
     _get_or_create_deployment(version, by="system")
@@ -137,9 +140,9 @@ def delete_model(
 
 
 def _abilities(observed: ObservedState) -> dict[str, dict[str, int] | str]:
-    """Return what the replica reports of its engine. Its room counts only within what an operator accepted.
+    """Return what the replica reports about its engine. Its room counts only up to what an operator accepted.
 
-    Its address is not part of it: enrolment fixed it.
+    The address is not included, because enrolment fixed it.
     """
     room = {"capacity": observed.capacity, "slots": observed.max_loras, "max_rank": observed.max_lora_rank}
     said: dict[str, dict[str, int] | str] = {
@@ -161,9 +164,9 @@ def register_replica(
 ) -> tuple[Replica, str]:
     """Add an engine that serves the base model with adapters, or one whole model alone.
 
-    Returns the replica with the token that its proxy expects of the gateway. It is in the region of its worker's pool,
-    which the enrolment locked in the same transaction. Its address is fixed here; an operator must accept it unless the
-    settings name it. Raises InvalidValue for an address that no replica may have.
+    Returns the replica with the token that its proxy expects from the gateway. The replica is in the region of its
+    worker's pool, which the enrolment locked in the same transaction. Its address is fixed here. An operator must
+    accept it unless the settings name it. Raises InvalidValue for an address that no replica may have.
     """
     is_accepted = _check_address(url)
     token = secrets.token_urlsafe(32)
@@ -190,7 +193,7 @@ def _check_address(url: str) -> bool:
 
 @transaction.atomic
 def accept_address(*, replica: Replica, by: str) -> None:
-    """Accept the address that the replica reported at enrolment: requests may be sent there."""
+    """Accept the address that the replica reported at enrolment, so that requests may be sent there."""
     lock_around(replica_id=replica.pk)
     waiting = Replica.objects.filter(pk=replica.pk, is_address_accepted=False)
     if waiting.update(is_address_accepted=True, generation=F("generation") + 1):
@@ -200,7 +203,7 @@ def accept_address(*, replica: Replica, by: str) -> None:
 
 @transaction.atomic
 def accept_room(*, replica: Replica, capacity: int, slots: int, max_rank: int, by: str) -> None:
-    """Accept that the replica holds this much: adapters in all, adapters in a batch, and the highest rank."""
+    """Accept the replica's room: adapters in all, adapters in a batch, and the highest rank."""
     lock_around(replica_id=replica.pk)
     Replica.objects.filter(pk=replica.pk, whole_model=None).update(capacity=capacity, slots=slots, max_rank=max_rank)
     room = {"capacity": capacity, "slots": slots, "max_rank": max_rank}
@@ -225,7 +228,10 @@ def describe_model(*, replica: Replica) -> dict[str, str]:
 
 @transaction.atomic
 def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
-    """Start or end draining. Other replicas take over what a draining replica holds; it answers until they have."""
+    """Start or end draining.
+
+    Other replicas take over the adapters of a draining replica; it answers until they have.
+    """
     now = db_now()
     lock_placements(base_model_id=replica.base_model_id)  # before the replica's row, as each placer does
     Replica.objects.filter(pk=replica.pk).update(draining_at=now if is_draining else None)
@@ -236,7 +242,7 @@ def drain_replica(*, replica: Replica, is_draining: bool, by: str) -> None:
 
 @transaction.atomic
 def retire_replica(*, replica: Replica) -> None:
-    """Forget what a replica held whose machine was released."""
+    """Remove the placements of a replica whose machine was released."""
     lock_placements(base_model_id=replica.base_model_id)
     replica.placements.all().delete()
     replica.loaded.all().delete()
@@ -244,12 +250,12 @@ def retire_replica(*, replica: Replica) -> None:
 
 
 def give_token(*, replica: Replica, token: str) -> None:
-    """Store the token that a new replica's proxy expects of the gateway."""
+    """Store the token that a new replica's proxy expects from the gateway."""
     ReplicaToken.objects.create(replica=replica, token_sealed=seal(token, place=_token_place(replica)))
 
 
 def token_of(*, replica: Replica) -> str:
-    """Return the token that the replica's proxy expects of the gateway."""
+    """Return the token that the replica's proxy expects from the gateway."""
     return unseal(bytes(replica.token.token_sealed), place=_token_place(replica))
 
 
@@ -258,7 +264,7 @@ def _token_place(replica: Replica) -> bytes:
 
 
 def desired_state(*, replica: Replica) -> DesiredState:
-    """Return what the replica should hold now, highest demand first, with URLs that expire."""
+    """Return the adapters that the replica should hold now, highest demand first, with URLs that expire."""
     if replica.whole_model is not None:
         return desired_whole_model(replica=replica, version=replica.whole_model)
     placed = replica.placements.filter(adapter_version__deleted_at=None).select_related("adapter_version")

@@ -1,12 +1,12 @@
 """Placement: which replica of one base model holds which adapters, by demand, within rank classes, with few moves.
 
-Every adapter in use is on one replica, a hot one on several; an adapter without recent requests is on none. If more
+Every adapter in use is on one replica, and a hot one on several. An adapter without recent requests is on none. If more
 adapters are in use than there are places, organizations first take turns for half of their fair share: the busiest
 adapter of each comes before the second of any. Demand decides about the other places.
 
 An adapter stays where it is: loading one delays every token of that engine, and an unloaded one still fills the
-engine's cache. Adapters that customers wait for displace others only as fast as replicas load them; the rest wait. A
-fleet that unloads faster than it loads would answer no request.
+engine's cache. Adapters that customers wait for displace others only as fast as replicas load them; the rest wait.
+Otherwise a fleet could unload faster than it loads, and answer no request.
 
 The result depends only on the arguments, so two placers with the same facts agree.
 """
@@ -34,7 +34,10 @@ _KEPT, _ACTIVE, _COPY, _RARE = range(4)
 
 
 class AdapterDemand(msgspec.Struct, frozen=True):
-    """An adapter that may be requested. Times are seconds of one clock. `regions`: where it may be; None: anywhere."""
+    """An adapter that may be requested. Times are seconds of one clock.
+
+    `regions` are those it may be in; None means any.
+    """
 
     version_id: str
     organization_id: str
@@ -49,8 +52,8 @@ class AdapterDemand(msgspec.Struct, frozen=True):
 class ReplicaCapacity:
     """A replica. `capacity`: adapters registered at once; `slots`: adapters in one batch without loss of speed.
 
-    `rank_class` is the highest rank that an operator accepted, `max_rank` what the engine takes of it. Preference goes
-    by the class: a replica that reports less attracts nothing.
+    `rank_class` is the highest rank that an operator accepted. `max_rank` is the part of it that the engine supports.
+    Preference goes by the class, so a replica cannot attract adapters by reporting less.
     """
 
     replica_id: str
@@ -93,8 +96,8 @@ def place(
 ) -> Placed:
     """Return the version ids that each replica should hold.
 
-    `holding`: what it should hold so far; `loaded`: the part of that it has loaded; `unable`: (replica, version) that
-    failed.
+    `holding` is what each should hold so far, and `loaded` the part that it has loaded. `unable` are the pairs
+    (replica, version) that failed.
     """
     known = {wish.version_id: wish for wish in wishes}
     open_rooms = sorted((room for room in rooms if not room.is_draining), key=lambda room: room.replica_id)
@@ -111,7 +114,7 @@ def place(
 
 
 def demand_after(quick: float, slow: float, age_seconds: float) -> float:
-    """Return requests per second from the two decaying sums, to which each request adds 1 / decay time."""
+    """Return requests per second from the two decaying sums. Each request adds 1 / decay time to them."""
     age = max(0.0, age_seconds)
     return max(quick * math.exp(-age / QUICK_SECONDS), slow * math.exp(-age / SLOW_SECONDS))
 
@@ -162,7 +165,7 @@ class _Plan:
     # --- selection --------------------------------------------------------------------------------------------------
 
     def select(self, now: float, *, most_pushed_out: int) -> None:
-        """Choose as many (adapter, copy) as there are places, most needed first."""
+        """Choose as many (adapter, copy) pairs as there are places, the most needed first."""
         held = sum(len(states) for states in self._holders.values())
         newcomers = max(0, sum(state.room.capacity for state in self.states) - held) + most_pushed_out
         for _, _, _, _, _, version_id in sorted(self._candidates(now)):
@@ -191,7 +194,7 @@ class _Plan:
         return found
 
     def _wanted_copies(self, version_id: str) -> int:
-        """Return how many replicas should hold the adapter: more at once, fewer only when demand has halved."""
+        """Return how many replicas should hold the adapter. It rises at once, and falls only when demand has halved."""
         demand = self._wishes[version_id].requests_per_second
         if 2 * demand <= self._share:
             return 1
@@ -220,7 +223,10 @@ class _Plan:
         return True
 
     def _affected(self, adapter_rank: int) -> list[int]:
-        """Return the rank classes in which an adapter takes a place: the lowest that fits and those below; or none."""
+        """Return the rank classes in which an adapter takes a place: the lowest that fits and those below it.
+
+        Empty if none fits.
+        """
         if adapter_rank not in self._classes:
             own = next((rank for rank in self._places if rank >= adapter_rank), None)
             self._classes[adapter_rank] = [rank for rank in self._places if own is not None and rank <= own]
@@ -244,7 +250,10 @@ class _Plan:
             newcomers += self._put_newcomer(newcomers.pop(0))
 
     def _put_newcomer(self, version_id: str) -> list[str]:
-        """Assign the version; return the adapter it displaced, if any: a lower-rank one on a higher-rank replica."""
+        """Assign the version.
+
+        Return the adapter that it displaced, if any: one of lower rank on a replica for higher ranks.
+        """
         wish = self._wishes[version_id]
         fitting = [s for s in self.states if self._may_hold(s, wish) and version_id not in s.held]
         if free := [state for state in fitting if state.has_place]:
@@ -260,7 +269,10 @@ class _Plan:
         return [] if wish.regions is None else self._put_in_region(version_id, fitting)
 
     def _put_in_region(self, version_id: str, fitting: Iterable[_State]) -> list[str]:
-        """Assign the version in place of an adapter that has a free place in another region; return that adapter."""
+        """Assign the version to the place of an adapter that has a free place in another region.
+
+        Return that adapter.
+        """
         free = [state for state in self.states if state.has_place]
         for state in fitting:
             movable = [id for id in state.held if any(self._may_hold(other, self._wishes[id]) for other in free)]
@@ -316,7 +328,7 @@ class _Plan:
         state.hot -= self._is_hot(version_id)
 
     def _part(self, version_id: str) -> float:
-        """Return the requests per second that each of its replicas gets."""
+        """Return the requests per second that each replica of the adapter gets."""
         return self._wishes[version_id].requests_per_second / self._copies[version_id]
 
     def _is_hot(self, version_id: str) -> bool:
@@ -327,7 +339,7 @@ class _Plan:
 
 
 def _kind(wish: AdapterDemand, now: float) -> int | None:
-    """Return how needed a first copy is, lowest first; None when it is not needed."""
+    """Return how urgent a first copy is, lowest first; None if it is not needed."""
     age = now - wish.last_used_at
     if wish.is_kept:
         return _KEPT

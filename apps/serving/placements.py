@@ -1,4 +1,4 @@
-"""Placements kept in step with demand: read the facts, call apps.serving.placement, store the changes."""
+"""Placements that follow demand: read the facts, call apps.serving.placement, store the changes."""
 
 import datetime
 from collections import defaultdict
@@ -45,9 +45,9 @@ _NOTE = """
 
 @transaction.atomic
 def record_requests(*, counts: Mapping[str, int], fleets: Collection[str] = (), now: datetime.datetime) -> None:
-    """Count requests by version id, and place again at once when one of the versions has no place.
+    """Count requests by version id. If one of the versions has no place, place adapters again at once.
 
-    Each of the `fleets` starts a replica, or keeps those that it has.
+    Each of the `fleets` starts a replica, or keeps the ones that it has.
     """
     held = [fleet.pk for fleet in ReplicaFleet.objects.filter(pk__in=fleets).order_by("pk").select_for_update()]
     ReplicaFleet.objects.filter(pk__in=held).update(last_requested_at=now)
@@ -84,7 +84,7 @@ def replan_around(*, replica_id: str) -> None:
 
 
 def lock_placements(*, base_model_id: str) -> None:
-    """Wait until no other transaction places adapters of the base model. Taken before rows of its replicas."""
+    """Wait until no other transaction places adapters of the base model. Take this lock before rows of its replicas."""
     lock(f"placement:{base_model_id}")
 
 
@@ -99,7 +99,7 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     """Store which replica of the base model holds which adapters; return how many must be loaded.
 
     One placer runs at a time, and only replicas whose set changed are notified. While no replica reports, nothing
-    changes: a fleet that comes back finds what it held.
+    changes, so a fleet that comes back keeps its placements.
     """
     lock_placements(base_model_id=base_model_id)
     replicas = list(standing_replicas().filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
@@ -134,10 +134,10 @@ def _is_there(replica: Replica, now: datetime.datetime) -> bool:
 
 
 def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], places: int) -> list[AdapterDemand]:
-    """Return what may have a place: adapters that have one, are kept warm, are named or were used within a day.
+    """Return the adapters that may have a place: placed, kept warm, with an alias, or used within a day.
 
-    Of each organization and rank that is at most twice as many as there are places: those that may have all places, and
-    as many that may replace them.
+    For each organization and rank, that is at most twice the number of places: as many as can have places, and as many
+    that may replace them.
     """
     named = _named_versions(base_model_id)
     idle_since = now - datetime.timedelta(seconds=IDLE_SECONDS)
@@ -207,7 +207,7 @@ def _said(replicas: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
 
 
 def _unable(replicas: Iterable[Replica], said: Mapping[tuple[str, str], set[str]]) -> set[tuple[str, str]]:
-    """Return where loading failed for a reason of the replica, as long as another replica might succeed."""
+    """Return the placements whose loading failed because of the replica, as long as another replica might succeed."""
     ready = [replica.pk for replica in replicas if replica.is_ready]
     failed = {id: said.get((id, LoadState.FAILED), set()) for id in ready}
     hopeless = set.intersection(*failed.values()) if failed else set()

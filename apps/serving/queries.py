@@ -39,11 +39,12 @@ class FleetRoute:
 
 @dataclass(frozen=True)
 class Route:
-    """How a public model name is answered. `organization_id` None: a base model, open to every customer.
+    """The route of a public model name. `organization_id` is None for a base model, which every customer may use.
 
-    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `draining` answer only
-    what no other can. `is_loading`: a replica should load it, none has yet, and none has failed. `is_cold`: no replica
-    has a place for it until it is requested. `fleets` start replicas of its base model on request.
+    A route without upstreams exists but cannot answer now: it gets 503, an unknown name 404. The replicas in `draining`
+    get only requests that no other can answer. `is_loading`: a replica should load it, none has yet, and none has
+    failed. `is_cold`: no replica has a place for it until it is requested. `fleets` start replicas of its base model on
+    request.
     """
 
     model_name: str
@@ -60,7 +61,7 @@ class Route:
     fleets: tuple[FleetRoute, ...] = ()
 
     def limited_to(self, regions: Collection[str]) -> "Route":
-        """Return the route for an organization whose requests may be answered in these regions alone."""
+        """Return the route for an organization whose requests may be answered only in these regions."""
         staying, draining = (
             tuple(one for one in found if one.region in regions) for found in (self.upstreams, self.draining)
         )
@@ -80,7 +81,7 @@ class AliasRoute:
 
 
 def list_alias_routes() -> list[AliasRoute]:
-    """Return every alias, in one statement: each is seen before or after its move, never between."""
+    """Return every alias. One statement reads them, so each is seen before or after its move, never in between."""
     rows = Alias.objects.values_list(
         "model_name", "organization_id", "version__model_name", "canary_version__model_name", "canary_percent"
     )
@@ -112,7 +113,7 @@ def list_routes() -> list[Route]:
 
 
 def _fleets() -> dict[str, tuple[FleetRoute, ...]]:
-    """Return by base model the fleets that were found able to start a replica lately."""
+    """Return, by base model, the fleets that could start a replica when last checked."""
     found: dict[str, tuple[FleetRoute, ...]] = defaultdict(tuple)
     for fleet in able_fleets().order_by("pk"):
         found[fleet.base_model_id] += (FleetRoute(fleet.pk, fleet.region_id),)
@@ -177,7 +178,7 @@ def _adapter_routes(
 
 
 def _is_whole(version: AdapterVersion) -> bool:
-    """Return whether no engine loads the version as an adapter: it answers as a whole model."""
+    """Return whether the version answers as a whole model, because no engine loads it as an adapter."""
     return version.status == AdapterVersionStatus.FILES_ONLY
 
 
@@ -215,7 +216,7 @@ def _wanted_and_cold(
 
 
 class ServingStatus(StrEnum):
-    """How a version is served, as its owner sees it: the best that a replica reports, or why none does."""
+    """The serving state of a version for its owner: the best report of a replica, or the reason why there is none."""
 
     OFF = "off"  # without a deployment
     WAITING = "waiting"  # before any replica reports
@@ -264,7 +265,7 @@ _COLD = "It is not loaded because it had no recent requests. The next request lo
 
 
 def _cold_ids(versions: Collection[str]) -> set[str]:
-    """Return those of the versions that only lack a place, or a replica that starts on request."""
+    """Return the versions that only lack a place, or a replica that starts on request."""
     with system():  # places are every tenant's; only ids leave this block
         deployed = _current_deployments().filter(adapter_version__in=versions)
         deployments = list(deployed.select_related("adapter_version__adapter", "organization"))
@@ -291,7 +292,7 @@ def _unserved(version: AdapterVersion, served: Collection[str]) -> ServingState:
 
 
 def _best(rows: list[tuple[str, str]]) -> ServingState:
-    """Return the best report of its replicas, "waiting" before any."""
+    """Return the best report of its replicas; "waiting" if there is none yet."""
     order = [LoadState.LOADED, LoadState.LOADING, LoadState.FAILED, LoadState.REJECTED]
     if not rows:
         return ServingState(ServingStatus.WAITING, _WAITING)

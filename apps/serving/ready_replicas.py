@@ -1,4 +1,4 @@
-"""Where requests may be sent: ready replicas that reported lately, and the adapters they have loaded."""
+"""The replicas that may get requests, which are ready and reported recently, and the adapters they have loaded."""
 
 import datetime
 
@@ -13,7 +13,7 @@ _ABLE = datetime.timedelta(seconds=90)  # pools are looked at every ten seconds,
 
 
 def standing_replicas() -> QuerySet[Replica]:
-    """Return all replicas, apart from those whose machine was released."""
+    """Return all replicas except those whose machine was released."""
     return Replica.objects.filter(retired_at=None)
 
 
@@ -23,12 +23,12 @@ def ready_replicas() -> QuerySet[Replica]:
 
 
 def able_fleets() -> QuerySet[ReplicaFleet]:
-    """Return the fleets that have a replica or could start one, as far as their pools were looked at lately."""
+    """Return the fleets that have a replica, or could start one when their pool was last checked."""
     return ReplicaFleet.objects.filter(maximum__gt=0, able_at__gte=Now() - _ABLE)
 
 
 def answering() -> QuerySet[LoadedAdapter]:
-    """Return the adapters loaded where requests may be sent. Last reports of a lost replica are left out."""
+    """Return the adapters loaded on replicas that may get requests. The last reports of a lost replica are left out."""
     return spoken_lately().filter(state=LoadState.LOADED, replica__is_ready=True)
 
 

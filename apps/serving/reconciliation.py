@@ -1,11 +1,11 @@
 """Daily comparison of each engine's token counts with what the gateways metered, to 0.1 percent.
 
 An engine counts its base model and all adapters together, so the metered side is the sum over these. A request that
-runs during a reading is partly on either side of it. The metered amount is therefore a range: tokens certainly between
-two readings, and tokens possibly between them. A difference beyond the range and the tolerance pages.
+runs during a reading is partly before and partly after it. So the metered amount is a range: tokens certainly between
+two readings, and tokens possibly between them. A difference beyond the range and the tolerance alerts an operator.
 
-Both sides come from the replica, which may count too much in both. So the output tokens it reports are also compared
-with the bytes of its answers that the gateways saw: a token is at least one byte, except the few that no customer sees.
+Both sides come from the replica, which may count too much in both. So its output tokens are also compared with the
+bytes of its answers that the gateways saw: a token is at least one byte, except for the few that no customer sees.
 """
 
 import datetime
@@ -56,7 +56,7 @@ _METERED = """
 def record_count(*, replica: Replica, engine_generation: str, counted: EngineCount, now: datetime.datetime) -> None:
     """Store the reading as the newest of its day; the first of a day also ends the day before.
 
-    A replica that claims more than MAX_STARTS_A_DAY is not heard any more on that day.
+    Further readings of a replica that reports more than MAX_STARTS_A_DAY starts are ignored on that day.
     """
     at = now - min(datetime.timedelta(seconds=max(0.0, counted.age_seconds)), _ARRIVED)
     newest = {
@@ -117,7 +117,7 @@ class _Sums:
 
     @property
     def difference_share(self) -> float:
-        """How far the count lies outside the metered range, or above the bytes seen, as a share of the count."""
+        """The distance of the count from the metered range, or its excess over the bytes seen, as a share of it."""
         return max(
             _outside(self.counted_input, self.least_input, self.most_input),
             _outside(self.counted_output, self.least_output, self.most_output),
@@ -126,7 +126,7 @@ class _Sums:
 
 
 def reconcile(*, now: datetime.datetime) -> list[MeteringCheck]:
-    """Check every finished day without a passed check; log each difference as critical every time."""
+    """Check every finished day that has no passed check. Log each difference as critical every time."""
     today = now.astimezone(datetime.UTC).date()
     last = today - datetime.timedelta(days=1 if _since_midnight(now) >= _ARRIVED else 2)
     settled = set(MeteringCheck.objects.filter(is_within=True).values_list("replica_id", "day"))

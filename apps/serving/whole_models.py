@@ -42,7 +42,10 @@ def require_replica(*, version: AdapterVersion) -> None:
 
 
 def give_place(*, replica: Replica, version: AdapterVersion) -> None:
-    """Place the version on the replica that serves it alone. It answers at once unless its owner stopped it before."""
+    """Place the version on the replica that serves only this version.
+
+    It answers at once unless its owner stopped it.
+    """
     place = {"organization_id": version.organization_id, "adapter_version": version}
     Placement.objects.create(replica=replica, **place)
     if not Deployment.objects.filter(adapter_version=version).exists():
@@ -50,10 +53,10 @@ def give_place(*, replica: Replica, version: AdapterVersion) -> None:
 
 
 def desired_whole_model(*, replica: Replica, version: AdapterVersion) -> DesiredState:
-    """Return the files that the replica serves, with URLs that expire, or that the model is withdrawn.
+    """Return the files that the replica serves, with URLs that expire, or a state that withdraws the model.
 
-    So is one that was deleted, and one whose organization may no longer use the region. An untrusted replica gets no
-    files.
+    A model is withdrawn if it was deleted, or if its organization may no longer use the region. An untrusted replica
+    gets no files.
     """
     files: tuple[SignedFile, ...] = ()
     is_withdrawn = version.deleted_at is not None or not is_allowed(version.organization.regions, replica.region_id)

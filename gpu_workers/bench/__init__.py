@@ -1,1 +1,1 @@
-"""Measurements that estimates start from."""
+"""Measurements on which estimates are based."""

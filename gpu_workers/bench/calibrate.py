@@ -4,7 +4,7 @@ Each point is one probe (gpu_workers.bench.probe) in a separate child process: t
 shapes with made-up weights. It runs on one GPU, or with small shapes on the CPU of a machine without a GPU. The points
 are printed and written to --into as JSON lines. With --post they are also reported through the internal API with this
 worker's credential (the environment of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR), unless the machine was busy
-with something else. A point that does not fit also counts as a point: `did_not_fit`.
+with something else. A point that does not fit is also a result: `did_not_fit`.
 """
 
 import argparse
@@ -135,7 +135,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def connect() -> ApiClient:
-    """Return a client of the control plane. Called before the measurements, to find a missing credential early."""
+    """Return a client of the control plane.
+
+    It is called before the measurements, to find a missing credential early.
+    """
     config = read_config()
     return ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
 
@@ -223,7 +226,7 @@ def keep_point(
 
 
 def report_point(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> None:
-    """Report one point. A failure is only printed: the point is written, and the next ones are still measured."""
+    """Report one point. A failure is only printed. The point is still written, and the next ones are still measured."""
     if busy_at is not None:
         log.warning("Not reported: this machine is busy with something else (load %s).", busy_at)
         return
@@ -234,7 +237,7 @@ def report_point(report: ProbeReport, api: ApiClient, *, busy_at: float | None) 
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What affects a figure besides the point: the machine, its load, and the time."""
+    """The conditions besides the point that affect a figure: the machine, its load, and the time."""
 
     measured_at: str
     is_busy: bool  # with more than this point alone: the speed is not valid
@@ -247,7 +250,7 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _is_gpu_busy() -> bool:
-    """Return whether another process uses the first GPU, on which the points run; called between points."""
+    """Return whether another process uses the first GPU, on which the points run. It is called between points."""
     return any(gpu.free_bytes < (1 - _BUSY_GPU_SHARE) * gpu.total_bytes for gpu in list_gpu_memory(list_devices()[:1]))
 
 

@@ -48,7 +48,7 @@ def build_base(folder: Path, *, method: Method, engine: Engine) -> PreTrainedMod
 
 
 def _fill(model: PreTrainedModel, module: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Give one module its own parameters and buffers on the device; at most one layer is there in 16 bit at a time."""
+    """Give one module its own parameters and buffers on the device. At most one layer at a time is there in 16 bits."""
     if isinstance(module, Linear4bit):
         made_up = torch.randn(module.weight.shape, device=device, dtype=dtype) * model.config.initializer_range
         old = module.weight

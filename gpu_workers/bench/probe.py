@@ -52,7 +52,7 @@ _LENGTH_SPREAD = 0.75  # of the mean length; as many rows are longer as are shor
 class Window(NamedTuple):
     """How long a loop is measured, in seconds: `measured` with at most QUIET_SHARE of waiting for a core.
 
-    If other programs never leave it so much, the whole `longest` time counts: their load lasts.
+    If other programs never leave that much time, the whole `longest` time counts, because their load is permanent.
     """
 
     measured: float
@@ -75,7 +75,7 @@ class StepEnd(NamedTuple):
 
 
 class Stopwatch(TrainerCallback):
-    """Records when each step ended, and ends the training once there are enough steps to measure the spread."""
+    """Records the end of each step, and ends the training once there are enough steps to measure the spread."""
 
     def __init__(self, window: Window) -> None:
         self.ends: list[StepEnd] = []
@@ -165,7 +165,7 @@ def measure(request: ProbeRequest, work_dir: Path, *, hub_token: str | None) -> 
 
 
 def _report(request: ProbeRequest, steps: list[StepEnd], startup_seconds: float, work_dir: Path) -> ProbeReport:
-    """Return the report. Waiting for a core is temporary: it counts in the lowest speed only, not in the speed."""
+    """Return the report. Waiting for a core is temporary, so it affects only the lowest speed, not the speed."""
     table = np.array(steps)
     repeats = np.array_split(table, min(REPEATS, len(steps)))
     rates = sorted(float(part[:, 2].sum() / (part[:, 0] - part[:, 1]).sum()) for part in repeats)

@@ -148,7 +148,7 @@ class ApiClient:
         return self._optional("POST", "/conversions/next", claim, ConversionRequest, patience_seconds=0)
 
     def keep_conversion(self, conversion_id: str) -> None:
-        """Keep the lease; sent once, because the caller beats again soon. Raises StaleLease."""
+        """Extend the lease. It is sent once, because the caller soon sends the next heartbeat. Raises StaleLease."""
         path = f"/conversions/{conversion_id}/heartbeat"
         self._send("POST", path, None, token=self._credential, patience_seconds=0)
 
@@ -171,12 +171,15 @@ class ApiClient:
     # --- lease token ---------------------------------------------------------------------------------------------
 
     def heartbeat(self, lease: Lease, request: HeartbeatRequest) -> HeartbeatResponse:
-        """Extend the lease. Sent once: the caller beats again soon, and counts accepted heartbeats."""
+        """Extend the lease.
+
+        It is sent once, because the caller soon sends the next heartbeat and counts accepted ones.
+        """
         path = f"/leases/{lease.id}/heartbeat"
         return self._call("POST", path, request, HeartbeatResponse, token=lease.token, patience_seconds=0)
 
     def keep_place(self, lease: Lease, request: HeartbeatRequest) -> HeartbeatResponse:
-        """Keep a place in a group that another machine leads; sent once, like `heartbeat`."""
+        """Keep a place in a group that another machine leads. It is sent once, like `heartbeat`."""
         path = f"/leases/{lease.id}/member/heartbeat"
         return self._call("POST", path, request, HeartbeatResponse, token=lease.token, patience_seconds=0)
 
@@ -195,7 +198,7 @@ class ApiClient:
         return self._call("POST", path, request, UploadResponse, token=lease.token, patience_seconds=patience_seconds)
 
     def open_judge(self, lease: Lease) -> JudgeAccess:
-        """Return the access to the judge of the run's plan; each call creates another key."""
+        """Return the access to the judge of the run's plan. Each call creates another key."""
         return self._call(
             "POST", f"/leases/{lease.id}/judge", None, JudgeAccess, token=lease.token, patience_seconds=20
         )

@@ -1,4 +1,4 @@
-"""Hashed folders with a manifest, as they go between a worker and the object store.
+"""Hashed folders with a manifest, which travel between a worker and the object store.
 
 A folder is whole if it contains `manifest.json` and every file has the size and hash from the manifest.
 """

@@ -13,13 +13,13 @@ HUB_PATTERNS = ("*.json", "model*.safetensors", "*.jinja", "*.txt", "tokenizer.m
 
 
 class NotInstalled(Exception):
-    """The base model's local path leads to nothing that this worker may read."""
+    """The base model's local path does not lead to anything that this worker may read."""
 
 
 def locate_base_model(base_model: BaseModelRef, roots: tuple[Path, ...]) -> BaseModelRef:
     """Return the reference with an absolute path inside one of `roots`; a hub model is returned unchanged.
 
-    The roots stop a path of the control plane from opening any other folder of this machine.
+    The roots prevent a path from the control plane from opening any other folder of this machine.
     """
     if base_model.path is None:
         return base_model

@@ -166,8 +166,8 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment of a training child: this process's own without any Anneal, broker or cloud secret.
 
-    A child that needs no network does not learn of any proxy, such as HTTPS_PROXY. With `devices` the child sees these
-    GPUs only: transformers trains on all visible ones.
+    A child that needs no network gets no variable of a proxy, such as HTTPS_PROXY. With `devices` the child sees only
+    these GPUs, because transformers trains on all visible ones.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_PREFIXES)}
     if not has_network:
@@ -179,14 +179,14 @@ def child_environment(
 
 
 def hub_addresses() -> HubAddresses:
-    """Return the hub of this process's environment, with the hosts that it may send downloads to."""
+    """Return the hub of this process's environment, with the hosts that it may redirect downloads to."""
     hosts = os.environ.get("HF_BLOB_HOSTS", "").lower().split(",")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     return HubAddresses(endpoint=endpoint, blob_hosts=tuple(host.strip() for host in hosts if host.strip()))
 
 
 def downloading_environment(hub_token: str | None) -> dict[str, str]:
-    """Return this process's environment with the token; without one, what the machine's owner has set holds."""
+    """Return this process's environment with the token. Without a token, the settings of the machine's owner apply."""
     return environment_with({"HF_TOKEN": hub_token} if hub_token else {})
 
 
@@ -196,7 +196,7 @@ def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def visible_devices() -> tuple[str, ...] | None:
-    """Return the GPUs to which CUDA_VISIBLE_DEVICES limits this process, None without a limit.
+    """Return the GPUs to which CUDA_VISIBLE_DEVICES limits this process; None without a limit.
 
     As in CUDA, the entry -1 hides all entries after it.
     """
@@ -225,8 +225,8 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return the environment of one of several training processes, with the names that torch and accelerate read.
 
-    `index` counts on this machine, `before` are the processes of the machines before it, and `count` are all. They meet
-    at `host`, and connect over `interface` if it is given.
+    `index` counts on this machine, `before` is the number of processes on the machines before it, and `count` that of
+    all. They meet at `host`, and connect over `interface` if it is given.
     """
     place = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "RANK": str(before + index)}
     local = {"LOCAL_RANK": str(index), "LOCAL_WORLD_SIZE": str(local_count or count)}

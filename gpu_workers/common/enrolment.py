@@ -82,7 +82,7 @@ def enroll(
 
 
 def _redeem(api: ApiClient, request: EnrollRequest, sleep: Callable[[float], None]) -> EnrollResponse:
-    """Redeem the token. A token works once, so it is sent again only if the connection never opened."""
+    """Redeem the token. A token works once, so it is sent again only if no connection was made."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

@@ -1,6 +1,7 @@
 """Messages from a training child to its agent: events as JSON lines in a file, then one outcome.
 
-A file is used, not a pipe: it survives a killed agent, cannot block the training loop, and is readable by a person.
+It is a file and not a pipe, because a file survives a killed agent, cannot block the training loop, and can be read by
+a person.
 """
 
 from pathlib import Path

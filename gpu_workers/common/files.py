@@ -9,7 +9,7 @@ PRIVATE = 0o600  # readable by this user only
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write a file atomically: a crash leaves the old content or the new, never a part. Return once it is on disk."""
+    """Write a file atomically: a crash leaves the old or the new content, never a part. Return once it is on disk."""
     temporary = path.with_name(path.name + ".tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:
@@ -20,7 +20,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def flush(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk."""
+    """Flush a file or a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -35,7 +35,7 @@ def hash_file(path: Path) -> str:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder, read-only or not; a missing folder is no error."""
+    """Remove a folder, even if it is read-only. A missing folder is no error."""
     if path.is_dir():
         path.chmod(0o700)
         shutil.rmtree(path)

@@ -1,4 +1,7 @@
-"""A description of this machine, and whether it can take a run. Asks the driver and the kernel, never torch."""
+"""A description of this machine, and the check that it can take a run.
+
+It asks the driver and the kernel, never torch.
+"""
 
 import importlib.metadata
 import os
@@ -112,12 +115,12 @@ class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_gpus() -> tuple[GpuInfo, ...]:
-    """Return the GPUs that this process may use, () without a driver; raises GpuUnreachable if the driver is broken."""
+    """Return the GPUs that this process may use; () without a driver. Raises GpuUnreachable if the driver is broken."""
     return _ask_each(_describe, visible_devices())
 
 
 def list_devices() -> tuple[str, ...]:
-    """Return the name by which a child can be given each GPU that this process may use: its UUID.
+    """Return, for each GPU that this process may use, the name that assigns it to a child: its UUID.
 
     A machine without GPUs, or without NVML, has one device. Raises GpuUnreachable if the driver is broken.
     """
@@ -135,7 +138,7 @@ def list_gpu_memory(devices: Collection[str] | None = None) -> tuple[GpuMemory, 
 
 
 def _ask_each(ask: Callable[[Any], T], devices: Collection[str] | None) -> tuple[T, ...]:
-    """Return NVML's answer for each of the devices, or for all of the machine."""
+    """Return NVML's answer for each of the devices, or for all devices of the machine."""
     if pynvml is None:
         return ()
     try:

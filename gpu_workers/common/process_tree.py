@@ -32,7 +32,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this signal when the parent dies. Call it in a child between fork and exec."""
+    """Make the kernel send this signal when the parent dies. Call it in a child between fork and exec."""
     _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
@@ -71,7 +71,7 @@ def list_descendants(pid: int, *, with_zombies: bool = False) -> list[Process]:
 
 
 def list_session(leader: Process) -> list[Process]:
-    """Return the living members of the session that `leader` started, also after its death.
+    """Return the living members of the session that `leader` started, even after its death.
 
     The kernel does not reuse a session's number while the session has members. A member older than the leader therefore
     means that the number was reused after all members had gone.
@@ -87,7 +87,7 @@ def kill_all(processes: Iterable[Process]) -> None:
 
 
 def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
-    """Send the signal to each process that still is the same one."""
+    """Send the signal to each process whose number still belongs to the same process."""
     for process in processes:
         if is_alive(process):
             try:

@@ -1,6 +1,6 @@
-"""A child's sign of progress: a counter in a file of its work folder, which the agent reads.
+"""A child's sign of progress: a counter in a file of its work folder. The agent reads it.
 
-Events are too rare for this: a step of a large model, an evaluation or a merge may take minutes without one.
+Events are too rare for this, because a step of a large model, an evaluation or a merge may take minutes without one.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """Signed downloads and uploads between a worker and the object store.
 
-Apart from `artifacts`, so that a child, which transfers nothing, starts without the HTTP client.
+It is separate from `artifacts`, so that a child, which transfers nothing, starts without the HTTP client.
 """
 
 import random
@@ -27,7 +27,7 @@ class Interrupted(Exception):
 
 
 class Transfers:
-    """Reads and writes objects through signed URLs only; the URLs carry all of this worker's rights."""
+    """Reads and writes objects through signed URLs only. This worker has no other rights to the store."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Transfers:
         partial.replace(destination)
 
     def upload(self, path: Path, url: str) -> None:
-        """Upload one file, streamed. An existing object stays, and a repeated upload is harmless."""
+        """Stream one file to the store. An existing object stays, so repeating an upload is harmless."""
         self._retry(lambda: self._upload_once(path, url))
 
     def upload_folder(self, folder: Path, urls: dict[str, str]) -> None:

@@ -67,7 +67,7 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 class TokensAsked(msgspec.Struct, frozen=True):
-    """Tokens the engine read and wrote for the agent's own questions, never for a customer."""
+    """The tokens that the engine read and wrote for the agent's own questions, not for customers."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -77,7 +77,7 @@ class TokensAsked(msgspec.Struct, frozen=True):
 
 
 class Questions(msgspec.Struct, frozen=True):
-    """The numbers of the agent's own questions that began and that ended."""
+    """The number of the agent's own questions that began, and of those that ended."""
 
     begun: int = 0
     ended: int = 0
@@ -162,7 +162,7 @@ class EngineClient:
     async def load_adapter(self, lora_name: str, path: Path) -> None:
         """Load new weights under a new name; raises EngineRefused if the engine cannot use them.
 
-        Weights are never replaced in place: the engine would swap them in the middle of answers.
+        Weights are never replaced in place, because the engine would swap them in the middle of answers.
         """
         if LORA_NAME.fullmatch(lora_name) is None or not path.is_absolute():
             raise ValueError(f"{lora_name!r} at {path} is no adapter of ours")
@@ -233,7 +233,7 @@ class EngineClient:
         return msgspec.json.decode(await self._request("GET", "/version", timeout_seconds=10), type=_Version).version
 
     async def touch(self, model: str) -> None:
-        """Use the adapter for one token, so that the engine's cache evicts it last."""
+        """Use the adapter for one token, so that it is the last that the engine's cache evicts."""
         body = {"model": model, "prompt": _SHORT_PROMPT, "max_tokens": 1, "temperature": 0, "cache_salt": "canary"}
         await self._complete(body, timeout_seconds=120)
 
@@ -266,7 +266,7 @@ class EngineClient:
     async def open_answer(
         self, path: str, body: bytes, headers: dict[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a customer's request and yield the response as it is written; leaving early aborts the request."""
+        """Send a customer's request and yield the response as it is written. Leaving early aborts the request."""
         headers = {"Content-Type": "application/json", **headers}
         try:
             response = await self._http.post(path, data=body, headers=headers, timeout=_ANSWER_TIMEOUT)

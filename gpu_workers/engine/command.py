@@ -67,7 +67,7 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
 
 
 def _target_modules(model_path: str) -> tuple[str, ...]:
-    """Return the layers that adapters of this model change; the engine reserves memory for these alone."""
+    """Return the layers that adapters of this model change. The engine reserves memory only for these."""
     return adapted_modules(json.loads((Path(model_path) / "config.json").read_bytes()))
 
 

@@ -1,7 +1,7 @@
-"""A repair of vLLM 0.32 on CPUs: rows without an adapter got the adapter of the last slot.
+"""A fix of vLLM 0.32 on CPUs, where rows without an adapter got the adapter of the last slot.
 
-Such a row has the index -1, which torch takes for the last slot. While adapters fill all slots, the base model would
-therefore answer as one of them. The Triton kernels of GPUs leave the index -1 out.
+Such a row has the index -1, which torch reads as the last slot. So while adapters fill all slots, the base model would
+answer as one of them. The Triton kernels of GPUs skip the index -1.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from vllm.lora.punica_wrapper import punica_cpu
 
 
 def leave_out_rows_without_adapter() -> None:
-    """Have the CPU kernels add nothing to rows whose index is -1."""
+    """Make the CPU kernels add nothing to rows whose index is -1."""
     shrink = lora_ops.bgmv_shrink
 
     def shrink_adapted(inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0) -> None:

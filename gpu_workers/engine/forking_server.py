@@ -1,14 +1,14 @@
 """vLLM's API server on a CPU: `python -m gpu_workers.engine.forking_server PARTS OPTIONS`.
 
-vLLM's platform for CPUs has EngineCore and Worker spawned, as each may get threads of its own on certain cores. Each
-then imports all of vLLM again, which is two thirds of the CPU time of a start. Our engines are not bound to cores
-(`VLLM_CPU_OMP_THREADS_BIND=nobind`), so the processes are forked here, as vLLM's other platforms allow. That is safe
-because no process computes before it forks: a fork would lack the threads of its parent.
+vLLM's platform for CPUs spawns EngineCore and Worker, because each may get its own threads on certain cores. Each then
+imports all of vLLM again, which takes two thirds of the CPU time of a start. Our engines are not bound to cores
+(`VLLM_CPU_OMP_THREADS_BIND=nobind`), so the processes are forked here, as vLLM's other platforms allow. This is safe
+because no process computes before it forks. A fork lacks the threads of its parent.
 
-For the same cores the platform has a single worker in a process of its own, which EngineCore awaits in a busy loop. A
-single worker of ours runs within EngineCore, as on other platforms.
+Because of these cores, the platform also runs a single worker in a separate process, for which EngineCore waits in a
+busy loop. Our single worker runs within EngineCore, as on other platforms.
 
-A forked process can die sooner than the keeper looks for it, so its parent records it in the file PARTS.
+A forked process can die before the keeper looks for it, so its parent records it in the file PARTS.
 """
 
 import gc
@@ -35,7 +35,10 @@ _METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
 
 def fork_processes() -> None:
-    """Have the platform fork EngineCore, with a single worker in it. It sets both at each check of a configuration."""
+    """Make the platform fork EngineCore, with a single worker in it.
+
+    The platform sets both at each check of a configuration.
+    """
     platform = type(current_platform)
     check = platform.check_and_update_config
 
@@ -49,10 +52,10 @@ def fork_processes() -> None:
 
 
 def leave_experts_alone() -> None:
-    """Have the experts of a mixture computed by the CPU's kernel.
+    """Make the CPU's kernel compute the experts of a mixture.
 
-    With adapters of any layer vLLM chooses a kernel in Triton, as adapters of experts need it. A CPU has no Triton, and
-    our adapters change no experts (apps/contracts/adapter_files/support.py).
+    With adapters of any layer, vLLM chooses a Triton kernel, because adapters of experts need one. A CPU has no Triton,
+    and our adapters change no experts (apps/contracts/adapter_files/support.py).
     """
     complete = FusedMoEConfig.__post_init__
 
@@ -64,7 +67,7 @@ def leave_experts_alone() -> None:
 
 
 def record_processes(file: Path) -> None:
-    """Have each process that vLLM forks recorded. Helpers, which are of `multiprocessing.Process`, are not."""
+    """Record each process that vLLM forks. Helpers are not recorded, because they are of `multiprocessing.Process`."""
 
     class Part(ForkProcess):
         def start(self) -> None:

@@ -32,7 +32,7 @@ def count_requests(path: Path) -> int | None:
 
 
 def is_listening(path: Path) -> bool:
-    """Return whether a request may be in progress: vLLM binds early, and listens once it is ready."""
+    """Return whether a request may be in progress. vLLM binds early, but listens only once it is ready."""
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

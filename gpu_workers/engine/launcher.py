@@ -5,7 +5,7 @@
 vLLM's own processes outlive a killed parent and keep their memory. Launcher and keeper are both subreapers: if one
 dies, the other finds every orphan among its descendants and kills it. When the API process ends for any reason, the
 keeper kills the rest, and the launcher exits so that its supervisor starts everything again. If both are killed at
-once, the next launcher finds the remaining processes in the state file by number and start time.
+once, the next launcher finds the remaining processes by the numbers and start times in the state file.
 """
 
 import fcntl
@@ -48,7 +48,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
-    """Run as the launcher, or as the keeper that it starts, of the replica's engine or of its canary engine."""
+    """Run as the launcher, or as the keeper that it starts, for the replica's engine or its canary engine."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     is_canary = sys.argv[1:2] == ["canary"]
     arguments = sys.argv[2:] if is_canary else sys.argv[1:]
@@ -198,9 +198,9 @@ def _keep(config: EngineConfig, paths: EnginePaths, *, model_path: str, base: Re
 class EngineParts:
     """The permanent processes of vLLM: EngineCore and workers.
 
-    The API process can take 13 s to exit when one of them was killed, and longer during its start. Forked ones are read
-    from a file, as they can die before they are looked for; then no others are. Short-lived helpers (compilers, probes
-    of the machine) are not parts.
+    The API process can take 13 s to exit after one of them was killed, and longer during its start. Forked processes
+    are read from a file, because they can die before they are looked for. With such a file, no others are looked for.
+    Short-lived helpers (compilers, probes of the machine) are not parts.
     """
 
     _EAGER_SECONDS = 300.0  # parts appear within the first minutes; afterwards an occasional check is enough

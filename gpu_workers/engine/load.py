@@ -45,7 +45,10 @@ class LoadMeter:
 
 
 def sum_samples(metrics: str) -> dict[str, float]:
-    """Return each of vLLM's series summed over its labels. Labels are dropped: some name other tenants' adapters."""
+    """Return each of vLLM's series summed over its labels.
+
+    Labels are dropped, because some name other tenants' adapters.
+    """
     sums: dict[str, float] = {}
     for name, value in _SAMPLE.findall(metrics):
         sums[name] = sums.get(name, 0.0) + float(value)

@@ -51,12 +51,12 @@ class EnginePaths(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> Path:
-        """Return the file of the processes that vLLM has forked, one a line."""
+        """Return the file of the processes that vLLM has forked, one per line."""
         return self.folder / "parts.jsonl"
 
     @property
     def restart_request(self) -> Path:
-        """Return the file of the generation that must end; the agent writes it, also from another container."""
+        """Return the file of the generation that must end. The agent writes it, possibly from another container."""
         return self.folder / "restart"
 
     @property
@@ -78,7 +78,7 @@ def record_part(file: Path, part: Process) -> None:
 
 
 def read_parts(paths: EnginePaths) -> list[Process]:
-    """Return the processes that vLLM has forked; none where it spawns them."""
+    """Return the processes that vLLM has forked; none if it spawns them."""
     try:
         return msgspec.json.Decoder(Process).decode_lines(paths.parts.read_bytes())
     except FileNotFoundError:

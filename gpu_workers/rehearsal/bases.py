@@ -17,7 +17,7 @@ _NF4_BLOCK, _SCALE_BLOCK = 64, 256  # weights of one scale, and scales of one sc
 
 
 class Params4bit(FakeTensor):
-    """A fake 4-bit weight; PEFT recognises bitsandbytes' weights by the name of their class."""
+    """A fake 4-bit weight. PEFT recognises bitsandbytes' weights by the name of their class."""
 
     def detach(self) -> "Params4bit":
         return self._like(super().detach())

@@ -1,4 +1,4 @@
-"""A model of few layers for each kind that a model has, and the memory of the whole one from two such depths."""
+"""Models with few layers of each kind, and the memory of the whole model, extrapolated from two such depths."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple

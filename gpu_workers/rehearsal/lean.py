@@ -1,4 +1,4 @@
-"""Imported first by a process that only traces: the libraries then leave out what it never uses, a hundred megabytes.
+"""A process that only traces imports this first. The libraries then leave out a hundred megabytes that it never uses.
 
 torch and TRL import these packages if they are installed. bitsandbytes compiles some operators of CPUs, which loads
 torch's compiler; a trace runs their fake kernels.

@@ -1,7 +1,7 @@
-"""A pretended machine: fake tensors on the fake "cpu" device, and the paths that the trainer's code takes on a GPU.
+"""A fake machine: fake tensors on the "cpu" device, with the paths that the trainer's code takes on a GPU.
 
 torch's CPU wheels cannot make fake CUDA tensors (slices need the driver), so code that asks for the device's type would
-take its CPU path. Each replacement here stands for one such question.
+take its CPU path. Each replacement here answers one such question.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ CPU = Hardware(name="the CPU", has_bf16=True)
 
 @contextmanager
 def fake_tensors(live: LiveStorages, *, is_gpu: bool, processes: int = 1) -> Iterator[None]:
-    """Run the block with fake tensors counted by `live`, as the first of so many processes."""
+    """Run the block with fake tensors, which `live` counts, as the first of this many processes."""
     with ExitStack() as stack:
         if processes > 1:
             torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
@@ -85,12 +85,12 @@ _ON_A_GPU: tuple[tuple[object, str, object], ...] = (
 
 
 def _take_data(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Stand for torch.utils.swap_tensors, which refuses tensors that a fake mode remembers."""
+    """Replace torch.utils.swap_tensors, which refuses tensors that a fake mode remembers."""
     tensor.data = other.data
 
 
 def _counted(live: LiveStorages, *, is_freed: bool) -> Callable[[torch.Tensor], None]:
-    """Stand for FSDP's change of a storage's size, which passes no operator."""
+    """Replace FSDP's change of a storage's size, which passes no operator."""
 
     def resize(tensor: torch.Tensor) -> None:
         live.resize(tensor.untyped_storage(), 0 if is_freed else tensor.numel() * tensor.itemsize)

@@ -114,7 +114,7 @@ class LiveStorages(TorchDispatchMode):
 
 
 def _positions(index: object) -> Sequence[object]:
-    """Return a real mask as the positions it selects, one tensor for each dimension: their number is known then."""
+    """Return a real mask as the positions it selects, one tensor for each dimension, so that their number is known."""
     if isinstance(index, torch.Tensor) and index.dtype is torch.bool and not isinstance(index, FakeTensor):
         with _disable_current_modes():
             return index.nonzero().unbind(-1)
@@ -135,7 +135,7 @@ def _is_small_integer(value: object) -> bool:
 
 
 def _result_size(given: Sequence[torch.Tensor]) -> int:
-    """Return the number of values of an operator's result, as far as its arguments' shapes say."""
+    """Return the number of values of an operator's result, as far as the shapes of its arguments determine it."""
     try:
         return torch.Size(torch.broadcast_shapes(*(each.shape for each in given))).numel()
     except RuntimeError:

@@ -34,7 +34,7 @@ _TOKEN = 2  # any id but padding and the end
 
 
 class Trace(NamedTuple):
-    """The peak of each moment in bytes, and what stays between steps; `weights` are the base model's."""
+    """The peak of each moment in bytes, and the bytes that stay between steps. `weights` are the base model's."""
 
     peaks: dict[str, int]
     resting: int
@@ -91,7 +91,7 @@ def _result(live: LiveStorages, resting: int, weights: int) -> Trace:
 
 
 def _stock_trainer(base: PreTrainedModel, request: MemoryRequest, folder: Path) -> Trainer:
-    """Return transformers' own trainer with PEFT, as published figures were measured with this stack."""
+    """Return transformers' own trainer with PEFT, because published figures were measured with this stack."""
     recipe, stack = request.hyperparameters, STACKS[request.stack]
     if recipe.method is Method.FULL and stack.full_state == "mixed":
         base.float()
@@ -154,7 +154,7 @@ def _run_step(
     keeps_gradients: bool,
     keeps_buckets: bool,
 ) -> int:
-    """Run a step as it is in every step but the first: with the optimizer's state; return what stays after it.
+    """Run a step with the optimizer's state, as in every step but the first. Return the bytes that stay after it.
 
     `keeps_buckets`: DistributedDataParallel copies gradients into flat buffers of its own, which stay
     (torch/csrc/distributed/c10d/reducer.cpp, gradient_as_bucket_view off).

@@ -1,7 +1,7 @@
 """The serving agent, which keeps the desired adapters on one engine: `python -m gpu_workers.serving.agent`.
 
 The agent is the engine's only client (reconciler.py) and its network door (front_door.py). It observes the engine every
-second. It reports changes at once, and the state every five seconds in any case.
+second. It reports changes at once, and its state at least every five seconds.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ UNROUTED_SECONDS = 2.5  # a gateway reads its routes every second
 
 
 def main() -> int:
-    """Run as a process of the supervisor."""
+    """Run as a process below the supervisor."""
     config = read_serving_config()
     level = config.worker.log_level.upper()
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=level)

@@ -1,7 +1,7 @@
 """A replica on a machine that was started for it: `python -m gpu_workers.serving.node`.
 
-Runs the engine's launcher and the serving agent, each a process of its own, as the chart does with two containers. It
-ends after SIGTERM, when running answers have ended, or when the agent ends. An engine that ends is started again.
+It runs the engine's launcher and the serving agent in separate processes, as the chart does with two containers. It
+ends after SIGTERM, once running answers have ended, or when the agent ends. An engine that ends is started again.
 """
 
 import ipaddress
@@ -28,7 +28,7 @@ _ENGINE_ENDS_WITHIN_SECONDS = 60.0
 
 
 def main() -> int:
-    """Run as what a capacity engine starts on the machine."""
+    """Run as the program that a capacity engine starts on the machine."""
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=logging.INFO)
     try:
         config = read_config()
@@ -58,9 +58,9 @@ def main() -> int:
 
 
 def find_address(machine: str, *, port: int = 0, internal_url: str = "") -> dict[str, str]:
-    """Return the variables that say where the replica listens: at this address or name of the machine.
+    """Return the variables for the replica's listening address: this address or name of the machine.
 
-    Port 0: a free one. Raises ConfigError without an address, OSError if it is not this machine's.
+    Port 0 means a free one. Raises ConfigError without an address, OSError if the address is not this machine's.
     """
     if not machine:
         raise ConfigError("ANNEAL_NODE_ADDRESS is not set.")
@@ -74,9 +74,10 @@ def find_address(machine: str, *, port: int = 0, internal_url: str = "") -> dict
 
 
 def _address_of(machine: str, internal_url: str) -> str:
-    """Return the address of the machine that others reach.
+    """Return the address at which others reach the machine.
 
-    Debian gives a machine's own name a loopback address. Then take the address from which the control plane is asked.
+    Debian gives a machine's own name a loopback address. In that case, use the address from which this machine calls
+    the control plane.
     """
     found = [str(where[0]) for *_, where in socket.getaddrinfo(machine, 0, type=socket.SOCK_STREAM)]
     outside = [address for address in found if not ipaddress.ip_address(address).is_loopback]
@@ -99,7 +100,7 @@ def _start(module: str, environment: Mapping[str, str]) -> subprocess.Popen[byte
 
 
 def _end(engine: subprocess.Popen[bytes]) -> None:
-    """Stop the engine with all its processes; the launcher kills what does not end."""
+    """Stop the engine with all its processes. The launcher kills those that do not end."""
     if engine.poll() is None:
         engine.terminate()
     try:

@@ -2,8 +2,8 @@
 
 An adapter is loaded only after its files were checked and, if there is a canary engine, only after that engine has
 tested it. Customers are admitted only after it answered a question with finite numbers that differ from the base
-model's. If an engine still produces bad numbers, it is ended, because its cache would pass them on to other customers'
-requests.
+model's. If an engine still produces bad numbers, the agent ends it, because its cache would pass them on to other
+customers' requests.
 """
 
 import asyncio
@@ -148,7 +148,10 @@ class Reconciler:
         )
 
     async def check_numbers(self) -> None:
-        """End the engine as soon as one of its requests had NaN in its logits. Costs nothing while it is idle."""
+        """End the engine as soon as one of its requests had NaN in its logits.
+
+        This costs nothing while the engine is idle.
+        """
         await self._numbers.check(self.door.count_activity())
 
     def _get_state(self) -> EngineState | None:
@@ -156,7 +159,7 @@ class Reconciler:
         return self._met.state if self._met is not None else None
 
     def _capacity(self, state: EngineState | None) -> int:
-        """Return how many adapters may be registered; the rest of the engine's cache is for temporary ones."""
+        """Return how many adapters may be registered. The rest of the engine's cache is for temporary ones."""
         if state is None or not state.max_cpu_loras:
             return self._config.capacity
         most = max(1, state.max_cpu_loras - state.max_loras)
@@ -165,7 +168,7 @@ class Reconciler:
     # --- desired ---------------------------------------------------------------------------------------------------
 
     async def _fetch_desired(self) -> None:
-        """Take over a newer desired state; without the control plane the last one stays."""
+        """Fetch a newer desired state. If the control plane cannot be reached, the last one stays."""
         current = self._memory.content.desired
         known = current.generation if current and not self._loader.has_stale_urls else None
         try:
@@ -249,7 +252,7 @@ class Reconciler:
     # --- adapters --------------------------------------------------------------------------------------------------
 
     async def _match_loaded(self, desired: DesiredState, models: dict[str, str], met: EngineSession) -> None:
-        """Unload every name that is not desired, or that stands for other files than desired."""
+        """Unload every name that is not desired, or whose files are not the desired ones."""
         wanted = {adapter.lora_name: adapter for adapter in desired.adapters}
         folders = {name: str(self._store.get_path(adapter, met.base)) for name, adapter in wanted.items()}
         for name, root in models.items():
@@ -291,7 +294,7 @@ class Reconciler:
                 await asyncio.sleep(1.0)  # each load delays all customers' tokens for a moment
 
     def _condemn(self, state: EngineState, culprit: str | None) -> None:
-        """End an engine that has bad numbers in it; without a culprit, suspect its recent adapters."""
+        """End an engine with bad numbers. If no adapter is known to be the cause, suspect its recent ones."""
         suspects = set()
         if culprit is None and self._met is not None:
             suspects = self.door.list_used_within(QUARANTINE_SECONDS) & self._met.loaded

@@ -1,4 +1,4 @@
-"""A dedicated replica for one merged or fully trained model: its files are fetched before its engine starts.
+"""A dedicated replica for one merged or fully trained model. Its files are fetched before its engine starts.
 
 The folder is named after its content, checked file by file at each start of the agent, and read-only. It contains no
 code: the engine does not trust remote code, and other kinds of files are not fetched.
@@ -34,7 +34,7 @@ def wait_for_model(
     url: str,
     sleep: Callable[[float], None] = time.sleep,
 ) -> ReplicaBase:
-    """Return the model to serve once its files are here; meanwhile report to the control plane why it waits."""
+    """Return the model to serve once its files are here. Until then, report to the control plane why it waits."""
     replica_id = enrollment.replica_id or ""
     served_name = (enrollment.base_model or {})["served_name"]
     while True:
@@ -109,7 +109,7 @@ def _is_whole(path: Path, file: SignedFile) -> bool:
 
 
 def withdraw_model(paths: EnginePaths, folder: Path) -> None:
-    """End the engine of a deleted model and delete its files; the next launcher waits because it has no model."""
+    """End the engine of a deleted model and delete its files. The next launcher waits, because it has no model."""
     paths.replica.unlink(missing_ok=True)
     state = read_engine_state(paths)
     if state is not None:

@@ -1,4 +1,4 @@
-"""The training child, with nearly all code that imports torch. Started as a process, one per attempt.
+"""The training child, with nearly all code that imports torch. One process is started per attempt.
 
 Names of tensors and arrays with two or more dimensions end with their shape, one letter per dimension:
 

@@ -1,4 +1,7 @@
-"""One attempt from its files to its result: encode, load, train, export; with a smaller recipe if memory runs out."""
+"""One attempt from its files to its result: encode, load, train, export.
+
+If memory runs out, it continues with a smaller recipe.
+"""
 
 import gc
 import os
@@ -155,7 +158,7 @@ class Attempt:
         return self._export(trainer, step)
 
     def _shrink(self, smaller: Hyperparameters, resume: Path | None) -> Path | None:
-        """Take the smaller recipe, and the newest checkpoint of this attempt or the one that it began with."""
+        """Switch to the smaller recipe, and to the newest checkpoint of this attempt or the one that it began with."""
         rows = micro_batch_size(smaller)
         self._is_shrunk = True
         self._spec = msgspec.structs.replace(self._spec, hyperparameters=smaller)
@@ -261,10 +264,10 @@ def _smaller(recipe: Hyperparameters, *, gpu_count: int) -> Hyperparameters | No
 
 
 def _adopted(manifest: Manifest, spec: RunSpec) -> Hyperparameters:
-    """Return the recipe with at most the checkpoint's rows at a time, if nothing else differs.
+    """Return the recipe with at most as many rows at a time as the checkpoint, if nothing else differs.
 
-    An attempt that ran out of memory took fewer; the next attempt then does not run out of it again. The checkpoint may
-    be of another number of GPUs.
+    An attempt that ran out of memory used fewer rows, so the next attempt does not run out of memory again. The
+    checkpoint may be from another number of GPUs.
     """
     recipe, stored = spec.hyperparameters, manifest.metadata.get("hyperparameters")
     then = msgspec.json.decode(stored, type=Hyperparameters) if stored else recipe
@@ -285,7 +288,7 @@ def _without_plan(recipe: Hyperparameters) -> Hyperparameters:
 
 
 def _accumulation(recipe: Hyperparameters, *, at_least: int, gpu_count: int) -> int:
-    """Return the fewest micro-batches, but so many, into which the GPUs divide the batch evenly."""
+    """Return the smallest number of micro-batches from `at_least` on into which the GPUs divide the batch evenly."""
     rows = recipe.batch_size
     numbers = range(at_least, rows + 1)
     return next((each for each in numbers if rows % (each * gpu_count) == 0 or each * gpu_count >= rows), at_least)

@@ -12,7 +12,10 @@ _LOST_PEER = re.compile(r"gloo|connection (closed|reset) by peer|NCCL.*(remote|t
 
 
 def classify(error: BaseException, *, is_group: bool = False) -> TrainingFailed:
-    """Return the failure to report for any exception of the child; `is_group`: it trains with other machines."""
+    """Return the failure to report for any exception of the child.
+
+    `is_group` says that it trains with other machines.
+    """
     if isinstance(error, TrainingFailed):
         return error
     if is_group and isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):

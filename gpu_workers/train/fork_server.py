@@ -1,9 +1,8 @@
-"""A process that imports the training libraries once and forks the children of all runs: `python -m
-gpu_workers.train.fork_server FD`.
+"""`python -m gpu_workers.train.fork_server FD`: import the training libraries once and fork the children of all runs.
 
-The imports are most of what a child does before it loads its model: seconds of CPU time, which a machine that also
-serves the platform has to share. The process computes nothing: a fork would lack the threads of its parent. It is for
-machines without a GPU only, because a process cannot use CUDA after a fork from one that has initialized it.
+Imports are most of a child's work before it loads its model. They take seconds of CPU time, which a machine that also
+serves the platform has to share. The process computes nothing, because a fork lacks the threads of its parent. It is
+only for machines without a GPU, because a process cannot use CUDA after a fork from one that has initialized it.
 
 It answers requests on the socket FD (unix(7), SOCK_SEQPACKET, one JSON object a message), and ends with all its
 children when the other end closes.
@@ -68,7 +67,7 @@ def serve(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _prepare(request: dict[str, Any], channel: socket.socket, files: list[int], server: int) -> dict[str, Any]:
-    """Make this fork what a new interpreter would be; return the request."""
+    """Put this fork into the state of a new interpreter; return the request."""
     os.setsid()
     channel.send(json.dumps({"pid": os.getpid()}).encode())  # from here on, a signal to its group reaches it
     channel.close()

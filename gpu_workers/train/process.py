@@ -22,7 +22,7 @@ log = logging.getLogger("gpu_workers.train")
 
 
 def train(spec: RunSpec, work_dir: Path, *, hub_token: str | None, rank: Rank) -> int:
-    """Train until the end or SIGTERM; the first process of a machine writes its outcome. Return the exit code."""
+    """Train until the end or SIGTERM, and return the exit code. The first process of a machine writes its outcome."""
     stop = StopFlag()
     stop.install()
     torch.set_num_interop_threads(1)  # the number of intra-op threads is OMP_NUM_THREADS, from the executor

@@ -2,7 +2,7 @@
 
 Each run has its GPUs, lease, processes, folder and log, and the end of one does not affect the others. The control
 plane's row is the truth. If any process dies here, the lease expires and another attempt resumes from the last
-confirmed checkpoint. This process may therefore be killed at any line.
+confirmed checkpoint. So this process may be killed at any line.
 """
 
 import logging
@@ -75,7 +75,7 @@ class Agent:
         self._runs_dir = config.work_dir / "runs"
 
     def request_stop(self) -> None:
-        """Make the current runs save checkpoints and stop; claim no further run."""
+        """Make the current runs save checkpoints and stop. Claim no further run."""
         self._stop.set()
 
     def recover(self) -> None:
@@ -140,7 +140,7 @@ class Agent:
 
         Return whether it did.
 
-        A rehearsal goes first, as a customer waits for it, unless the pool has no measured speed to quote by.
+        A rehearsal goes first, because a customer waits for it, unless the pool has no measured speed for quotes.
         """
         self._looked_at = time.monotonic()
         if not self._may_measure:
@@ -163,7 +163,7 @@ class Agent:
         return self._prober.run(probe, should_stop=self._is_wanted_elsewhere, not_before=self._measures_from)
 
     def _is_wanted_elsewhere(self) -> bool:
-        """Return whether to end a measurement: this process stops, or a run has arrived, which goes first."""
+        """Return whether to end a measurement, because this process stops or a run has arrived, which goes first."""
         if self._stop.is_set() or self._waiting is not None:
             return True
         if time.monotonic() - self._looked_at < _SECONDS_BETWEEN_LOOKS:
@@ -203,7 +203,7 @@ class Agent:
             self._ended.set()
 
     def _set_hanging(self, lease_id: str) -> None:
-        """Claim nothing until the run ends, and leave as soon as every other run has ended."""
+        """Claim nothing until the run ends. End this process as soon as every other run has ended."""
         with self._lock:
             if lease_id in self._active:
                 self._hanging.add(lease_id)

@@ -1,4 +1,4 @@
-"""The doorbell: `train.wake` says that something may wait. Losing it, or getting it twice, is harmless.
+"""The doorbell: `train.wake` says that a run may wait. Losing it, or getting it twice, is harmless.
 
 `celery -A gpu_workers.trainer.celery_app worker --queues train.<pool> --pool solo`. On SIGTERM the current runs save
 checkpoints, report and return within 110 seconds.
@@ -59,7 +59,7 @@ def _configure_logging(**_: object) -> None:
 
 @worker_ready.connect
 def _begin(**_: object) -> None:
-    """Drain once at start, to replace any doorbell that was rung while this process was down.
+    """Drain once at the start, to replace any doorbell that was lost while this process was down.
 
     Celery only logs the exceptions of a receiver, so a worker that failed to start would look alive and do nothing. The
     worker ends instead, and its supervisor starts another.

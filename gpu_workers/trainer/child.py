@@ -35,7 +35,7 @@ def read_spec(path: Path) -> _Spec:
 
 
 def needs_libraries(spec: _Spec) -> bool:
-    """Return whether this process trains itself: with several processes, the first only starts the others."""
+    """Return whether this process itself trains. With several processes, the first only starts the others."""
     is_alone = spec.gpu_count == 1 and spec.parallelism != "fsdp"
     return is_alone or read_launch_environment() is not None
 
@@ -48,7 +48,7 @@ def leave_out_unused(spec: _Spec) -> None:
 
 
 def import_libraries() -> None:
-    """Import torch, transformers and peft without garbage collections, and leave what they made out of later ones."""
+    """Import torch, transformers and peft without garbage collections, and exclude their objects from later ones."""
     gc.disable()
     try:
         importlib.import_module("peft")  # it imports the others

@@ -1,4 +1,4 @@
-"""The heartbeat that keeps a lease, and the detection of its loss: refused by the control plane, or too long silent."""
+"""The heartbeat that keeps a lease, and the detection of its loss: a refusal, or too long a silence."""
 
 import faulthandler
 import logging
@@ -25,8 +25,8 @@ def leave() -> None:
 class LeaseKeeper:
     """A thread that sends heartbeats and detects the loss of the lease.
 
-    `is_lost` never waits for the network: it compares the monotonic clock with the last accepted heartbeat. The child
-    is therefore dead before the control plane gives the run to another worker.
+    `is_lost` never waits for the network. It compares the monotonic clock with the last accepted heartbeat. So the
+    child is dead before the control plane gives the run to another worker.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class LeaseKeeper:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the run now belongs to another worker: stop at once."""
+        """Return whether the run now belongs to another worker. If so, stop at once."""
         return self._is_refused.is_set()
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the lease was refused, or too long without an accepted heartbeat."""
+        """Return whether the lease was refused, or had no accepted heartbeat for too long."""
         return self.is_refused or self._clock() - self._accepted_at >= self._self_fence_seconds
 
     def refuse(self) -> None:
@@ -74,7 +74,7 @@ class LeaseKeeper:
         self._is_refused.set()
 
     def wait_for_refusal(self, seconds: float) -> None:
-        """Wait until the lease is refused, at most for so long."""
+        """Wait until the lease is refused, at most for the given time."""
         self._is_refused.wait(seconds)
 
     def beat(self) -> None:

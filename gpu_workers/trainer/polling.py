@@ -1,4 +1,4 @@
-"""A trainer without a broker: it asks for runs every few seconds, and may end when it has been idle for long enough.
+"""A trainer without a broker. It asks for runs every few seconds, and may end when it has been idle for some time.
 
 `python -m gpu_workers.trainer.polling [--exit-when-idle 300]`. An elastic pool starts it with a one-time token and no
 other secret. On SIGTERM the current runs save checkpoints, report and return.
@@ -47,7 +47,7 @@ class WorkerProcess:
     def start(self, settings: WorkerConfig, *, address: str = "") -> Agent:
         """Enrol if needed, clean up after an earlier process, and return the agent.
 
-        With an `address`, it offers itself to groups of machines, which only one that claims often may do.
+        With an `address`, it offers itself to groups of machines. Only a worker that claims often may do that.
         """
         prepare_types()
         settings.work_dir.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ class WorkerProcess:
 
 
 def poll(agent: Agent, *, idle_seconds: float, stopped: threading.Event) -> None:
-    """Claim runs until `stopped` is set or none came for `idle_seconds`. Measurements do not count as work."""
+    """Claim runs until `stopped` is set or no run came for `idle_seconds`. Measurements do not count as work."""
     worked_at = time.monotonic()
     while not stopped.is_set():
         if agent.drain():

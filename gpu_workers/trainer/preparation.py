@@ -1,4 +1,4 @@
-"""Preparation of a run's folder before its child starts: every file fetched and verified, and the spec."""
+"""Preparation of a run's folder before its child starts: fetch and verify every file, and write the spec."""
 
 import logging
 import re
@@ -84,7 +84,7 @@ def _without_url(dataset: DatasetRef) -> DatasetRef:
 
 
 def safe_name(name: str) -> str:
-    """Return a safe file name made from a name of the control plane."""
+    """Return a safe file name, made from a name that the control plane sent."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}", name):
         raise BrokenArtifact(f"{name!r} is not a file name.")
     return name

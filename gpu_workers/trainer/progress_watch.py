@@ -1,8 +1,8 @@
-"""Detection of a run without progress. A child that hangs would keep its GPU for ever, because another thread keeps its
-lease.
+"""Detection of a run without progress.
 
-Progress is an event, a unit of work that the child counted (`pulse`), or bytes that its processes read or wrote. Time
-counts only if the child could use it: not while this worker was suspended or the child waited for a core.
+A child that hangs would keep its GPU forever, because another thread keeps its lease. Progress is an event, a unit of
+work that the child counted (`pulse`), or bytes that its processes read or wrote. Time counts only if the child could
+use it. It does not count while this worker was suspended or the child waited for a core.
 """
 
 import time
@@ -80,7 +80,7 @@ class ProgressWatch:
         self.limit_seconds = max(self._least_seconds, TIMES_EXPECTED * step_seconds)
 
     def follow(self, child: ChildActivity | None) -> None:
-        """Watch this child from now on; None: this process's own transfers."""
+        """Watch this child from now on. None means this process's own transfers."""
         self._child = child
         self._seen = child.read() if child else Activity()
         self._checked_at = self._clock()

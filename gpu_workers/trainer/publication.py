@@ -49,7 +49,7 @@ class SealedFolder(Struct, frozen=True, kw_only=True):
 class Made(Struct, frozen=True, kw_only=True):
     """The result of a part's child: the sealed folder, or the `problem` that prevented it.
 
-    The evaluation's folder is the adapter with its probe. `is_lasting`: a repeat would not help.
+    The evaluation's folder is the adapter with its probe. `is_lasting` means that a repeat would not help.
     """
 
     sealed: SealedFolder | None = None
@@ -69,7 +69,7 @@ class Published(Struct, frozen=True, kw_only=True):
 
 
 class PublishSecrets(Struct, frozen=True, kw_only=True):
-    """The child's standard input; no file contains it. Without `judge`, `judge_refusal` gives the reason."""
+    """The child's standard input. No file contains it. Without `judge`, `judge_refusal` has the reason."""
 
     part: str = EVALUATION
     hub_token: str | None = None
@@ -169,7 +169,7 @@ def write_made(work_dir: Path, part: str, made: Made) -> None:
 
 
 def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Published:
-    """Return the trained adapter as it is, without report and probe."""
+    """Return the trained adapter unchanged, without report and probe."""
     adapter = SealedFolder(folder=ready.folder, manifest_sha256=ready.manifest_sha256, bytes=ready.bytes)
     return Published(adapter=adapter, missing=missing)
 

@@ -34,7 +34,10 @@ class Durable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reporter:
-    """Sends events in order, each until it is accepted. Has its own thread: a slow network must not delay a fence."""
+    """Sends events in order, each until it is accepted.
+
+    It has its own thread, because a slow network must not delay a fence.
+    """
 
     def __init__(self, api: ApiClient, lease: Lease, keeper: LeaseKeeper) -> None:
         self._api = api
@@ -74,7 +77,7 @@ class Reporter:
         return not self._buffer
 
     def _thin_out(self) -> None:
-        """After a long silence of the control plane, drop every other progress report and nothing else."""
+        """Drop every second progress report, and nothing else, after a long silence of the control plane."""
         steps = [event for event in self._buffer if isinstance(event, StepCompleted)]
         dropped = {event.sequence for event in steps[::2]}
         self._buffer = [event for event in self._buffer if event.sequence not in dropped]
@@ -86,7 +89,7 @@ class Reporter:
             self.send()
 
     def send(self) -> None:
-        """Send queued events, oldest first; an event that cannot be sent now stays queued."""
+        """Send queued events, oldest first. An event that cannot be sent now stays queued."""
         with self._lock:
             batch = tuple(self._buffer[:_BATCH_EVENTS])
         if not batch:
@@ -134,7 +137,7 @@ class Reporter:
 
 
 class Uploader:
-    """Stores sealed folders: each file under its signed URL, the manifest last."""
+    """Stores sealed folders. Each file goes to its signed URL, the manifest last."""
 
     def __init__(self, api: ApiClient, lease: Lease, transfers: Transfers) -> None:
         self._api = api
@@ -166,7 +169,10 @@ class CheckpointUploader:
         self._thread.start()
 
     def add(self, event: CheckpointReady) -> None:
-        """Take a checkpoint. Its files are linked aside, because the child keeps only the newest two checkpoints."""
+        """Take a checkpoint.
+
+        Its files are linked elsewhere, because the child keeps only the newest two checkpoints.
+        """
         try:
             _link_folder(self._work_dir / event.folder, self._aside(event.step))
         except FileNotFoundError:

@@ -1,6 +1,6 @@
 """Checks whether this machine can take this run, before any download and long before billing.
 
-The trainer's first step decides about memory and disk; a run that would certainly fail is refused here at once.
+The trainer's first step decides about memory and disk. A run that would certainly fail is refused here at once.
 """
 
 import os
@@ -35,8 +35,7 @@ def check_run(spec: RunSpec, work_dir: Path, devices: Sequence[str]) -> tuple[Lo
 
 
 def needed_disk_bytes(spec: RunSpec) -> int:
-    """Return the known part of the bytes that the run will write: its rows, and checkpoints like the one it begins
-    with.
+    """Return the known part of the bytes that the run will write: rows, and checkpoints like the one it begins with.
 
     All runs of the machine share the base model's files, so they do not count.
     """
@@ -45,7 +44,10 @@ def needed_disk_bytes(spec: RunSpec) -> int:
 
 
 def _check_servable(spec: RunSpec) -> None:
-    """Refuse a result that cannot be served. The control plane checks it at a job's creation; an older one did not."""
+    """Refuse a result that cannot be served.
+
+    The control plane checks this when it creates a job, but older ones did not.
+    """
     recipe = spec.hyperparameters
     if not recipe.is_servable:
         return
@@ -102,7 +104,7 @@ def _line(level: str, message: str) -> LogLine:
 
 
 def _can_shrink(spec: RunSpec) -> bool:
-    """Return whether the trainer can save memory without another result: by fewer rows at a time, or by recomputing."""
+    """Return whether the trainer can save memory, by fewer rows at a time or recomputing, with the same result."""
     recipe = spec.hyperparameters
     has_rows = recipe.batch_size > recipe.gradient_accumulation_steps * spec.gpu_count
     return has_rows or not recipe.gradient_checkpointing

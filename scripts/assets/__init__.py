@@ -1,1 +1,1 @@
-"""What is made once and committed: the icons and the catalogues."""
+"""Scripts that write committed files: icons, catalogues and generated documentation."""

@@ -92,7 +92,7 @@ def _write_made_from_code(made: "_Site") -> None:
 
 
 class _Site:
-    """The pages written so far, what the search reads, and what the first page lists."""
+    """The pages written so far, the data of the search, and the list of the first page."""
 
     def __init__(self, out: Path) -> None:
         self.count = 0

@@ -2,8 +2,8 @@
 
     python -m scripts.with_services .venv/bin/python -m scripts.assets.error_codes
 
-Codes and statuses are read from the code itself: the classes of `DomainError`, and the places that raise one with
-another code. The words are in error_texts.py and problem_texts.py.
+Codes and statuses are read from the source: the classes of `DomainError`, and the places that raise one with another
+code. The texts are in error_texts.py and problem_texts.py.
 """
 
 import ast

@@ -1,6 +1,6 @@
-"""What each error code means and what to do about it: the words of docs/errors.md.
+"""The meaning and the fix of each error code: the texts of docs/errors.md.
 
-The codes and their statuses come from the code itself (`error_codes.py`). A test fails for a code without words here.
+The codes and their statuses are read from the source (`error_codes.py`). A test fails for a code without a text here.
 """
 
 from typing import NamedTuple

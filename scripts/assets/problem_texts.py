@@ -1,4 +1,4 @@
-"""What the codes of rows, files and lines of batches mean: the tables at the end of docs/errors.md."""
+"""The meaning of the codes of rows, files and lines of batches: the tables at the end of docs/errors.md."""
 
 from apps.contracts.chat.errors import RowErrorCode
 from apps.datasets.problems import FileErrorCode

@@ -1,4 +1,4 @@
-"""English sentences in code that cannot mark them: it knows no Django, or what it writes is stored for pages and API.
+"""English sentences in code that cannot mark them: it has no Django, or its texts are stored for pages and API.
 
 A page shows them through `translated` (apps/core/messages/translation.py), which finds the text by its words.
 """
@@ -81,7 +81,7 @@ _SENTENCE = re.compile(r"(?!(?:UPDATE|SELECT|FROM|WHERE|JOIN|LEFT) )[A-Z0-9`'…
 
 
 def sentences() -> Iterator[tuple[Path, str]]:
-    """Yield each sentence with its module; a value in it is a named placeholder, such as `%(rows)s`."""
+    """Yield each sentence with its module. A value in it is a named placeholder, such as `%(rows)s`."""
     for source in SOURCES:
         path = ROOT / source
         for module in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
@@ -147,7 +147,7 @@ def text_of(node: ast.Constant | ast.JoinedStr) -> str:
 
 
 def _name(code: str, codes: dict[str, str]) -> str:
-    """Return a name for the value of an expression: its words, with a number if they name another one too."""
+    """Return a name for the value of an expression: its words, with a number if another value has the same words."""
     words = "_".join(re.findall(r"[a-z]+", code.lower()))[:40] or "value"
     name, number = words, 2
     while codes.setdefault(name, code) != code:

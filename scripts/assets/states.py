@@ -1,4 +1,4 @@
-"""`python -m scripts.assets.states`: draw docs/states.md from the tables that the code and the database obey."""
+"""`python -m scripts.assets.states`: draw docs/states.md from the tables that the code and the database use."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The catalogues of `locale`: what pages and mails say, in languages other than English.
+"""The catalogues in `locale`: the texts of pages and mails in languages other than English.
 
 `make translations` adds the texts that templates and code mark to each .po file, drops those that are gone, and writes
 the .mo file, which Django reads. A text without a translation is shown in English.
@@ -32,7 +32,7 @@ class Text(NamedTuple):
 
 
 def find_texts() -> dict[Text, list[str]]:
-    """Return every text that templates and code mark for translation, with the files it is in."""
+    """Return every text that templates and code mark for translation, with the files that contain it."""
     found: dict[Text, set[str]] = defaultdict(set)
     for path in sorted((ROOT / "templates").rglob("*.*")):
         for text in texts_of_template(path.read_text()):
@@ -73,7 +73,7 @@ def key_of(entry: polib.POEntry) -> Text:
 
 
 def updated(path: Path, texts: Mapping[Text, list[str]]) -> polib.POFile:
-    """Return the content of a .po file with these texts alone, each with its translation, if there is one."""
+    """Return the content of a .po file with only these texts, each with its translation if there is one."""
     old, new = read_catalogue(path), polib.POFile(wrapwidth=0)
     new.header, new.metadata = old.header, old.metadata
     known = {key_of(entry): entry for entry in old}

@@ -2,7 +2,7 @@
 
     make audit
 
-pip-audit, in its own folder (requirements/programs/pip-audit.lock), asks the advisory database that PyPI publishes.
+pip-audit, in its own folder (requirements/programs/pip-audit.lock), queries the advisory database that PyPI publishes.
 """
 
 import json
@@ -23,7 +23,7 @@ class NotAudited(Exception):
 
 
 def run_pip_audit(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pip-audit in a Python that has pip: it asks for pip's version, even where it is told not to use pip."""
+    """Run pip-audit in a Python that has pip. It asks for pip's version even if it is configured not to use pip."""
     python, *_ = pip_command()
     return subprocess.run(
         [python, "-m", "pip_audit", *arguments],

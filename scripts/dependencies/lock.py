@@ -59,7 +59,7 @@ print(json.dumps({r.name.lower(): str(r).split(";")[0] for r in here}))
 
 
 class CleanEnvironment:
-    """A virtual environment that exists while the lock is made."""
+    """A virtual environment that exists only while the lock is made."""
 
     def __init__(self, directory: Path, *, environ: dict[str, str] | None = None) -> None:
         self.environ = environ
@@ -121,9 +121,9 @@ def lock_engines(environment: CleanEnvironment) -> None:
 
 
 def lock_gpu(environment: CleanEnvironment) -> None:
-    """Write engines-gpu.lock, complete in itself: vLLM's GPU build pins many versions itself.
+    """Write engines-gpu.lock, which is complete in itself, because vLLM's GPU build pins many versions.
 
-    Packages that we name have the same version as on a CPU machine.
+    Packages that we list have the same version as on a CPU machine.
     """
     named = {re.split(r"[\[<>=!~ ]", line)[0] for line in (ENGINES / "engines.in").read_text().splitlines()}
     same = [line for line in versions_in(ENGINES / "engines.lock") if line.split("==")[0].lower() in named]
@@ -149,7 +149,7 @@ def lock_programs(environment: CleanEnvironment) -> None:
 
 
 def locked_lines(*, without: Collection[str] = ()) -> list[str]:
-    """Return every `name==version` that set-up may install, once; `without` the locks of these names."""
+    """Return every `name==version` that set-up may install once, `without` the locks of these names."""
     left_out = {*NOT_FOR_EVERY_MACHINE, *without}
     paths = [path for path in REQUIREMENTS.rglob("*.lock") if path.name not in left_out]
     words = {line for path in paths for line in versions_in(path)}
@@ -192,7 +192,10 @@ def _write_hashes(path: Path, files: dict[str, dict[str, str]]) -> None:
 
 
 def _one_version_each(lines: Sequence[str]) -> list[list[str]]:
-    """Return the lines in as few groups as have one version of each package: the locks differ in a few."""
+    """Return the lines in as few groups as possible, each with one version of each package.
+
+    The locks differ in a few packages.
+    """
     groups: list[dict[str, str]] = []
     for line in lines:
         name = _canonical(line.split("==")[0])

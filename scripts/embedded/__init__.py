@@ -1,7 +1,7 @@
 """A real PostgreSQL and a real Redis (Valkey, same protocol) from wheels, for a machine that has neither.
 
 `python -m scripts.embedded postgres|redis --data-dir DIR` runs one server in the foreground for a supervisor.
-`ensure_running(data_dir)` starts both for tests and management commands, shares them between processes, and stops them
+`ensure_running(data_dir)` starts both for tests and management commands and shares them between processes. They stop
 when the last user has ended, even by kill -9. Both listen only on Unix sockets in private directories. Imports no
 Django.
 """

@@ -54,7 +54,7 @@ class EmbeddedServices(msgspec.Struct, frozen=True):
 
     @property
     def trainer_broker_url(self) -> str:
-        """Return the broker URL of a GPU worker, whose user may only consume its own queue."""
+        """Return the broker URL of a GPU worker. Its user may only consume its own queue."""
         return f"redis+socket://anneal_trainer:{self.trainer_password}@{quote(self.redis_socket)}?virtual_host=0"
 
 
@@ -109,7 +109,7 @@ def private_dir(path: Path, *, mode: int, owner: pwd.struct_passwd | None = None
 
 
 def kept_secret(path: Path) -> str:
-    """Return the secret in `path`, created once; two processes that start together read the same one."""
+    """Return the secret in `path`, which is created once. Two processes that start together read the same one."""
     if not path.exists():
         draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -156,8 +156,8 @@ def _let_walk_to(cluster: Path) -> None:
 def _forget_foreign_pid(pid_file: Path, socket_dir: Path) -> None:
     """Delete lock files that name a process other than a server of this directory.
 
-    After a reboot or in a restarted container the number may belong to any process, and PostgreSQL would refuse to
-    start. The file of a dead or a real server is left to PostgreSQL, which also looks for surviving backends.
+    After a reboot or in a restarted container, the number may belong to any process, and PostgreSQL would refuse to
+    start. The file of a dead or a real server is left for PostgreSQL, which also looks for surviving backends.
     """
     for lock in [pid_file, *socket_dir.glob(".s.PGSQL.*.lock")]:
         if not lock.exists():

@@ -1,4 +1,4 @@
-"""Both servers kept running for tests and management commands, shared between processes."""
+"""Both servers for tests and management commands, kept running and shared between processes."""
 
 import fcntl
 import subprocess
@@ -18,7 +18,7 @@ from scripts.embedded.servers import READY_TIMEOUT_SECONDS, EmbeddedServiceError
 
 @contextmanager
 def ensure_running(data_dir: Path, *, durable: bool = True, tcp_port: int | None = None) -> Iterator[EmbeddedServices]:
-    """Keep both servers of `data_dir` running; start those that do not run yet.
+    """Keep both servers of `data_dir` running. Start those that do not run yet.
 
     Any number of processes may use them at once; servers started here stop when the last user ends. Servers that a
     supervisor started are used but not stopped. Raises EmbeddedServiceError if one does not start.

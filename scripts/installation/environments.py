@@ -34,7 +34,10 @@ class Environment:
 
     @property
     def lock_groups(self) -> list[list[Path]]:
-        """Return the locks in as few groups as possible: with hashes in one lock, uv requires hashes in all."""
+        """Return the locks in as few groups as possible.
+
+        If one lock has hashes, uv requires hashes in all of its group.
+        """
         apart = [path for path in self.lock_files if path.name == WITHOUT_HASHES]
         hashed = [path for path in self.lock_files if path.name != WITHOUT_HASHES]
         return [group for group in (apart, hashed) if group]
@@ -56,7 +59,7 @@ class Environment:
         return self.is_sound() and self._stamped().get("made_of") == self.stamp
 
     def is_sound(self) -> bool:
-        """Return whether an installation finished in this very folder, and its Python and packages still exist."""
+        """Return whether an installation finished in this same folder, and its Python and packages still exist."""
         stamped = self._stamped()
         return (
             stamped.get("directory") == str(self.directory.resolve())
@@ -65,7 +68,7 @@ class Environment:
         )
 
     def write_stamp(self) -> None:
-        """Record that an installation finished, and what it installed."""
+        """Record that an installation finished, and its contents."""
         stamped = {
             "made_of": self.stamp,
             "directory": str(self.directory.resolve()),
@@ -75,7 +78,7 @@ class Environment:
         self.stamp_file.write_text(json.dumps(stamped) + "\n")
 
     def make_anew(self, python: str) -> None:
-        """Replace the folder with an empty environment of that Python. Raises SetupFailed."""
+        """Replace the folder with an empty environment of this Python. Raises SetupFailed."""
         if self.directory.is_symlink():
             self.directory.unlink()
         shutil.rmtree(self.directory, ignore_errors=True)

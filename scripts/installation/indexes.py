@@ -1,4 +1,4 @@
-"""Whether package indexes answer."""
+"""The check that package indexes answer."""
 
 from __future__ import annotations
 

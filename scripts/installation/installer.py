@@ -38,7 +38,7 @@ _VARIABLES = {
 
 
 def prepare() -> None:
-    """Install the locked uv unless it is installed: from the wheel in our cache, else from the indexes.
+    """Install the locked uv, if it is missing, from the wheel in our cache or else from the indexes.
 
     Raises SetupFailed, naming a silent index.
     """
@@ -68,7 +68,7 @@ def _prepare() -> None:
 
 @lru_cache(maxsize=None)  # noqa: UP033  Python 3.8, which gets as far as this, lacks functools.cache
 def pip_command() -> tuple[str, ...]:
-    """Return the command of this Python's pip; if it has none, as in Debian, that of a new environment."""
+    """Return the command of this Python's pip. If it has none, as in Debian, return that of a new environment."""
     python = Path(sys.executable)
     if importlib.util.find_spec("pip") is None:
         import fcntl  # noqa: PLC0415 - Windows, which set-up refuses in words, lacks it
@@ -83,7 +83,7 @@ def pip_command() -> tuple[str, ...]:
 
 
 def _has_pip(python: Path) -> bool:
-    """Return whether an environment of this very Python is there and has pip."""
+    """Return whether an environment of this same Python exists and has pip."""
     if not python.exists():
         return False
     asked = [str(python), "-c", "import pip, sys; print(sys.base_prefix)"]
@@ -95,7 +95,7 @@ def variables() -> dict[str, str]:
     """Return the environment in which uv uses pip's indexes, proxy, certificates and cache.
 
     So a mirror is configured once, for pip. Variables of uv that the user has set take precedence. Constraints are left
-    out: they cannot change a locked version, and uv refuses them beside hashes. Raises SetupFailed if pip's
+    out, because they cannot change a locked version and uv refuses them beside hashes. Raises SetupFailed if pip's
     configuration is not readable.
     """
     found = {"UV_DEFAULT_INDEX": PYPI, "UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
@@ -121,7 +121,7 @@ def indexes() -> list[str]:
 
 
 def cache_directory() -> Path | None:
-    """Return our folder in pip's cache, created if missing; None if pip keeps no cache, or where we may not write."""
+    """Return our folder in pip's cache, created if missing; None if pip keeps no cache or we may not write there."""
     asked = subprocess.run([*pip_command(), "cache", "dir"], capture_output=True, text=True, check=False)
     kept = Path(asked.stdout.strip()) / "anneal"
     if asked.returncode or "~" in kept.parts:  # an account without a home: pip would make a folder of this name

@@ -18,9 +18,10 @@ WITHOUT_HASHES = "torch-cpu.lock"
 def install_locked(
     python: Path, locks: Sequence[Path], *, fallback_index: str | None = None, target: Path | None = None
 ) -> None:
-    """Install locks into the environment of `python`, or into the folder `target`; the hashes of the locks must match.
+    """Install locks into the environment of `python` or the folder `target`. The hashes of the locks must match.
 
-    Uses no index if the cache has everything. Raises NoWheel, or SetupFailed, naming a silent index.
+    Uses no index if the cache has everything. Raises NoWheel, or SetupFailed, which names an index that does not
+    answer.
     """
     installer.prepare()
     command = [str(installer.UV), "pip", "install", f"--python={python}", *OPTIONS]

@@ -89,7 +89,7 @@ def _run(given: argparse.Namespace, home: Path) -> int:
 
 
 def _keep_running(given: argparse.Namespace, starting: Starting) -> None:
-    """Run until interrupted; a failed main job stops nothing. Raises LaunchFailed."""
+    """Run until interrupted. A failed main job stops nothing. Raises LaunchFailed."""
     prepared, supervision = starting.prepared, starting.supervision
     has_main_job = has_demo(prepared) and not (given.reload or given.no_main_job)
     child = start_main_job(starting) if has_main_job else None

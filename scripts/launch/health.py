@@ -12,7 +12,7 @@ from scripts.supervision import Supervision
 
 
 def health_check(prepared: Prepared, supervision: Supervision, program: Program) -> Callable[[], bool]:
-    """Return a check that the program answers or, if it listens nowhere, that it keeps running."""
+    """Return a check that the program answers or, if it does not listen, that it keeps running."""
     services, known = prepared.services, prepared.known
     match program.name:
         case "postgres":
@@ -33,7 +33,7 @@ def health_check(prepared: Prepared, supervision: Supervision, program: Program)
 
 
 def _answers(url: str, path: str) -> bool:
-    """Return whether a server answers a GET, even with a refusal."""
+    """Return whether a server answers a GET, even if it refuses."""
     connection = _connection(url)
     try:
         connection.request("GET", path)

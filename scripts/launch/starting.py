@@ -28,7 +28,7 @@ class Starting:
     """The programs that do not answer yet; prints a line with the seconds since the start when one begins to answer."""
 
     def __init__(self, prepared: Prepared, supervision: Supervision, *, checks: Executor) -> None:
-        """Create the state of a start. Each check has its own thread in `checks`: a slow one delays no other."""
+        """Create the state of a start. Each check has its own thread in `checks`, so a slow one delays no other."""
         self.prepared, self.supervision = prepared, supervision
         self.began_at = time.time()
         self.seconds: dict[str, float] = {}
@@ -40,7 +40,7 @@ class Starting:
     def start(self, tier: Tier) -> None:
         """Start the programs of `tier` and expect them to answer. A second call for the same tier does nothing.
 
-        supervisord refuses a group without programs: with external services, there are none to start here.
+        supervisord refuses a group without programs. With external services, there are none to start here.
         """
         programs = [program for program in self.prepared.programs if program.tier is tier]
         if tier in self._started or not programs:
@@ -77,7 +77,7 @@ class Starting:
             time.sleep(0.1)
 
     def watch(self) -> bool:
-        """Return whether every process answers; report a late one once, and write ready.json when all answer."""
+        """Return whether every process answers. Report a late one once, and write ready.json when all answer."""
         is_up, ready_file = self.update(), self.prepared.home / "ready.json"
         if late := self._find_late():
             log = self.supervision.logs / f"{late.name}.log"
@@ -89,7 +89,7 @@ class Starting:
         return is_up
 
     def _find_late(self) -> Program | None:
-        """Return a program that is late; each is returned once per period of its start-up limit."""
+        """Return a program that is late. Each is returned once per period of its start-up limit."""
         for program in self._missing:
             if time.monotonic() > self._late_at[program]:
                 self._late_at[program] = time.monotonic() + START_SECONDS[program.tier]
@@ -150,7 +150,10 @@ def _prepare_data(prepared: Prepared) -> None:
 
 
 def has_demo(prepared: Prepared) -> bool:
-    """Return whether this launch creates the demo's operator account: only if no other machine can reach it."""
+    """Return whether this launch creates the demo's operator account.
+
+    It does so only if no other machine can reach it.
+    """
     return prepared.services is not None and is_loopback(prepared.public_url)
 
 

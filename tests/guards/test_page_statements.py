@@ -21,7 +21,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from apps.finetuning.models import Worker
 from apps.interfaces.web.jobs.tabs import LABELS
-from apps.interfaces.web.wizard.steps import STEPS
+from apps.interfaces.web.wizard.steps.sequence import STEPS
 from tests.guards.makers.tenants import Tenant, World, undone
 from tests.guards.urls import URLS
 from tests.guards.world import MAKERS, SHARED, build_world

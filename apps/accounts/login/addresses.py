@@ -12,5 +12,5 @@ def has_verified_address(*, user: User, email: str = "") -> bool:
 
 
 def mark_verified(*, user: User) -> None:
-    """Mark a person's login address as verified, because an operator vouches for it or made the account."""
+    """Mark a person's login address as verified, because an operator vouches for it or created the account."""
     EmailAddress.objects.update_or_create(user=user, email=user.email, defaults={"verified": True, "primary": True})

@@ -1,6 +1,6 @@
-"""API keys in an Authorization header. Every key that does not work gets the same answer, for any reason.
+"""API keys in an Authorization header. Every key that does not work gets the same answer, without a reason.
 
-OpenAI's clients name a project in the header OpenAI-Project as well. It must be the one of the key.
+OpenAI's clients can also name a project in the header OpenAI-Project. It must be the key's project.
 """
 
 from apps.core.errors import InvalidApiKey, MismatchedProject
@@ -21,7 +21,7 @@ def read_bearer(authorization: str) -> str:
 
 
 def wrong_key(secret: str) -> InvalidApiKey:
-    """Return the refusal of a key. It shows enough of the key to recognize it but too little to use it."""
+    """Return the refusal of a key. It shows enough of the key to recognize it, but too little to use it."""
     shown = secret[:_SHOWN_LENGTH] + "…" if secret.isprintable() else "…"
     return InvalidApiKey(
         f"Incorrect API key provided: {shown}. It is malformed, unknown, revoked or expired; see the page API keys."

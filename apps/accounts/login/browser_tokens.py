@@ -13,7 +13,10 @@ TOKEN_RETENTION = datetime.timedelta(days=32)
 
 
 def sweep_expired_tokens(*, now: datetime.datetime) -> int:
-    """Delete members' tokens that expired over a month ago; return how many. Usage keeps their ids; API keys stay."""
+    """Delete members' tokens that expired over a month ago; return how many. Usage records keep their ids.
+
+    API keys stay.
+    """
     expired = ApiKey.objects.filter(kind=KeyKind.MEMBER, expires_at__lt=now - TOKEN_RETENTION)
     deleted: int = expired.delete()[0]
     return deleted

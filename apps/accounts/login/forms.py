@@ -83,7 +83,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
 
 class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
     def save(self, request: HttpRequest, **kwargs: object) -> str:
-        """Queue the same message for a known and an unknown address, so answer and effort reveal nothing."""
+        """Queue the same message for known and unknown addresses, so that answer and duration reveal nothing."""
         email: str = self.cleaned_data["email"]
         get_adapter().queue_password_reset(user=self.users[0] if self.users else None, email=email)
         return email
@@ -127,7 +127,7 @@ class SignUpForm(PlainFields, allauth_forms.SignupForm):
         return " ".join(self.cleaned_data["name"].split())
 
     def try_save(self, request: HttpRequest) -> tuple[User | None, HttpResponse | None]:
-        """Create the account. For an address that has one, answer the same after the same work, and mail its owner."""
+        """Create the account. If the address has one, do the same work, give the same answer, and mail its owner."""
         if self.account_already_exists:
             make_password(self.cleaned_data["password1"])
         return super().try_save(request)

@@ -58,19 +58,19 @@ def issue_key(
 ) -> IssuedKey:
     """Create an API key that may do at most what its creator may, and what `identity`, the calling key, may.
 
-    The maker is `by`, or the service account with that id if `by` and `identity` may manage it: such a key stays when
-    `by` leaves. It names the person who knows it, also when the key of a service account asks. The project and limits
-    that are left out are those of that key, else the default project. Raises InvalidValue, PermissionDenied, NotFound,
-    and InvalidState above MAX_KEYS and for an archived project.
+    The creator is `by`, or the service account with that id if `by` and `identity` may manage it. A service account's
+    key stays when `by` leaves. It names the person who knows it, even if a service account's key creates it. Project
+    and limits default to those of the calling key, or else to the default project and no limits. Raises InvalidValue,
+    PermissionDenied, NotFound, and InvalidState above MAX_KEYS and for an archived project.
     """
     if service_account_id:
-        maker = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
+        creator = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
     else:
-        maker = lock_members(organization, by)
+        creator = lock_members(organization, by)
     issued_by = _issuer(by, identity) if service_account_id or by.service_account_of_id else None
-    _require_scopes(maker, frozenset(scopes))
+    _require_scopes(creator, frozenset(scopes))
     project = project_of_new_key(
-        organization=organization, id=project_id, membership=maker, own=identity.project_id if identity else "",
+        organization=organization, id=project_id, membership=creator, own=identity.project_id if identity else "",
         scopes=identity.scopes if identity else None,
     )  # fmt: skip
     if identity:
@@ -85,14 +85,14 @@ def issue_key(
         )
     issued = _issue(
         api_keys.new_secret(api_keys.LIVE_PREFIX), organization=organization, kind=KeyKind.SECRET,
-        name=clean_name(name), scopes=sorted(scopes), created_by_id=maker.user_id, created_at=now,
+        name=clean_name(name), scopes=sorted(scopes), created_by_id=creator.user_id, created_at=now,
         project=project, expires_at=expires_at, issued_by=issued_by,
         made_with=identity.key_id if identity else "", **asdict(limits),
     )  # fmt: skip
     audit.record(
         organization=organization, by=by.pk, action="key.create", target=issued.key.pk,
         name=issued.key.name, scopes=issued.key.scopes, project=project.pk,
-        service_account=maker.user_id if service_account_id else None,
+        service_account=creator.user_id if service_account_id else None,
     )  # fmt: skip
     return issued
 
@@ -133,12 +133,12 @@ def rotate_key(
     now: datetime.datetime,
     identity: KeyIdentity | None = None,
 ) -> IssuedKey:
-    """Create a key like this one, and end this one after the overlap. Both work until then.
+    """Create a key like this one. This one ends after the overlap; both work until then.
 
-    Project, name, scopes and limits stay; the new key expires when the old one was to. Only the key's maker may rotate
-    it, because the new key acts in their name, or those who manage the service account that is its maker. `identity`,
-    the key that asks, rotates only a key that may do no more.
-    Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
+    The new key has the same project, name, scopes, limits and expiry. Only the key's creator may rotate it, because the
+    new key acts in their name. If the creator is a service account, those who manage it may do so too. `identity`, the
+    calling key, may rotate only keys with no more rights than its own. Raises NotFound, PermissionDenied, InvalidState,
+    InvalidValue.
     """
     key = get_key(organization=organization, id=key_id)
     account = None
@@ -190,12 +190,13 @@ def issue_member_token(
     most: int | None = None,
     made_with: ApiKey | None = None,
 ) -> IssuedKey:
-    """Create a key, valid for minutes, that acts for a member: inference only, of at most `spend_limit_nano`.
+    """Create a key that acts for a member. It is valid for minutes and only for inference.
 
-    `made_with`: the key whose work it does. It shares that key's budget and is revoked with it.
-    Raises PermissionDenied, and RateLimited above `most` (MAX_MEMBER_TOKENS) of this name that are valid at once.
+    It may spend at most `spend_limit_nano`.
+    `made_with` is the key whose work the new key does. It shares that key's budget and is revoked with it. Raises
+    PermissionDenied, and RateLimited above `most` (MAX_MEMBER_TOKENS) of this name that are valid at once.
 
-    Not audited one by one: it grants nothing beyond the session, and its use is metered.
+    These keys have no audit entries, because they grant nothing beyond the session and their use is metered.
     """
     scopes = frozenset({Permission.INFERENCE.value})
     _require_role(membership, scopes)
@@ -220,7 +221,7 @@ def _issue(secret: str, **fields: object) -> IssuedKey:
 
 
 def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
-    """Return who learns a new key of a service account: the person who calls, or who knows the calling key."""
+    """Return the person who learns a new key of a service account: the caller, or who knows the calling key."""
     if by.service_account_of_id is None:
         return by
     # With the members locked, no demotion misses the new key. One that came first has revoked the key that asks.
@@ -231,12 +232,12 @@ def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
     return known.issued_by
 
 
-def _require_scopes(maker: Membership, scopes: frozenset[str]) -> None:
+def _require_scopes(creator: Membership, scopes: frozenset[str]) -> None:
     if not scopes or not scopes <= frozenset(SCOPES):
         raise InvalidValue(
             gettext("Choose at least one scope of %(scopes)s.") % {"scopes": ", ".join(SCOPES)}, param="scopes"
         )
-    _require_role(maker, scopes)
+    _require_role(creator, scopes)
 
 
 def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
@@ -253,10 +254,10 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
 def revoke_key(
     *, organization: Organization, key_id: str, by: User, now: datetime.datetime, identity: KeyIdentity | None = None
 ) -> ApiKey:
-    """Revoke a key and the keys that were made or rotated with it. A revoked key stays as it is.
+    """Revoke a key and the keys that were made or rotated with it. Revoking it again changes nothing.
 
-    Members revoke their own keys, admins all. `identity`, the calling key, needs the scopes for that. It stays unless
-    it is the one to revoke, so a program can revoke the key that its own key replaced. Raises NotFound,
+    Members may revoke their own keys, and admins all keys. `identity`, the calling key, needs the scopes for this. It
+    stays unless it is the key to revoke, so a program can revoke the key that its own key replaced. Raises NotFound,
     PermissionDenied.
     """
     key = get_key(organization=organization, id=key_id)
@@ -281,10 +282,10 @@ def revoke_key(
 
 @transaction.atomic
 def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
-    """Revoke every key a person made, in all organizations; return how many API keys. Run it under `system()`.
+    """Revoke every key that a person created, in all organizations; return the number of API keys.
 
-    Service account keys that the person knows and that manage people, keys or the organization end too, as when a
-    membership ends: an intruder who had the password could return with one.
+    Run it under `system()`. Keys of service accounts that the person knows and that manage people, keys or the
+    organization are revoked too, as at the end of a membership. An intruder who had the password could return with one.
     """
     known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
     managing = [key.pk for key in with_made(known)]
@@ -299,7 +300,7 @@ def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
 
 
 def note_key_use(*, identity: KeyIdentity, now: datetime.datetime) -> None:
-    """Store when a key was last used, to the minute: a write per request would cost more than it is worth."""
+    """Store when a key was last used, to the minute. A write for each request would cost more than it is worth."""
     if identity.last_used_at is not None and now - identity.last_used_at < USE_NOTED_EVERY:
         return
     stale = Q(last_used_at=None) | Q(last_used_at__lte=now - USE_NOTED_EVERY)

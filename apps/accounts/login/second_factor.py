@@ -77,7 +77,7 @@ def has_second_factor(user: User) -> bool:
 
 
 def require_second_factor(request: HttpRequest, *, why: str) -> HttpResponse | None:
-    """Return where to send a signed-in person whose session has not shown a second factor; None if it has."""
+    """Return the page for a signed-in person whose session has not shown a second factor; None if it has."""
     user = request.user
     assert isinstance(user, User)
     if not has_second_factor(user):
@@ -91,16 +91,17 @@ def require_second_factor(request: HttpRequest, *, why: str) -> HttpResponse | N
 
 
 def require_of_operator(request: HttpRequest) -> HttpResponse | None:
-    """Return where to send an operator who has not shown a second factor; None if they have or need none."""
+    """Return the page for an operator who has not shown a second factor; None if they have or need none."""
     if not settings.OPERATOR_MFA:
         return None
     return require_second_factor(request, why=gettext("Operators of this installation need a second factor."))
 
 
 def limited(view: View) -> View:
-    """Have a view that makes factors or codes refuse a person who fills the logs of their organizations with them.
+    """Decorate a view that creates factors or codes, so that it refuses a person who creates too many.
 
-    It checks before the view, because allauth reports what was made after it is committed.
+    Each adds to the logs of their organizations. The check comes before the view, because allauth reports a new factor
+    only after the commit.
     """
 
     @wraps(view)

@@ -1,4 +1,4 @@
-"""Sessions: recent enough for a sensitive act, not idle too long with an operator's rights, listed, and ended."""
+"""Sessions: list and end them, demand a recent sign-in for sensitive acts, and end idle sessions of operators."""
 
 import datetime
 import time
@@ -46,7 +46,7 @@ def find_session(session_key: str) -> tuple[SessionBase, User] | None:
 
 
 def list_sessions(*, user: User) -> list[UserSession]:
-    """Return the sessions in which a person is signed in, the one seen last first."""
+    """Return the sessions in which a person is signed in, the most recently seen first."""
     rows = list(UserSession.objects.filter(user=user).order_by("-last_seen_at", "-pk")[:MAX_SESSIONS])
     alive = Session.objects.filter(session_key__in=[row.session_key for row in rows], expire_date__gt=db_now())
     hashes = {user.get_session_auth_hash(), *user.get_session_auth_fallback_hash()}  # a new password changes them
@@ -67,7 +67,7 @@ def end_sessions(*, user: User, but: str, session_id: int | None = None) -> int:
 
 
 def end_excess_sessions(*, user: User) -> None:
-    """End the sessions of a person that would be more than MAX_SESSIONS with one more."""
+    """End sessions of a person so that one more stays within MAX_SESSIONS."""
     kept = UserSession.objects.filter(user=user).order_by("-last_seen_at", "-pk").values("pk")[: MAX_SESSIONS - 1]
     _end(UserSession.objects.filter(user=user).exclude(pk__in=kept), user=user)
 
@@ -88,7 +88,7 @@ def _end(rows: QuerySet[UserSession], *, user: User) -> int:
 
 
 def require_recent_sign_in(request: HttpRequest) -> None:
-    """Raise ReauthenticationRequired unless the person signed in, or confirmed it, in the last minutes.
+    """Raise ReauthenticationRequired unless the person signed in or reauthenticated in the last minutes.
 
     allauth's middleware then asks for the password or second factor and continues the request.
     """

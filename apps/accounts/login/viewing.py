@@ -29,7 +29,7 @@ _ALWAYS_OPEN = ("staff:viewing_stop", "account_logout")
 
 @dataclass(frozen=True)
 class Viewing:
-    """The organization that an operator views, and when this ends."""
+    """The organization that an operator views, and the time when the viewing ends."""
 
     organization_id: str
     ends_at: datetime.datetime
@@ -76,7 +76,7 @@ def stop_viewing(*, request: HttpRequest) -> str | None:
 
 
 class LimitViewing(MiddlewareMixin):
-    """Ends a viewing in time, refuses what is more than reading, and audits every request."""
+    """Ends a viewing in time, refuses every request that does more than read, and audits every request."""
 
     def process_request(self, request: HttpRequest) -> None:
         if settings.SESSION_COOKIE_NAME not in request.COOKIES or _SESSION not in request.session:

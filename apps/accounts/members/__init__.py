@@ -1,1 +1,1 @@
-"""Who acts in an organization: members and their roles, invitations, and service accounts."""
+"""The parties that act in an organization: members with their roles, invited people, and service accounts."""

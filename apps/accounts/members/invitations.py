@@ -60,11 +60,10 @@ def invite_member(
 ) -> Invitation:
     """Mail a link that makes its reader a member, replacing an open invitation of the same address.
 
-    An organization mails an address once a day: within that day its invitation is changed instead, and its link stays
-    the same.
-    With `only_for_address`, the reader's account must have that address, verified; by default this applies to roles
-    that manage members. `identity` is the key that asks, if one does. Raises InvalidState, PermissionDenied,
-    TooManyInvitations, InvalidValue.
+    An organization mails an address at most once a day. Within that day, the invitation is changed instead, and its
+    link stays the same. With `only_for_address`, the reader's account must have that address, verified. By default this
+    applies to roles that manage members. `identity` is the calling key, if there is one. Raises InvalidState,
+    PermissionDenied, TooManyInvitations, InvalidValue.
     """
     if by.service_account_of_id:
         raise PermissionDenied(gettext("A service account cannot invite people. Use the API key of a person."))
@@ -95,7 +94,10 @@ def invite_member(
 
 
 def _require_room(organization: Organization, by: User, email: str, now: datetime.datetime) -> None:
-    """Raise PermissionDenied, or TooManyInvitations naming the limit. The member rows are locked, so none slips by."""
+    """Raise PermissionDenied, or TooManyInvitations, which names the limit.
+
+    The member rows are locked, so the count is exact.
+    """
     if not has_verified_address(user=by):
         raise PermissionDenied(
             gettext("Confirm your own email address before you invite others."), code="address_unverified"
@@ -236,7 +238,7 @@ def revoke_invitation(
     now: datetime.datetime,
     identity: KeyIdentity | None = None,
 ) -> None:
-    """Withdraw an open invitation. `identity` is the key that asks, if one does.
+    """Withdraw an open invitation. `identity` is the calling key, if there is one.
 
     Raises NotFound, InvitationClosed, and PermissionDenied for a role above that of `by`, or of the key.
     """

@@ -1,4 +1,4 @@
-"""Changes of memberships, of people and of service accounts: another role, and the end. Each is audited."""
+"""Changes of memberships of people and service accounts: change the role, and end the membership. Each is audited."""
 
 import datetime
 
@@ -26,9 +26,9 @@ def change_role(
     identity: KeyIdentity | None = None,
     kind: MemberKind = MemberKind.PERSON,
 ) -> Membership:
-    """Give a member another role, and revoke what would let the member return to the old one.
+    """Give a member another role, and revoke everything with which they could return to the old one.
 
-    That is, invitations that the member may no longer send, and service account keys that the member knows (see
+    These are invitations that the member may no longer send, and service account keys that the member knows (see
     `_revoke_managing_keys`). `identity` is the calling key, if there is one. Raises PermissionDenied, InvalidState,
     NotFound, InvalidValue.
     """
@@ -60,9 +60,9 @@ def remove_member(
 ) -> None:
     """End a membership, revoke the member's keys, and close the invitations the member sent or could use.
 
-    Any member may leave; removing others needs the right to manage members, as does the key that asks, `identity`.
+    Any member may leave. Removing others needs the right to manage members; `identity`, the calling key, needs it too.
     Keys of service accounts that a person created stay, and are counted in the audit log, unless they manage people,
-    keys or the organization. What the keys of a service account made ends with it.
+    keys or the organization. Everything that the keys of a service account made ends with the account.
     """
     acting = lock_members(organization, by)
     membership = get_membership(organization=organization, id=membership_id, kind=kind)
@@ -84,9 +84,12 @@ def remove_member(
 
 
 def _revoke_managing_keys(membership: Membership, now: datetime.datetime, by: User, *, role: str = "") -> int:
-    """Revoke the keys of service accounts with which their creator could return; return how many, with what they made.
+    """Revoke the keys of service accounts with which their creator could return; return how many.
 
-    With a `role` that manages members, these hold a scope of `MANAGING` that the role lacks; otherwise any of them.
+    Keys made with these are revoked too.
+
+    If `role` manages members, these are the keys with a scope of `MANAGING` that the role lacks; otherwise the keys
+    with any of these scopes.
     """
     scopes = MANAGING
     if role and has_permission(role, Permission.MEMBER_MANAGE):
@@ -126,7 +129,7 @@ def _grantable_roles(role: str) -> frozenset[str]:
 
 
 def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | None = None) -> None:
-    """Raise PermissionDenied unless the member, and the key that asks for them, may manage all these roles.
+    """Raise PermissionDenied unless the member and the calling key may manage all these roles.
 
     Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
     """

@@ -36,13 +36,13 @@ MAX_CREATED_IN_AN_HOUR = 100  # of an organization, with those that are archived
 
 
 def list_projects(*, organization: Organization | str, with_archived: bool = False) -> QuerySet[Project]:
-    """Return the projects that the request sees, by name, and archived ones only if they are asked for."""
+    """Return the projects that the request sees, by name. Archived ones are included only on request."""
     rows = visible(Project.objects.for_organization(organization), project="pk").order_by("name", "pk")
     return rows if with_archived else rows.filter(archived_at=None)
 
 
 def get_project(*, organization: Organization | str, id: str) -> Project:
-    """Return a project that the request sees, also an archived one. Raises NotFound."""
+    """Return a project that the request sees, even if it is archived. Raises NotFound."""
     found = list_projects(organization=organization, with_archived=True).filter(pk=id).first()
     if found is None:
         raise NotFound(gettext("No such project."), param="project", code="project_not_found")
@@ -50,13 +50,13 @@ def get_project(*, organization: Organization | str, id: str) -> Project:
 
 
 def names_of_projects(*, organization: Organization | str, ids: Collection[str]) -> dict[str, str]:
-    """Return the names of those of these projects that the request sees, by id. An organization may have many."""
+    """Return the names of these projects by id, without those that the request does not see."""
     projects = list_projects(organization=organization, with_archived=True).filter(pk__in=ids)
     return dict(projects.values_list("pk", "name"))
 
 
 def list_project_members(*, project: Project) -> QuerySet[ProjectMember]:
-    """Return who has a role in the project, oldest first."""
+    """Return the members who have a role in the project, oldest first."""
     return project.members.select_related("membership__user").order_by("created_at", "pk")
 
 
@@ -82,9 +82,9 @@ def require_project(*, organization: Organization | str, id: str, membership: Me
 
 
 def may_see(*, organization: Organization | str, id: str, actor: str, membership: Membership) -> bool:
-    """Return whether a member sees a project now, or if `actor` is a key of theirs, whether both do.
+    """Return whether a member sees a project now. If `actor` is a key of theirs, the key must see it too.
 
-    A key whose maker does not see the key's own project sees nothing.
+    A key whose creator does not see the key's own project sees nothing.
     """
     sights, wanted = [sight_of_member(membership)], {id}
     if key := ApiKey.objects.for_organization(organization).filter(pk=actor).first():
@@ -99,9 +99,9 @@ def may_see(*, organization: Organization | str, id: str, actor: str, membership
 
 
 def project_of_new(*, organization: Organization | str, by: str, wanted: str = "") -> str:
-    """Return the project of what a member or a key creates: the wanted one, else that of the key, else the default.
+    """Return the project for new work of a member or a key: the wanted one, else the key's, else the default.
 
-    Raises what `require_project` raises, for a member.
+    For a member, raises the errors of `require_project`.
     """
     found = wanted or project_of_actor(organization=organization, actor=by) or default_project_id(organization)
     membership = Membership.objects.for_organization(organization).filter(user=by).first()
@@ -109,7 +109,10 @@ def project_of_new(*, organization: Organization | str, by: str, wanted: str = "
 
 
 def may_work_in(*, project_id: str, membership: Membership) -> bool:
-    """Return whether a member may change what is in the project: not as a viewer of it, unless they own all."""
+    """Return whether a member may change the work in the project.
+
+    A viewer of the project may not, unless they own the organization.
+    """
     if has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
         return True
     viewers = ProjectMember.objects.filter(project=project_id, role=ProjectRole.VIEWER)
@@ -118,8 +121,8 @@ def may_work_in(*, project_id: str, membership: Membership) -> bool:
 
 def require_work_in(*, project_id: str, actor: str) -> None:
     """Raise PermissionDenied if the member, or the creator of the key, who changes a job is a viewer of its project."""
-    makers = ApiKey.objects.filter(pk=actor).values("created_by")
-    of_actor = Q(membership__user=actor) | Q(membership__user__in=makers)
+    creators = ApiKey.objects.filter(pk=actor).values("created_by")
+    of_actor = Q(membership__user=actor) | Q(membership__user__in=creators)
     viewers = ProjectMember.objects.filter(of_actor, project=project_id, role=ProjectRole.VIEWER)
     viewer = viewers.select_related("project", "membership").first()
     if viewer and not has_permission(viewer.membership.role, Permission.ORGANIZATION_MANAGE):
@@ -128,14 +131,14 @@ def require_work_in(*, project_id: str, actor: str) -> None:
 
 
 def require_active(*, project_id: str) -> None:
-    """Raise InvalidState for an archived project, in which nothing new begins."""
+    """Raise InvalidState for an archived project, because nothing new may begin in it."""
     archived = Project.objects.filter(pk=project_id).exclude(archived_at=None).first()
     if archived:
         raise InvalidState(gettext("The project %(name)s is archived.") % {"name": archived.name}, param="project")
 
 
 def may_manage_project(*, project_id: str, membership: Membership) -> bool:
-    """Return whether a member may change the project and who works in it."""
+    """Return whether a member may change the project and its members."""
     return has_permission(membership.role, Permission.MEMBER_MANAGE) or is_project_admin(
         project_id=project_id, membership=membership
     )
@@ -150,7 +153,7 @@ def is_project_admin(*, project_id: str, membership: Membership) -> bool:
 
 
 def require_management(*, project_id: str, membership: Membership) -> None:
-    """Raise PermissionDenied for a member who may not change the project and who works in it."""
+    """Raise PermissionDenied for a member who may not change the project and its members."""
     if not may_manage_project(project_id=project_id, membership=membership):
         text = gettext("Your role, %(role)s, does not allow managing this project. An admin of it may.")
         raise PermissionDenied(text % {"role": gettext(membership.role)})
@@ -198,7 +201,7 @@ def change_project(
 ) -> Project:
     """Change a project's name, visibility or defaults for fine-tunes. None leaves a value as it is.
 
-    Keys of those who do not see it stop working at once. An admin of the project does not change who sees it.
+    Keys of members who do not see it stop working at once. An admin of the project cannot change who sees it.
 
     Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
@@ -254,9 +257,9 @@ def archive_project(*, organization: Organization, id: str, by: User, now: datet
 def set_project_member(
     *, organization: Organization, project_id: str, membership_id: str, role: str, by: User, now: datetime.datetime
 ) -> ProjectMember:
-    """Give a member of the organization, a person or service account, a role in a project. It replaces an earlier one.
+    """Give a member of the organization, a person or service account, a role in a project.
 
-    Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
+    It replaces their earlier role. Raises NotFound, PermissionDenied, InvalidValue, InvalidState.
     """
     acting = _lock_for(organization, by, project_id)
     project = _open_project(organization, project_id)
@@ -286,7 +289,7 @@ def set_project_member(
 
 @transaction.atomic
 def remove_project_member(*, organization: Organization, project_id: str, member_id: str, by: User) -> None:
-    """End a member's role in a project. They then see what others without a role in it see.
+    """End a member's role in a project. They then see the same as others without a role in it.
 
     Raises NotFound, PermissionDenied, InvalidState.
     """
@@ -303,7 +306,7 @@ def remove_project_member(*, organization: Organization, project_id: str, member
 
 
 def _require_not_above(membership: Membership, acting: Membership) -> None:
-    """Raise PermissionDenied if a member may do more in the organization than the one who makes them a viewer."""
+    """Raise PermissionDenied if a member may do more in the organization than the person who makes them a viewer."""
     if not ROLES[membership.role].permissions <= ROLES[acting.role].permissions:
         text = gettext("Your role, %(role)s, does not allow making a member with the role %(theirs)s a viewer.")
         raise PermissionDenied(text % {"role": gettext(acting.role), "theirs": gettext(membership.role)}, param="role")
@@ -317,7 +320,7 @@ def _lock(organization: Organization, by: User) -> Membership:
 
 
 def _lock_for(organization: Organization, by: User, project_id: str) -> Membership:
-    """Lock the members for a change of one project, by its admins as well; return the actor's membership."""
+    """Lock the members for a change of one project, which its admins may make too; return the actor's membership."""
     acting = lock_members(organization, by)
     require_management(project_id=project_id, membership=acting)
     return acting
@@ -350,10 +353,10 @@ def _free_name(organization: Organization, name: str, *, but: Project | None = N
 def project_of_new_key(
     *, organization: Organization, id: str, membership: Membership, own: str, scopes: frozenset[str] | None
 ) -> Project:
-    """Return the project of a new key. `own` is that of the key that asks, with its `scopes`; None: a person asks.
+    """Return the project of a new key.
 
-    Raises PermissionDenied for a key that asks for another project and does not manage members, and what
-    `require_project` raises.
+    `own` is the project of the calling key, `scopes` its scopes; None if a person calls. Raises PermissionDenied if the
+    calling key does not manage members and names another project, and the errors of `require_project`.
     """
     wanted = id or own or default_project_id(organization)
     if scopes is not None and wanted != own and Permission.MEMBER_MANAGE not in scopes:

@@ -35,7 +35,7 @@ def create_service_account(
     now: datetime.datetime,
     identity: KeyIdentity | None = None,
 ) -> Membership:
-    """Create a service account with a role that `by`, and the key that asks, `identity`, may give.
+    """Create a service account with a role that `by` and `identity`, the calling key, may give.
 
     Raises PermissionDenied, InvalidValue, InvalidState for a name in use or above MAX_SERVICE_ACCOUNTS, RateLimited.
     """
@@ -97,10 +97,10 @@ def lock_service_account(
     identity: KeyIdentity | None,
     needed: frozenset[str] = _NEEDED,
 ) -> Membership:
-    """Lock the members and return a service account that `by` and the key that asks may act for.
+    """Lock the members and return a service account for which `by` and the calling key may act.
 
-    A key of it may do what the account may: so both need each permission of its role, and the key also the scopes in
-    `needed`. Raises NotFound, PermissionDenied.
+    A key of the account may do everything that the account may. So both need each permission of its role, and the
+    calling key also needs the scopes in `needed`. Raises NotFound, PermissionDenied.
     """
     acting = lock_members(organization, by)
     account = get_membership(organization=organization, id=id, kind=MemberKind.SERVICE_ACCOUNT)
@@ -114,10 +114,10 @@ def lock_service_account(
 
 
 def count_active_keys(*, organization: Organization, now: datetime.datetime) -> Counter[str]:
-    """Return how many API keys of each service account work now, by the id of its user."""
+    """Return the number of working API keys of each service account, by the id of its user."""
     keys = ApiKey.objects.for_organization(organization).usable(now=now).filter(kind=KeyKind.SECRET)
-    makers = keys.exclude(created_by__service_account_of=None).values_list("created_by_id", flat=True)
-    return Counter(makers)
+    creators = keys.exclude(created_by__service_account_of=None).values_list("created_by_id", flat=True)
+    return Counter(creators)
 
 
 def _free_name(organization: Organization, name: str, *, but: Membership | None = None) -> str:

@@ -1,4 +1,4 @@
-"""Which private projects the present request sees. What it may not see, its queries leave out."""
+"""The private projects that the present request sees. Its queries leave out the rows of all others."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ Row = TypeVar("Row", bound=Model)
 
 @dataclass(frozen=True)
 class Sight:
-    """Whose eyes a request has: those of a membership, or of a key, which is in one project."""
+    """The party whose rights decide what a request sees: a membership, or a key, which is in one project."""
 
     membership_id: str = ""
     project_id: str = ""
@@ -26,20 +26,20 @@ _sight: ContextVar[Sight | None] = ContextVar("sight", default=None)
 
 
 def sight_of_member(membership: Membership) -> Sight | None:
-    """Return what a member sees; None for everything, as an owner does."""
+    """Return the sight of a member; None if they see everything, as an owner does."""
     if has_permission(membership.role, Permission.ORGANIZATION_MANAGE):
         return None
     return Sight(membership_id=membership.pk)
 
 
 def sight_of_key(*, project_id: str, scopes: Collection[str]) -> Sight | None:
-    """Return what a key sees; None for everything, as a key that may manage the organization does."""
+    """Return the sight of a key; None if it sees everything, as a key that may manage the organization does."""
     return None if Permission.ORGANIZATION_MANAGE in scopes else Sight(project_id=project_id)
 
 
 @contextmanager
 def seeing(sight: Sight | None) -> Iterator[None]:
-    """Leave out what `sight` does not see. Without it, as in tasks and for operators, everything is seen."""
+    """Leave out rows that `sight` does not see. With None, as in tasks and for operators, all rows are visible."""
     token = _sight.set(sight)
     try:
         yield
@@ -48,7 +48,10 @@ def seeing(sight: Sight | None) -> Iterator[None]:
 
 
 def visible(rows: QuerySet[Row], *, project: str = "project") -> QuerySet[Row]:
-    """Return the rows without those of private projects that the request does not see. `project` leads to theirs."""
+    """Return the rows without those of private projects that the request does not see.
+
+    `project` is the path to a row's project.
+    """
     sight = _sight.get()
     if sight is None:
         return rows

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import migrations, models
 
 # The only lookup across tenants: it maps the HMAC of a presented key to the identity behind the key. Of a private
-# project, a key works as long as its maker sees the project, and it does no more than its maker may do there.
+# project, a key works as long as its creator sees the project, and it does no more than its creator may do there.
 FIND_API_KEY = """
 CREATE FUNCTION find_api_key(presented text)
 RETURNS TABLE (

@@ -1,4 +1,4 @@
-"""Events of an organization, and how members and programs learn of them."""
+"""Events of an organization, and the notifications, mails and webhooks that announce them."""
 
 from enum import StrEnum
 
@@ -24,7 +24,7 @@ class NotificationKind(models.TextChoices):
 
 
 class Notification(OrganizationModel):
-    """One event that one member should know of. It is deleted after a time, read or not."""
+    """One event that concerns one member. It is deleted after some time, whether it was read or not."""
 
     id = IdField(prefix="note")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
@@ -75,7 +75,7 @@ class EndpointStatus(StrEnum):
 
 
 class WebhookEndpoint(OrganizationModel):
-    """An address of the customer that is sent the organization's events, each signed with the endpoint's secret."""
+    """An address of the customer. It receives the organization's events, each signed with the endpoint's secret."""
 
     id = IdField(prefix="we")
     url = models.CharField(max_length=400)

@@ -85,7 +85,7 @@ class User(AbstractBaseUser):
 
 
 class Organization(models.Model):
-    """The tenant: owns every dataset, job, adapter, key and cent."""
+    """The tenant. It owns datasets, jobs, adapters, keys and money."""
 
     id = IdField(prefix="org")
     name = models.CharField(max_length=80)
@@ -130,7 +130,7 @@ class Organization(models.Model):
 
     @property
     def share_holder(self) -> str:
-        """The id that fair shares and limits count by: the organization's, or its founder's while it shares."""
+        """The id by which fair shares and limits count: the organization's, or its founder's while it shares."""
         return self.pk if self.has_own_share else self.founded_by_id or self.pk
 
     # The same in SQL, for a table that is called `organization` in the statement.
@@ -141,7 +141,7 @@ class Organization(models.Model):
 
     @classmethod
     def share_holder_by(cls, path: str = "") -> models.Case:
-        """Return the SQL of `share_holder`. `path` leads to the organization, as in "organization__"."""
+        """Return the SQL of `share_holder`. `path` is the path to the organization, such as "organization__"."""
         own = models.F(f"{path}id")
         return models.Case(
             models.When(**{f"{path}has_own_share": True}, then=own),

@@ -1,4 +1,4 @@
-"""Projects of an organization: what its keys and jobs are for, and who sees those of a private one."""
+"""Projects of an organization: they group its keys and jobs, and limit who sees those of a private project."""
 
 import pgtrigger
 from django.db import models
@@ -14,12 +14,18 @@ DEFAULT_NAME = "Default project"
 
 
 def default_project_id(organization: Organization | str) -> str:
-    """Return the id of the project that an organization has from its start: that of the organization, as a project."""
+    """Return the id of the project that an organization has from its start.
+
+    It is derived from the organization's id.
+    """
     return f"proj_{key_of(organization).removeprefix('org_')}"
 
 
 class ProjectRole(models.TextChoices):
-    """What a member may do in a project, at most as much as in the organization; an admin also manages the project."""
+    """The role of a member in a project.
+
+    It gives at most the rights of their role in the organization; an admin also manages the project.
+    """
 
     MEMBER = "member", gettext_noop("member")
     VIEWER = "viewer", gettext_noop("viewer")
@@ -27,7 +33,7 @@ class ProjectRole(models.TextChoices):
 
 
 class Project(OrganizationModel):
-    """A part of an organization's work. It is archived, not deleted: what belongs to it stays."""
+    """A part of an organization's work. It is archived, not deleted, so that its work stays."""
 
     id = IdField(prefix="proj")
     name = models.CharField(max_length=80)
@@ -61,7 +67,7 @@ class Project(OrganizationModel):
 
 
 class ProjectMember(OrganizationModel):
-    """What a member of the organization, person or service account, may do in a project."""
+    """The role of a member of the organization, a person or service account, in a project."""
 
     id = IdField(prefix="projm")
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="members")

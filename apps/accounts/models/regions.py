@@ -1,4 +1,4 @@
-"""Regions: where machines and the object store are, and where an organization's data may be."""
+"""Regions: the places of machines and of the object store, and those where an organization's data may be."""
 
 from collections.abc import Collection
 
@@ -30,10 +30,13 @@ def home_region() -> str:
 
 
 def is_allowed(regions: Collection[str] | None, region: str) -> bool:
-    """Return whether an organization with these `regions` (None: any) may use what is in the region."""
+    """Return whether an organization with these `regions` (None: any) may use resources in the region."""
     return regions is None or region in regions
 
 
 def allowed_in(region: str, path: str = "organization__") -> Q:
-    """Return the condition that an organization may use what is in the region. `path` leads to the organization."""
+    """Return the condition that an organization may use resources in the region.
+
+    `path` is the path to the organization.
+    """
     return Q(**{f"{path}regions": None}) | Q(**{f"{path}regions__contains": [region]})

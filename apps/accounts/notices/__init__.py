@@ -1,1 +1,1 @@
-"""What people are told: mail, and the notifications that pages list."""
+"""Messages to people and programs: mail, webhooks, and the notifications that pages list."""

@@ -1,7 +1,7 @@
 """Delivery of events to webhook endpoints: at least once, with the same `webhook-id` at each attempt.
 
 Each attempt is a message of the outbox's lane `webhooks`, which serves organizations in turn. Attempts are repeated
-with growing delays for about a day. An endpoint that only fails is disabled after DISABLED_AFTER, when a delivery has
+with growing delays for about a day. An endpoint is disabled if all attempts fail for DISABLED_AFTER and a delivery has
 failed, or by an answer 410.
 """
 
@@ -54,7 +54,7 @@ def fan_out(*, event_id: str) -> None:
 
 @transaction.atomic
 def queue_delivery(*, endpoint: WebhookEndpoint, event: OrganizationEvent) -> WebhookDelivery:
-    """Return the delivery of an event to an endpoint, queued if it is new. It has failed if too many are pending."""
+    """Return the delivery of an event to an endpoint. A new one is queued, or fails at once if too many are pending."""
     pending = endpoint.deliveries.filter(status=DeliveryStatus.PENDING)
     new: dict[str, object] = {"attempts_left": ATTEMPTS}
     if pending[:MAX_PENDING].count() >= MAX_PENDING:
@@ -94,7 +94,7 @@ def deliver(*, delivery_id: str, attempt: int) -> None:
 
 
 def body_of(endpoint: WebhookEndpoint, event: OrganizationEvent) -> bytes:
-    """Return what an endpoint is sent: OpenAI's event object, or a message for Slack."""
+    """Return the body for an endpoint: OpenAI's event object, or a message for Slack."""
     if endpoint.format == WebhookFormat.SLACK:
         text = event.title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
         link = f"<{settings.PUBLIC_URL}{event.path}|{text}>"

@@ -62,7 +62,7 @@ def list_deliveries(*, endpoint: WebhookEndpoint) -> OrganizationQuerySet:
 def create_endpoint(
     *, organization: Organization, url: str, event_types: Sequence[str], format: str, by: str
 ) -> tuple[WebhookEndpoint, str]:
-    """Return a new endpoint and its secret, which is shown this once. Raises InvalidValue, InvalidState."""
+    """Return a new endpoint and its secret, which is shown only once. Raises InvalidValue, InvalidState."""
     _check(url=url, event_types=event_types, format=format)
     lock(f"webhooks:{organization.pk}")
     if list_endpoints(organization=organization).count() >= MAX_ENDPOINTS:
@@ -86,7 +86,7 @@ def create_endpoint(
 def change_endpoint(
     *, endpoint: WebhookEndpoint, url: str, event_types: Sequence[str], format: str, by: str
 ) -> WebhookEndpoint:
-    """Change where and what an endpoint is sent. Raises InvalidValue."""
+    """Change the address or the events of an endpoint. Raises InvalidValue."""
     _check(url=url, event_types=event_types, format=format)
     endpoint.url, endpoint.event_types, endpoint.format = url, _sorted(event_types), format
     endpoint.save(update_fields=["url", "event_types", "format"])
@@ -96,7 +96,7 @@ def change_endpoint(
 
 @transaction.atomic
 def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: datetime.datetime) -> WebhookEndpoint:
-    """Pause an endpoint, or have a paused or disabled one get events again. Events meanwhile are not sent later."""
+    """Pause an endpoint, or resume a paused or disabled one. Events from the meantime are not sent later."""
     if is_paused:
         endpoint.paused_at = endpoint.paused_at or now
     else:
@@ -108,7 +108,7 @@ def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: date
 
 @transaction.atomic
 def rotate_secret(*, endpoint: WebhookEndpoint, by: str, now: datetime.datetime) -> str:
-    """Return a new secret, shown this once. For OVERLAP, deliveries are signed with the old one as well."""
+    """Return a new secret, which is shown only once. For OVERLAP, deliveries are signed with the old one as well."""
     endpoint = WebhookEndpoint.objects.select_for_update().get(pk=endpoint.pk)
     old = unseal(bytes(endpoint.secret_sealed), place=secret_place(endpoint, "secret_sealed"))
     secret = _new_secret()
@@ -148,7 +148,7 @@ def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
 
 @transaction.atomic
 def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDelivery:
-    """Send an event of the log again, with the same `webhook-id`. Raises NotFound, InvalidState, RateLimited."""
+    """Send an event of the log again with the same `webhook-id`. Raises NotFound, InvalidState, RateLimited."""
     found = None if "\x00" in delivery_id else list_deliveries(endpoint=endpoint).filter(pk=delivery_id).first()
     if found is None:
         raise NotFound(gettext("No such delivery."))
@@ -174,7 +174,7 @@ def _require_room(endpoint: WebhookEndpoint) -> None:
 
 
 def _require_pace(endpoint: WebhookEndpoint, action: str, most: int) -> None:
-    """Raise RateLimited if the organization did this `most` times within an hour, also with endpoints since deleted."""
+    """Raise RateLimited if the organization did this `most` times within an hour. Deleted endpoints count too."""
     if count_of_hour(organization=endpoint.organization_id, action=action) >= most:
         raise RateLimited(
             gettext("Your organization did this %(most)s times within an hour, the most allowed. Try again later.")

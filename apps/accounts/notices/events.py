@@ -1,7 +1,7 @@
-"""Events of an organization, written with the change that they are about. Every channel is served from here.
+"""Events of an organization, written in the transaction of their change. All channels are served from here.
 
-An event becomes notifications of the members whom it concerns, perhaps a mail, and a delivery to each webhook endpoint
-that asks for its type.
+An event makes a notification for each member that it concerns, perhaps a mail, and a delivery to each webhook endpoint
+that wants its type.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -60,11 +60,11 @@ def announce(
     mail: tuple[str, Mapping[str, object]] | None = None,
     data: Mapping[str, object] | None = None,
 ) -> None:
-    """Record an event; notify the members with one of these roles, or those of these people who are members.
+    """Record an event. Notify the members with one of these roles, or those of these people who are members.
 
     Run it in the transaction of the change. A repeated `key` is the same event. `subject` is the id of what changed,
-    `path` the page about it. `mail` is the topic and payload of the mail about it. `title` is asked in English: not
-    every process that announces may read the languages of people.
+    `path` the page about it. `mail` is the topic and payload of the mail about it. `title` is in English, because not
+    every process that announces may read people's languages.
     """
     require_transaction()
     organization_id, kind = key_of(organization), EVENT_TYPES[type]

@@ -1,4 +1,4 @@
-"""Mail, sent from the outbox: a mail server that is down delays messages, never a request.
+"""Mail, sent from the outbox. A mail server that is down delays messages, but never a request.
 
 A payload names the kind of message (`kind`) and its recipient by id. Links with a secret are made here, just before
 sending, so that no table holds a secret.

@@ -1,4 +1,4 @@
-"""Notifications: what happened in an organization, for each member whom it concerns, with an unread mark."""
+"""Notifications: events of an organization for each member that they concern, with an unread mark."""
 
 import datetime
 from typing import Any
@@ -54,7 +54,7 @@ def prune(*, now: datetime.datetime) -> int:
 
 
 def _prune(rows: QuerySet[Any], since: datetime.datetime, *, per: str, most: int) -> int:
-    """Delete the rows made before `since`, and those beyond the newest `most` of each `per`; return how many."""
+    """Delete the rows created before `since`, and those beyond the newest `most` of each `per`; return how many."""
     place = Window(RowNumber(), partition_by=F(per), order_by=F("id").desc())
     too_old = rows.filter(created_at__lt=since)
     too_many = rows.annotate(place=place).filter(place__gt=most)

@@ -1,7 +1,8 @@
-"""One POST to an address that a customer chose: to a public address only, with limits on time and answer.
+"""One POST to an address that a customer chose.
 
-A name is resolved once, each of its addresses is checked, and the connection goes to one of these addresses. So a name
-that changes its address between check and connection gains nothing. Redirects are not followed.
+It goes only to public addresses, with limits on its time and its answer. A name is resolved once, each of its addresses
+is checked, and the connection goes to one of these addresses. So a name that changes its address between check and
+connection gains nothing. Redirects are not followed.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ _EXAMPLE = "hooks.example.com/anneal"
 
 
 class PostAnswer(msgspec.Struct, frozen=True):
-    """The status and the first bytes of an answer, or why there was none (`error`)."""
+    """The status and the first bytes of an answer, or the reason why there was none (`error`)."""
 
     status: int | None = None
     text: str = ""
@@ -35,7 +36,7 @@ class PostAnswer(msgspec.Struct, frozen=True):
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError with a sentence, unless the address may be called. Names are resolved when it is called."""
+    """Raise ValueError with a sentence unless the address may be called. Names are resolved only at the call."""
     is_plain = len(url) <= MAX_URL and url.isascii() and url.isprintable()
     if settings.PRIVATE_WEBHOOKS and is_plain and (url.startswith("https://") or is_loopback(url)):
         return
@@ -43,7 +44,7 @@ def check_url(url: str) -> None:
 
 
 def post(url: str, *, body: bytes, headers: Mapping[str, str]) -> PostAnswer:
-    """Return the answer to a POST. Never raises for what the other side does."""
+    """Return the answer to a POST. Nothing that the other side does raises an error."""
     started = time.monotonic()
     try:
         check_url(url)
@@ -67,7 +68,7 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str]) -> tuple[int,
 
 
 class _Lookups(ThreadPoolExecutor):
-    """The loop's thread for name lookups. The end of the loop does not wait for a name server that is silent."""
+    """The loop's thread for name lookups. The end of the loop does not wait for a silent name server."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         super().shutdown(wait=False, cancel_futures=True)

@@ -7,7 +7,7 @@ from apps.core.ids import IdField
 
 
 class StoredCompletion(OrganizationModel):
-    """A request and its answer as the customer had them. The gateway's recorder adds it."""
+    """A request and its answer, as the customer sent and received them. The gateway's recorder adds the row."""
 
     id = IdField(prefix="chatcmpl", separator="-")
     key_id = models.CharField(max_length=64)

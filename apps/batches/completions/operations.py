@@ -1,4 +1,4 @@
-"""Changes of stored completions, and their end."""
+"""Changes and deletion of stored completions."""
 
 import datetime
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
 
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-# Of a dataset made of stored completions, while its maker waits.
+# Of a dataset made of stored completions, while its creator waits.
 MAX_ROWS, MAX_READ_BYTES = 10_000, 64 * 1024 * 1024
 TOMBSTONE = datetime.timedelta(hours=1)  # a living gateway ships what a dead one left within seconds
 _DELETED_AT_ONCE = 500
@@ -57,7 +57,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 @transaction.atomic
 def delete_completion(*, completion: StoredCompletion, by: str, now: datetime.datetime) -> None:
-    """Delete the content of a stored completion for good. The empty row goes after TOMBSTONE."""
+    """Delete the content of a stored completion for good. The empty row is deleted after TOMBSTONE."""
     completion.request = completion.answer = "{}"
     completion.metadata, completion.bytes, completion.deleted_at = {}, 0, now
     completion.save(update_fields=["request", "answer", "metadata", "bytes", "deleted_at"])
@@ -83,7 +83,7 @@ def create_dataset(
     model_name: str | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> DatasetVersion:
-    """Make a dataset of the newest stored completions, within the limits above; it is validated like an upload.
+    """Make a dataset of the newest stored completions, within the limits above. It is validated like an upload.
 
     Raises InvalidValue if there are none, StorageFull.
     """
@@ -123,7 +123,7 @@ def _lines(completions: QuerySet[StoredCompletion]) -> Iterator[bytes]:
 
 
 def _row_message(message: Mapping[str, object]) -> dict[str, object]:
-    """Return the message without what it leaves open. Parts that are all text become one text."""
+    """Return the message without its empty fields. If all its parts are text, they become one text."""
     given = {name: message[name] for name in _ROW_MEMBERS if message.get(name) is not None}
     if isinstance(parts := given.get("content"), list):
         parts = [{name: value for name, value in part.items() if value is not None} for part in parts]

@@ -20,7 +20,7 @@ _MOST_READ, _MOST_SHOWN = 64 * 1024, 200  # bytes of a completion that a list re
 def list_completions(
     *, organization: Organization | str, model_name: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> QuerySet[StoredCompletion]:
-    """Return the organization's stored completions, oldest first. `metadata` has pairs that each of them has."""
+    """Return the organization's stored completions, oldest first. Each has all pairs of `metadata`."""
     kept = StoredCompletion.objects.for_organization(organization).filter(deleted_at=None)
     found = kept.order_by("created_at", "id")
     if model_name is not None:
@@ -61,14 +61,14 @@ def list_model_names(*, organization: Organization | str) -> list[str]:
 
 
 def last_questions(*, completions: Sequence[StoredCompletion]) -> dict[str, str]:
-    """Return the beginning of the last user message of each completion by its id, but of no large one."""
+    """Return the beginning of the last user message of each completion, by its id. Large completions are left out."""
     small = [each.pk for each in completions if each.bytes <= _MOST_READ]
     found = StoredCompletion.objects.filter(pk__in=small).defer("answer") if small else ()
     return {each.pk: _question_of(read_request(each))[:_MOST_SHOWN] for each in found}
 
 
 def read_newest(*, completions: QuerySet[StoredCompletion]) -> Iterator[tuple[StoredCompletion, str, str]]:
-    """Yield the newest completions with their last question and first answer, as many as a table may have."""
+    """Yield the newest completions with their last question and first answer, up to the limit of a table."""
     read_bytes = 0
     newest = completions.order_by("-created_at", "-id")[:MAX_TABLE_ROWS]
     for completion in newest.iterator(_READ_AT_ONCE):
@@ -86,7 +86,7 @@ def _question_of(request: Mapping[str, object]) -> str:
 
 
 def text_of(message: Mapping[str, object]) -> str:
-    """Return the content of a message as text; parts that are none are named by their type."""
+    """Return the content of a message as text. A part that is no text is replaced by its type."""
     content = message.get("content") or ""
     if not isinstance(content, list):
         return str(content)

@@ -1,4 +1,4 @@
-"""Completions on their way from a gateway: what its recorder writes to the disk, and then adds here."""
+"""Completions on their way from a gateway: its recorder writes them to disk, and then adds them here."""
 
 import datetime
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class CompletionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        """Return what counts as storage."""
+        """Return the bytes that count as storage."""
         return len(self.request) + len(self.answer) + len(msgspec.json.encode(self.metadata))
 
 
 class CompletionAllowance(msgspec.Struct):
-    """What an organization may still store; None without a limit."""
+    """The bytes that an organization may still store; None without a limit."""
 
     bytes: int | None
     count: int
@@ -49,14 +49,14 @@ class CompletionAllowance(msgspec.Struct):
 
 
 def get_allowance(*, organization: str) -> CompletionAllowance:
-    """Return what the organization may still store."""
+    """Return how much the organization may still store."""
     left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization)
     stored = StoredCompletion.objects.for_organization(organization).filter(deleted_at=None).count()
     return CompletionAllowance(bytes=left, count=MAX_COMPLETIONS - stored)
 
 
 def record_completions(*, records: Sequence[CompletionRecord]) -> None:
-    """Store the completions; one that is stored already, or was deleted within the last hour, stays as it is."""
+    """Store the completions. One that is already stored, or was deleted within the last hour, stays as it is."""
     rows = [
         StoredCompletion(
             id=record.id,

@@ -21,7 +21,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.project": "read",
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",
-        "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's maker
+        "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's creator
     },
     "anneal_gateway": {
         "accounts.apikey": "write",

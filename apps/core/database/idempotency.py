@@ -1,4 +1,4 @@
-"""One effect for each `Idempotency-Key`: the first request's answer is kept, and each repeat gets it.
+"""One effect for each `Idempotency-Key`. The first request's answer is stored, and each repeat gets it.
 
 The answer is saved in the transaction of its effects. An error rolls both back, so its key can be sent again.
 """
@@ -43,9 +43,9 @@ class IdempotencyInProgress(DomainError):
 def answer_once(
     *, organization: Keyed | str, key_id: str, key: str, request_sha256: str, answer: Callable[[], str]
 ) -> tuple[str, bool]:
-    """Return the answer to the first request with this key of the API key `key_id`, and whether it was given before.
+    """Return the answer to the first request with this key of the API key `key_id`, and whether this is a repeat.
 
-    `answer` answers a first request; what it writes is committed with the answer. The answer is kept encrypted, because
+    `answer` answers a first request. Its writes are committed with the answer. The answer is stored encrypted, because
     it may hold a secret. Raises IdempotencyInProgress, IdempotencyKeyReused, QuotaExceeded, and InvalidValue if the
     answer is too long.
     """
@@ -82,6 +82,9 @@ def answer_once(
 
 
 def prune_answers(*, now: datetime.datetime) -> int:
-    """Delete answers that are older than KEPT; return how many. A key used again after that is a new request."""
+    """Delete answers that are older than KEPT; return how many.
+
+    A key that is used again afterwards makes a new request.
+    """
     old = IdempotentAnswer.objects.filter(created_at__lt=now - KEPT).order_by("created_at").values("pk")
     return IdempotentAnswer.objects.filter(pk__in=old[:_PRUNED_AT_ONCE]).delete()[0]

@@ -12,8 +12,8 @@ from django.db.migrations.state import ProjectState
 class InitialMigration(Migration):
     """Creates complete tables: a CreateModel holds every field, index, constraint and trigger of its model.
 
-    Each operation sees the models as they are after the last operation. So foreign keys may form cycles. Use no
-    AddField or AddIndex here: the CreateModel before it has already created the field or index.
+    Each operation sees the models as they are after the last operation, so foreign keys may form cycles. Use no
+    AddField or AddIndex here, because the CreateModel before it has already created the field or index.
     """
 
     initial = True

@@ -1,4 +1,7 @@
-"""Pages of a list by the row where the last page ended: rows that come or go meanwhile repeat and hide no others."""
+"""Pages of a list that begin after the last row of the page before.
+
+Rows that are added or deleted meanwhile make no other row repeat or disappear.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +16,10 @@ Place = tuple[Any, Any]  # a row's values of the two columns
 
 @dataclass(frozen=True, kw_only=True)
 class KeysetPage(Generic[T]):
-    """Rows in the order of the list. `cursor` names the row that the page was asked by; it is empty for the first."""
+    """Rows in the order of the list.
+
+    `cursor` names the row that the page was requested with; it is empty for the first page.
+    """
 
     rows: list[T]
     cursor: Mapping[str, str]
@@ -32,7 +38,10 @@ class KeysetPage(Generic[T]):
 
 
 def read_page(rows: QuerySet[T], asked: Mapping[str, str], *, order: Order, size: int) -> KeysetPage[T]:
-    """Return at most `size` of `rows`: those after the row `after`, or before the row `before`, else the first ones."""
+    """Return at most `size` of `rows`.
+
+    They are those after the row `after`, those before the row `before`, or else the first ones.
+    """
     after, before = asked.get("after", ""), asked.get("before", "")
     way = reverse_of(order) if before else order
     place = find_place(rows, before or after, order) if before or after else None
@@ -52,10 +61,11 @@ def read_page(rows: QuerySet[T], asked: Mapping[str, str], *, order: Order, size
 
 
 def first_rows(rows: QuerySet[T], count: int) -> list[T]:
-    """Return the first `count` of `rows`, chosen by a statement of its own where related rows are joined.
+    """Return the first `count` of `rows`. If related rows are joined, a separate statement chooses them first.
 
-    Row-level security gives each joined table a condition on the same organization. PostgreSQL takes these conditions
-    for independent and expects hardly any row. It would join all rows of a large organization, and then sort them.
+    Row-level security gives each joined table a condition on the same organization. PostgreSQL assumes that these
+    conditions are independent, so it expects hardly any row. It would join all rows of a large organization and then
+    sort them.
     """
     if not rows.query.select_related:
         return list(rows[:count])

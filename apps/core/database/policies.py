@@ -1,10 +1,10 @@
 """Row-level security and grants of every table, written after each migration from attributes of the models.
 
 A model declares `tenant_condition` (SQL; without it the table has no tenant and needs a `tenancy_reason`),
-`is_append_only`, and `app_access` ("none", "add", "read", "write") where the web role may do less or more than usual. A
+`is_append_only`, and, if the web role may do less or more than usual, `app_access` ("none", "add", "read", "write"). A
 secret has a separate table, so that roles without access to it can still read whole rows of everything else.
-`app_kept_columns` are columns that the web role cannot change, and that are false or null in a new row. A grant on each
-other column would have the same effect, but Django writes all columns of a row that it saves.
+`app_kept_columns` are columns that the web role cannot change and that are false or null in a new row. Grants on all
+other columns would have the same effect, but Django writes all columns of a row that it saves.
 """
 
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def write_policies_after_migrate(**said: object) -> None:
 def write_policies() -> None:
     """Enable and force row-level security and write grants on every table. Idempotent; runs after each migrate.
 
-    Each table has its own transaction, which locks it before the first statement. A GRANT changes the table's row of
+    Each table has a separate transaction, which locks it before the first statement. A GRANT changes the table's row of
     pg_class without locking the table. An autovacuum of the table then waits for that row while it holds the lock that
     ALTER TABLE needs.
     """

@@ -1,4 +1,4 @@
-"""Statements that PostgreSQL parses and plans once for each connection, for frequent ones whose planning takes long."""
+"""Statements that PostgreSQL parses and plans once per connection, for frequent ones with slow planning."""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,9 +16,10 @@ class _PreparedCursor(psycopg.Cursor[tuple[Any, ...]]):
 
 
 def fetch_prepared(statement: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement. It must not change from call to call: each text is kept with the connection.
+    """Return the rows of a statement.
 
-    A parameter whose type PostgreSQL cannot know from its place needs a cast.
+    Its text must not change from call to call, because the connection keeps each text. A parameter needs a cast if
+    PostgreSQL cannot infer its type from its place.
     """
     connection.ensure_connection()
     make_cursor: Any = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
@@ -33,7 +34,7 @@ def columns_of(model: type[models.Model], alias: str) -> str:
 
 
 def read_row(model: type[Row], values: Iterator[Any]) -> Row | None:
-    """Take the columns of `columns_of` from a fetched row, and return them as a row; None if its key is null."""
+    """Build a model's row from the columns of `columns_of` in a fetched row; return None if its key is null."""
     names, converters = _reading(model)
     taken = [next(values) for _ in names]
     for place, convert in converters:

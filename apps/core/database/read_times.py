@@ -1,7 +1,7 @@
-"""The time that the database takes to read a list: it grows with an organization's rows, and counts as its own.
+"""The time that the database takes to read a list.
 
-A filter or a search that no index serves reads every row. The thread of the request only waits meanwhile, so its
-processor time does not show it.
+It grows with an organization's rows and counts against the organization. A filter or a search without an index reads
+every row. The request's thread only waits meanwhile, so its processor time does not include this work.
 """
 
 import threading
@@ -19,7 +19,7 @@ _reads = _Reads()
 
 @contextmanager
 def counted_read() -> Iterator[None]:
-    """Count the time of the block, in which the database reads, with the processor time of the request's thread."""
+    """Count the time of the block, in which the database reads, as processor time of the request's thread."""
     began, used = time.perf_counter(), time.thread_time()
     try:
         yield

@@ -28,7 +28,7 @@ class Hit:
 
 
 class Searched(Protocol):
-    """A group of what the palette searches."""
+    """A group of objects that the palette searches."""
 
     @property
     def label(self) -> str: ...
@@ -63,7 +63,8 @@ def with_words(rows: QuerySet[_Row], words: Iterable[str], fields: Sequence[str]
 def _containing(model: type[Model], field: str, word: str) -> Q:
     """Return the condition that a field, of the rows or of related ones, contains a word.
 
-    Related rows are matched on their own. Joined, all rows would be read before the first is found: see `first_rows`.
+    Related rows are matched separately. With a join, all rows would be read before the first is found (see
+    `first_rows`).
     """
     relation, _, rest = field.partition("__")
     if not rest:

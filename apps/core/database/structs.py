@@ -1,4 +1,4 @@
-"""JSON columns that hold one msgspec Struct each."""
+"""JSON columns, each of which holds one msgspec Struct."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from django.db.models.expressions import Expression
 
 
 class StructField(models.JSONField):
-    """A column with a frozen Struct, decoded once when a row is read. Members that a row lacks have their defaults."""
+    """A column with a frozen Struct, decoded once when a row is read. Missing members get their defaults."""
 
     def __init__(self, struct: type[msgspec.Struct], **options: Any) -> None:
         self._struct = struct
@@ -22,7 +22,7 @@ class StructField(models.JSONField):
         return super().get_prep_value(msgspec.to_builtins(value) if isinstance(value, msgspec.Struct) else value)
 
     def deconstruct(self) -> Any:
-        """Describe the column for migrations, which know it as plain JSON."""
+        """Describe the column for migrations, which treat it as plain JSON."""
         name, _, arguments, options = super().deconstruct()
         return name, "django.db.models.JSONField", arguments, options | {"default": dict}
 

@@ -24,7 +24,7 @@ class Keyed(Protocol):
 
 
 def id_of(row: Keyed | str | None) -> str:
-    """Return the id of a row, which may be given by its id; "" for none."""
+    """Return the id of a row or of an id; return "" for None."""
     if row is None:
         return ""
     return row if isinstance(row, str) else str(row.pk)
@@ -53,7 +53,10 @@ class OrganizationModel(models.Model):
 
 
 def sum_by_organization(statement: str, **parameters: Any) -> Counter[str]:
-    """Return what a statement selects, ids of organizations with integer sums; an organization without rows has 0."""
+    """Return the integer sums that a statement selects, by the organization's id.
+
+    An organization without rows has 0.
+    """
     with connection.cursor() as cursor:
         cursor.execute(statement, parameters)
         return Counter(dict(cursor.fetchall()))

@@ -1,7 +1,7 @@
 """State transitions: one table of legal moves feeds a guarded UPDATE, a database trigger and the diagram.
 
-`advance` is the only way to change a status. If two callers both see the old state, only one can succeed: the UPDATE
-names the states that it may leave, and exactly one row must change.
+`advance` is the only way to change a status. If two callers see the old state, only one can succeed: the UPDATE names
+the states that the row may leave, and exactly one row must change.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ def try_advance(
     guard: Mapping[str, object] | None = None,
     **changes: object,
 ) -> bool:
-    """Move `row` as `advance` does and return whether it moved. For callers that may normally lose the race."""
+    """Move `row` as `advance` does, and return whether it moved. Use it if losing the race is normal."""
     model = type(row)
     condition = {"pk": row.pk, "status__in": sources_of(transitions, to)} | dict(guard or {})
     update: Any = model._base_manager.filter(**condition).query.chain(UpdateQuery)

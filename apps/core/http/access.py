@@ -37,7 +37,7 @@ def public_view(view: View) -> View:
 def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
     """Redirect to the sign-in page and back.
 
-    A form posted without a session is not replayed. For htmx, the whole page is redirected.
+    A form that was posted without a session is not replayed. For htmx, the whole page is redirected.
     """
     response = redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
     if getattr(request, "htmx", False):
@@ -46,7 +46,7 @@ def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
 
 
 def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, the others with their message."""
+    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message."""
     try:
         return run()
     except NotFound as error:

@@ -53,14 +53,14 @@ class TooLarge(DomainError):
 
 
 class UnsupportedMediaType(DomainError):
-    """The body of a request is of a type, or in an encoding, that its address does not read."""
+    """The body of a request has a type or an encoding that its address does not accept."""
 
     code = "unsupported_media_type"
     status = Status.UNSUPPORTED_MEDIA_TYPE
 
 
 def require_unencoded(encoding: str) -> None:
-    """Raise UnsupportedMediaType for a body with this Content-Encoding, unless it is sent as it is."""
+    """Raise UnsupportedMediaType for a body with this Content-Encoding, unless it means no encoding."""
     if encoding.strip().lower() not in ("", "identity"):
         text = f"The Content-Encoding of the body is {encoding[:40]}: send the body uncompressed, without this header."
         raise UnsupportedMediaType(text)
@@ -79,7 +79,7 @@ class TooSlow(DomainError):
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its answer was complete, or reads none of it."""
+    """The client closed the connection before its answer was complete, or does not read the answer."""
 
 
 class ServerFault(DomainError):
@@ -114,10 +114,10 @@ class MeasuredRequest(ASGIRequest):
 class DjangoApplication(ASGIHandler):
     """Django as an ASGI application. Call `django.setup()` first.
 
-    All middleware and the view run in one visit to the request's own thread. Django would visit it a dozen times, and
-    each visit waits for the interpreter and for a processor. The visit ends with the database connection, because a
-    client may read its answer slowly. When an answer begins, and again when the request ends, the scope has the
-    processor time of the request's thread.
+    All middleware and the view run in one visit to the request's thread. Django would visit it a dozen times, and each
+    visit waits for the interpreter and for a processor. At the end of the visit, the database connection is returned,
+    because a client may read its answer slowly. When an answer begins, and again when the request ends, the scope has
+    the processor time of the request's thread.
     """
 
     request_class = MeasuredRequest
@@ -150,7 +150,7 @@ class DjangoApplication(ASGIHandler):
 
 
 def _traced(request: HttpRequest, view: Callable[[HttpRequest], HttpResponseBase]) -> HttpResponseBase:
-    """Return the view's response, with a span that names the route and not the path: a path may hold a secret."""
+    """Return the view's response. Its span names the route and not the path, because a path may hold a secret."""
     method = request.method if request.method in _METHODS else "_OTHER"
     attributes = {"http.request.method": method}
     span = tracing.begin_request(str(method), sent=request.headers.get(tracing.HEADER, ""), attributes=attributes)
@@ -168,7 +168,7 @@ def _traced(request: HttpRequest, view: Callable[[HttpRequest], HttpResponseBase
 
 
 class ReportProcessorSeconds:
-    """ASGI: sends the processor time of a request to the process in front, as a header of the answer."""
+    """ASGI layer that sends the processor time of a request to the process in front, in a header of the answer."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -190,7 +190,7 @@ def give_back_connection() -> None:
 
 
 def _end_visit(scope: Scope) -> None:
-    """Note the processor seconds of a request's thread, and those of the database for lists.
+    """Store the processor seconds of a request's thread and of the database for its lists, and close its connections.
 
     Django closes nothing if a bug interrupts an answer.
     """
@@ -223,7 +223,7 @@ class RefuseNulMiddleware(MiddlewareMixin):
 
 
 def allow_origins(application: Application, origins: Collection[str]) -> Application:
-    """Return the application, whose API pages of these origins may call (CORS). Cookies are never part of it."""
+    """Return the application with CORS: pages of these origins may call its API, but never with cookies."""
     if not origins:
         return application
     from starlette.middleware.cors import CORSMiddleware  # noqa: PLC0415 - few installations need it

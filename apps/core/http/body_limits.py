@@ -24,7 +24,7 @@ _IDLE_SECONDS, _FREE_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
 
 
 class BodyAllowance(NamedTuple):
-    """How much of a request's body is read, and the error beyond it if "too large" is not the reason."""
+    """The most bytes of a request's body to read, and the error for a larger body if it is not "too large"."""
 
     limit_bytes: int
     refusal: DomainError | None = None
@@ -46,7 +46,7 @@ class BodyLimit(NamedTuple):
 
 
 class LimitBodies:
-    """ASGI: refuses a body above its path's limit before it fills a disk, even if its length was not declared.
+    """ASGI layer that refuses a body above its path's limit before it fills a disk, even if it declared no length.
 
     Django writes the whole body to disk before any view runs. A limit or a permission check in a view is therefore too
     late, so paths with large bodies are judged here.
@@ -124,7 +124,7 @@ class _CountedBody:
     def _patience_seconds(self) -> float | None:
         """Return the seconds to wait for more.
 
-        None means forever: once the body is complete, only a disconnect follows.
+        None means forever, because after a complete body only a disconnect can follow.
         """
         if self._is_whole:
             return None

@@ -1,4 +1,4 @@
-"""Compressed pages: on the way to a browser, a page takes a sixth of its bytes."""
+"""Compression of pages. A compressed page has a sixth of the bytes."""
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
@@ -8,8 +8,8 @@ from django.middleware.gzip import GZipMiddleware
 class CompressPages(GZipMiddleware):
     """Compresses pages and parts of pages for browsers that accept it.
 
-    Live events and downloads go out as they are made, and answers of APIs as they were. Random bytes hide the length of
-    a page from those who watch the network and try words in its address (BREACH).
+    Live events, downloads and answers of APIs are not compressed. Random bytes hide the length of a page from attackers
+    who watch the network and insert guesses into its address (BREACH).
     """
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:

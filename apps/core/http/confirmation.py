@@ -1,7 +1,7 @@
-"""Actions that lose work or traffic: a page says what will happen to each chosen row, and asks for the name first.
+"""Actions that lose work or traffic. A page first shows what will happen to each chosen row, and asks for the name.
 
-The same page serves one row and many, works without script, and afterwards shows which rows were refused and why.
-An action that can be undone is carried out at once, and its message offers to undo it.
+The same page serves one row and many, and works without JavaScript. Afterwards it shows the refused rows with their
+reasons. An action that can be undone runs at once, and its message offers to undo it.
 """
 
 import json
@@ -26,7 +26,7 @@ Request = TypeVar("Request", bound=HttpRequest)
 
 @dataclass(frozen=True)
 class AffectedRow:
-    """A chosen row: its name, what the action does to it, and why it was refused, if it was.
+    """A chosen row: its name, the effect of the action, and the reason if it was refused.
 
     `url` is the page to show after an action on this row alone; "" for the list.
     """
@@ -53,20 +53,20 @@ class ConfirmedAction(Generic[Request]):
     act: Callable[[Request, str], object]
 
     def name(self, rows: Sequence[AffectedRow]) -> str:
-        """Return the name of a single row, else how many rows there are, such as "3 datasets"."""
+        """Return the name of a single row, or the number of rows, such as "3 datasets"."""
         return " ".join(rows[0].name.split()) if len(rows) == 1 else f"{len(rows)} {self.nouns[1]}"
 
 
 def say_undoable(request: HttpRequest, text: str, *, url: str, **fields: str) -> None:
-    """Say what was done, with a button that posts these fields to the address that undoes it."""
+    """Show a message about the action, with a button that posts these fields to the address that undoes it."""
     messages.success(request, text, extra_tags=json.dumps({"url": url, "fields": fields}))
 
 
 def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:
-    """Show what the action will do; a POST with the name typed in full does it.
+    """Show what the action will do. A POST with the name typed in full does it.
 
-    Each row is a transaction: a refused row stays as it is and is shown with the reason. Raises NotFound if no row is
-    known.
+    Each row has a separate transaction. A refused row stays as it is and is shown with the reason. Raises NotFound if
+    no row is known.
     """
     given = request.POST if request.method == "POST" else request.GET
     ids = list(dict.fromkeys(given.getlist(action.parameter)))

@@ -2,7 +2,7 @@
 
     uvicorn --http apps.core.http.connections:Connection
 
-uvicorn waits forever for the rest of a head and accepts one of any size. The limits are those of deploy/nginx, which
+uvicorn waits forever for the rest of a head and accepts heads of any size. The limits are those of deploy/nginx, which
 enforces them in front of these processes if it is used.
 """
 
@@ -30,7 +30,7 @@ _open, _opened = OpenCounts(), Buckets()
 
 
 async def refuse_head(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer 431 in place of the application."""
+    """Answer 431 instead of the application."""
     await send({"type": "http.response.start", "status": 431, "headers": _CLOSED})
     await send({"type": "http.response.body", "body": b""})
 
@@ -106,7 +106,7 @@ class Connection(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _resume(self) -> None:
-        """Read on; a moment later the socket has shown whether the client is still there."""
+        """Continue to read. A moment later, the socket has shown whether the client is still connected."""
         if not self.transport.is_closing():
             self.flow.resume_reading()
             self.loop.call_later(_MOMENT_SECONDS, self._begin)
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
 
 
 def is_proxy(host: str) -> bool:
-    """Return whether connections from this address are those of many clients."""
+    """Return whether this address forwards the connections of many clients."""
     return bool(settings.TRUSTED_PROXIES) and host in _proxies().trusted_hosts
 
 

@@ -36,7 +36,10 @@ class Buckets:
         return max(0.0, missing * 60 / per_minute)
 
     def take(self, owner: str, per_minute: float, amount: float = 1.0) -> None:
-        """Take `amount`. A missing amount becomes a debt, and the owner waits until it is paid back."""
+        """Take `amount`.
+
+        If the bucket has too little, the rest becomes a debt, and the owner waits until it is paid back.
+        """
         self._at(owner, per_minute).left -= amount
 
     def share_left(self, owner: str, per_minute: float) -> float:
@@ -81,8 +84,8 @@ class OpenCounts:
 class LateRefusals:
     """Delays the refusals of an owner that is refused often.
 
-    A refusal costs processor time too. An owner that asks again at once is slowed down to less than one request a
-    second on each connection.
+    A refusal costs processor time too. An owner that retries at once is slowed down to less than one request a second
+    on each connection.
     """
 
     PROMPT_PER_MINUTE, HOLD_SECONDS, MAX_HELD = 60, 1.0, 256  # the last two for each owner
@@ -104,7 +107,7 @@ class LateRefusals:
 
 
 class Pace:
-    """Spreads the bursts of each owner: it begins `prompt` at once, and `per_second` after that.
+    """Spreads the bursts of each owner: `prompt` units begin at once, and then `per_second`.
 
     The unit is that of `wait_turn`: requests or bytes, for example.
     """
@@ -115,7 +118,10 @@ class Pace:
         self._next_at: OrderedDict[str, float] = OrderedDict()  # time.monotonic(); the most recent owner is last
 
     async def wait_turn(self, owner: str, amount: int = 1) -> None:
-        """Wait until the owner may begin `amount` more. Raises TooManyWaiting if it is longer than `wait_seconds`."""
+        """Wait until the owner may begin `amount` more.
+
+        Raises TooManyWaiting if that takes longer than `wait_seconds`.
+        """
         now = time.monotonic()
         at = max(self._next_at.get(owner, 0.0), now - self._lead_seconds) + amount * self._interval
         if at - now > self._wait_seconds:
@@ -129,7 +135,7 @@ class Pace:
 
 
 class Places:
-    """A fixed number of places. Waiting requests get them in turns between owners, not between requests."""
+    """A fixed number of places. Owners, not requests, take turns for a free place."""
 
     def __init__(self, total: int, *, most_waiting: int, wait_seconds: float) -> None:
         """`most_waiting` applies to each owner."""
@@ -165,7 +171,7 @@ class Places:
         self._call_next()
 
     def is_taken_by(self, owner: str) -> bool:
-        """Return whether the owner runs or waits for something."""
+        """Return whether the owner holds a place or waits for one."""
         return self._running[owner] > 0 or owner in self._queues
 
     def _occupy(self, owner: str) -> None:
@@ -173,7 +179,7 @@ class Places:
         self._running.add(owner)
 
     def _leave(self, owner: str, turn: "asyncio.Future[None]") -> None:
-        """Remove a waiter that has given up, even if its turn came in the same moment."""
+        """Remove a waiter that has given up, even if its turn came at the same moment."""
         if turn.done() and not turn.cancelled():
             self.give_back(owner)
             return

@@ -14,13 +14,16 @@ LARGEST_BIG_INTEGER = 2**63 - 1
 
 
 def with_plain_breaks(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values with line breaks of one character, which scripts send; browsers send two by themselves."""
+    """Return the values with line breaks of one character, as scripts send them.
+
+    Browsers themselves send two characters.
+    """
     return {name: value.replace("\r\n", "\n") if isinstance(value, str) else value for name, value in values.items()}
 
 
 @contextmanager
 def domain_errors_on(form: BaseForm) -> Iterator[None]:
-    """Put a DomainError of the block on the field that it names, or on top of the form if it has no such field."""
+    """Put a DomainError of the block on the field that it names, or above the form if it has no such field."""
     try:
         yield
     except DomainError as error:

@@ -1,4 +1,4 @@
-"""Python's collector of garbage in a process that answers requests."""
+"""Python's garbage collector in a process that answers requests."""
 
 import gc
 
@@ -7,10 +7,10 @@ _THRESHOLDS = 20_000, 20, 20
 
 
 def spare_lasting_objects() -> None:
-    """Leave out of every collection what is loaded by now, and collect less often.
+    """Exclude all objects that exist now from collections, and collect less often.
 
-    Call it when a process has imported what it needs. A full collection over Django and all models takes a tenth of a
-    second, in which every thread waits.
+    Call it when a process has imported everything it needs. A full collection over Django and all models takes a tenth
+    of a second, during which every thread waits.
     """
     gc.collect()
     gc.freeze()

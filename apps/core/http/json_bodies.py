@@ -1,6 +1,7 @@
 """JSON bodies as msgspec types, and errors in the client's words: the field as sent, its value, and the allowed values.
 
-msgspec's own text holds keys of the client, so nothing here reads it: the body is compared with its type again.
+msgspec's own message contains keys from the client, so nothing here parses it. The body is compared with its type
+again.
 """
 
 import json
@@ -49,9 +50,9 @@ def has_many_values(raw: bytes) -> bool:
 
 
 def explain(data: object, kind: Any, *, at: str = "") -> DomainError:
-    """Return the error for `data`, the body or the value of its field `at`, that is not a valid `kind`.
+    """Return the error for `data`, the body or the value of its field `at`, which is not a valid `kind`.
 
-    It names the first field at fault.
+    The error names the first faulty field.
     """
     options = list(_options(kind))
     tagged = [option.__struct_config__ for option in options if _is_struct(option)]
@@ -102,7 +103,7 @@ def _unreadable(where: str) -> InvalidJson:
 
 
 def _inside(value: object, kind: Any, at: str) -> DomainError | None:
-    """Return the error of a field inside `value`; None if `value` as a whole is at fault."""
+    """Return the error of a field inside `value`; None if `value` itself has the wrong type."""
     wanted = get_args(kind)
     if isinstance(value, dict) and _is_struct(kind):
         return _of_struct(value, kind, at)

@@ -32,7 +32,7 @@ def current() -> Origin:
 
 @contextmanager
 def with_key(key_id: str) -> Iterator[None]:
-    """Store that the request is made with an API key. What it does in the name of the key's maker is then marked."""
+    """Store that the request is made with an API key. Its actions in the name of the key's creator are then marked."""
     token = _current.set(replace(current(), key_id=key_id))
     try:
         yield

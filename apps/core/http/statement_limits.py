@@ -1,4 +1,4 @@
-"""Answers to requests whose statement PostgreSQL stopped, by the limits that deploy/postgres/roles.sql sets."""
+"""Answers to requests with a statement that PostgreSQL stopped because of the limits in deploy/postgres/roles.sql."""
 
 import logging
 import sys
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class QueryTimeout(DomainError):
-    """A statement took too long. It would take as long again, so clients must not repeat the request."""
+    """A statement took too long. It would take as long the next time, so clients must not repeat the request."""
 
     code = "query_timeout"
     status = Status.UNAVAILABLE
@@ -41,7 +41,7 @@ class RowsInUse(Unavailable):
 
 
 class RefuseStoppedStatements(MiddlewareMixin):
-    """Answers 503 where a view ended because its statement was stopped. The view's transaction is rolled back."""
+    """Answers 503 if a view ended because its statement was stopped. The view's transaction is rolled back."""
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         refusal = _refusal_of(exception)
@@ -52,9 +52,9 @@ class RefuseStoppedStatements(MiddlewareMixin):
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Answer a request that ended with an exception, also outside its view: in a middleware.
+    """Answer a request that ended with an exception in its view or in a middleware.
 
-    Pages render without the request: their frame would query the database, which may have failed.
+    Pages are rendered without the request, because their frame would query the database, which may have failed.
     """
     refusal = _refusal_of(sys.exc_info()[1])
     if refusal is not None:

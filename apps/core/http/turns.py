@@ -1,6 +1,7 @@
 """Places for running requests. A request holds one from the end of its body to the start of its answer.
 
-A body in transit and an answer that is read slowly hold no place. A client that leaves while it waits gets none.
+A body in transit holds no place, and neither does an answer that is read slowly. A client that leaves while it waits
+gets no place.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ _STRANGERS, _MAX_KNOWN = "strangers", 10_000
 
 
 class PlacedRequest:
-    """One request. `begin` waits for a place and raises RateLimited; `end` gives it back."""
+    """One request. `begin` waits for a place and may raise RateLimited; `end` returns the place."""
 
     def __init__(
         self, begin: Callable[[], Awaitable[None]], end: Callable[[], None], receive: Receive, send: Send
@@ -38,7 +39,7 @@ class PlacedRequest:
         return message
 
     async def _start_unless_left(self) -> None:
-        """Wait for a place, or for the client to leave: it would not read its answer."""
+        """Wait for a place, or until the client leaves, because it would not read its answer."""
         starting, leaving = asyncio.ensure_future(self._start()), asyncio.ensure_future(self._receive())
         try:
             await asyncio.wait({starting, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -70,12 +71,12 @@ class PlacedRequest:
 
 
 class TakeTurns:
-    """ASGI: a few requests run at once and take turns between callers. All unverified credentials share one turn.
+    """ASGI layer that runs a few requests at once. Callers take turns; all unverified credentials share one turn.
 
-    A view names the caller of a credential under CALLER in the scope, so that a machine is one caller with all its
-    tokens; otherwise each credential is one. A machine's request may wait for database rows, and holds a connection
-    meanwhile. `pace` spreads the calls of each caller, and those of each address without a verified credential, such as
-    those of signed objects.
+    A view stores the caller of a credential under CALLER in the scope, so that a machine is one caller with all its
+    tokens. Otherwise each credential is one caller. A machine's request may wait for database rows, and holds a
+    connection meanwhile. `pace` spreads the calls of each caller. It also spreads those of each address without a
+    verified credential, such as calls for signed objects.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Mail as text and HTML. A mail is written once, as text; its HTML is made from the lines of the text.
+"""Mail as text and HTML. A mail is written once, as text. Its HTML is made from the lines of the text.
 
-A line of HTML links only to this installation, and only where the text ends in an address of it: `Try it: https://…`.
-So no name or note that a person chose becomes a link.
+A line of HTML links only to this installation, and only if the text ends in one of its addresses: `Try it: https://…`.
+So a name or note that a person chose never becomes a link.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Effects that must follow a commit: a row written with the change, delivered afterwards at least once.
+"""Effects that must follow a commit. Each is a row written with the change and delivered afterwards at least once.
 
 settings.OUTBOX_TOPICS names the task of each topic. A task is a function that takes the payload as keyword arguments.
 It must be idempotent.
@@ -8,12 +8,12 @@ a lane, urgent messages go first; then organizations take turns. A thousand mess
 message of another by one. settings.OUTBOX_SHARES defines which organizations share one turn. Work on files of a
 suspended organization waits until it is reinstated.
 
-A task whose Celery task has reached its soft time limit is put off, and the delivery ends.
+When the Celery task reaches its soft time limit, the current message is postponed and the delivery ends.
 
 Tasks of the lane `control` take milliseconds and run in the transaction that marks them as sent. Tasks of other lanes
 may take an hour, and may call other services. They run under a claim that is renewed while they run. An organization
-has one claim in a lane at a time, so that a lane with two workers always has one for the others. A lane of
-settings.OUTBOX_MOST_AT_ONCE has a limited number of claims, so that it leaves workers to the lane beside it.
+has one claim in a lane at a time, so a lane with two workers always has one for the others. A lane in
+settings.OUTBOX_MOST_AT_ONCE has a limited number of claims, so that it leaves workers for the lane beside it.
 """
 
 import datetime
@@ -67,7 +67,8 @@ def publish(
     """Queue one effect with the current change. A repeated key is the same effect.
 
     The message waits for the turn of `organization`, in the topic's lane or in `lane`. The default organization is the
-    one that the transaction acts for. It continues the trace of `traceparent`, by default that of the present work.
+    one that the transaction acts for. The message continues the trace of `traceparent`, by default that of the present
+    work.
     """
     require_transaction()
     if topic not in settings.OUTBOX_TOPICS:
@@ -114,9 +115,9 @@ def list_due_lanes() -> list[str]:
 
 
 def count_due(*, now: datetime.datetime) -> dict[str, tuple[int, datetime.datetime]]:
-    """Return for each lane with due messages how many there are, and since when the oldest is due.
+    """Return, for each lane with due messages, their number and since when the oldest is due.
 
-    Those that wait for a suspended organization do not count.
+    Messages that wait for a suspended organization do not count.
     """
     due = _without_suspended(OutboxMessage.objects.filter(sent_at=None, next_attempt_at__lte=now)).order_by()
     rows = due.values_list("lane").annotate(Count("pk"), Min("next_attempt_at"))
@@ -131,7 +132,7 @@ def _without_suspended(due: QuerySet[OutboxMessage]) -> QuerySet[OutboxMessage]:
 
 
 def _in_turn(lane: str, limit: int) -> list[int]:
-    """Return the next messages of share holders without a claim; none while the lane has all its claims.
+    """Return the next messages of share holders without a claim; none while all claims of the lane are in use.
 
     Urgent ones come first, then one of each share holder, starting with the one served longest ago.
     """
@@ -238,7 +239,7 @@ def _is_full(lane: str) -> bool:
 
 
 def _claimed(lane: str) -> QuerySet[OutboxMessage]:
-    """Return the messages that a worker carries out now. One that failed waits, with its error."""
+    """Return the messages that a worker carries out now. A failed message waits and has its error."""
     unsent = OutboxMessage.objects.filter(lane=lane, sent_at=None)
     return unsent.filter(attempts__gt=0, last_error="", next_attempt_at__gt=db_now())
 

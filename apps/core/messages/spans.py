@@ -17,7 +17,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class Span:
-    """A piece of traced work that has begun. `traceparent` is its context, for work that it causes elsewhere."""
+    """A piece of traced work that has begun. `traceparent` is its context, for the work that it causes elsewhere."""
 
     __slots__ = ("_span", "_tracer", "traceparent")
 
@@ -44,7 +44,10 @@ class Span:
         self._span.add_event(name, _known(attributes), _nanoseconds(at))
 
     def fail(self, error_type: str) -> None:
-        """Mark the work as failed. A message or a stack may quote secrets, so a span has only the error's type."""
+        """Mark the work as failed.
+
+        The span has only the error's type, because a message or a stack may quote secrets.
+        """
         self._span.set_attribute("error.type", error_type)
         self._span.set_status(trace.StatusCode.ERROR)
 
@@ -53,7 +56,7 @@ class Span:
 
 
 class Spans:
-    """Makes the spans of this process, and sends them from a thread of its own.
+    """Makes the spans of this process and sends them from a separate thread.
 
     The SDK reads the standard variables: endpoint, headers and sampler. Its queue is bounded, and drops spans that the
     collector does not take in time.
@@ -82,7 +85,7 @@ class Spans:
     def child(
         self, name: str, *, parent: str, attributes: Attributes, at: datetime.datetime | None, takes_message: bool
     ) -> Span | None:
-        """Return a span below one of another process or time; None if the sampler refuses it."""
+        """Return a child of a span from another process or an earlier time; None if the sampler refuses it."""
         kind = trace.SpanKind.CONSUMER if takes_message else trace.SpanKind.INTERNAL
         inside = trace.set_span_in_context(trace.NonRecordingSpan(_context_of(parent)), Context())
         span = self._tracer.start_span(name, inside, kind, _known(attributes), start_time=_nanoseconds(at))

@@ -6,10 +6,10 @@ CONTROL = "control"  # the default lane and queue
 
 
 class Topic(NamedTuple):
-    """What carries out the messages of a topic, and in which lane.
+    """The task that carries out the messages of a topic, and their lane.
 
     `task` is the dotted path of an idempotent function; the payload is its keyword arguments. Urgent messages precede
-    the others of their lane. Those of a topic that waits stay until their organization is no longer suspended.
+    the others of their lane. Messages of a waiting topic stay until their organization is no longer suspended.
     """
 
     task: str

@@ -1,7 +1,8 @@
 """Traces of requests, of messages of the outbox and of attempts, for an operator who sets OTEL_EXPORTER_OTLP_ENDPOINT.
 
-Without it, nothing of OpenTelemetry is imported. A context is a W3C traceparent that this installation made; "" stands
-for work that is not traced. The operator's sampler decides when a trace begins. What a client sends is only linked.
+Without it, no module of OpenTelemetry is imported. A context is a W3C traceparent that this installation made; ""
+stands for work that is not traced. The operator's sampler decides whether a trace begins. A client's own context is
+only linked.
 """
 
 import datetime
@@ -34,7 +35,7 @@ def start(process: str) -> None:
 
 
 def stop() -> None:
-    """Trace nothing more, and send what waits. It takes two seconds at most."""
+    """Stop tracing, and send the waiting spans. This takes at most two seconds."""
     global _spans
     closing, _spans = _spans, None
     if closing is not None:
@@ -51,7 +52,7 @@ def usable_traceparent(value: str) -> str:
 
 
 def current() -> str:
-    """Return the context of the present work, to be stored with what continues it."""
+    """Return the context of the present work, to be stored with the work that continues it."""
     span = _current.get()
     return span.traceparent if span else ""
 
@@ -63,10 +64,10 @@ def annotate(attributes: Attributes) -> None:
 
 
 def begin_request(name: str, *, sent: str, attributes: Attributes) -> "Span | None":
-    """Return the first span of a trace; None if the sampler refuses it, or nothing is traced.
+    """Return the first span of a trace; None if the sampler refuses it or tracing is off.
 
-    `sent` is the traceparent of the client. It becomes a link: as a parent, it would choose the id by which the
-    sampler decides, and join requests of several tenants.
+    `sent` is the client's traceparent. It becomes a link. As a parent, it would choose the id by which the sampler
+    decides, and could join requests of several tenants.
     """
     if _spans is None:
         return None
@@ -75,7 +76,7 @@ def begin_request(name: str, *, sent: str, attributes: Attributes) -> "Span | No
 
 @contextmanager
 def working(span: "Span | None") -> Iterator[None]:
-    """Have the block be the span's work: messages that it publishes continue the trace. The span ends with it."""
+    """Make the block the span's work: messages that it publishes continue the trace. The span ends with the block."""
     if span is None:
         yield
         return
@@ -98,7 +99,7 @@ def begin_child(
     at: datetime.datetime | None = None,
     takes_message: bool = False,
 ) -> "Span | None":
-    """Return a span below the one of a stored context; None if that was not traced, or this process traces nothing."""
+    """Return a child of a stored context's span; None if that one was not traced or this process does not trace."""
     if _spans is None or not usable_traceparent(parent):
         return None
     return _spans.child(name, parent=parent, attributes=attributes, at=at, takes_message=takes_message)

@@ -1,7 +1,7 @@
-"""Texts that a page shows in the reader's language, though they were made before anybody reads, or in English.
+"""Texts that a page shows in the reader's language, although they were made earlier or are stored in English.
 
-Code that knows its reader calls `gettext`. A module that is imported before anybody reads takes `later`. Sentences that
-are stored, or made without Django, stay in English, as the API gives them; pages show them through `translated`.
+Code that runs for a reader calls `gettext`. Code that runs at import uses `later`. Sentences that are stored, or made
+without Django, stay in English, as in the API. Pages show them through `translated`.
 """
 
 import re
@@ -19,9 +19,9 @@ _MOST_CHARACTERS = 2_000  # stored texts are shorter
 
 
 def later(text: str) -> str:
-    """Return a text that is translated each time it is shown: by a template, an f-string or a form.
+    """Return a text that is translated each time a template, an f-string or a form shows it.
 
-    It is no real string: what needs one, such as `join` or a pattern, takes `str` of it.
+    It is not a real string. Code that needs one, such as `join` or a pattern, must use `str`.
     """
     return cast(str, gettext_lazy(text))
 
@@ -63,14 +63,14 @@ def _whole(language: str, text: str) -> str | None:
 
 
 class _Pattern(NamedTuple):
-    """A text of the catalogue with values: the names of these, and what stands before, between and after them."""
+    """A text of the catalogue with values: their names, and the text before, between and after them."""
 
     text: str
     names: tuple[str, ...]
     literals: tuple[str, ...]
 
     def values(self, text: str) -> dict[str, str] | None:
-        """Return the values with which this text becomes the given one; None if it does not. Takes linear time."""
+        """Return the values with which this text becomes the given one; None if there are none. Takes linear time."""
         first, *others = self.literals
         last = others.pop()
         if not text.startswith(first) or not text.endswith(last):
@@ -87,13 +87,13 @@ class _Pattern(NamedTuple):
 
 
 def _is_cut_off(value: str) -> bool:
-    """Return whether a value is more than one sentence, and the last one goes on behind it."""
+    """Return whether a value has more than one sentence and its last one continues after the value."""
     return _BETWEEN_SENTENCES.search(value) is not None and not value.endswith((".", "?", "!"))
 
 
 @cache
 def _patterns(language: str) -> tuple[_Pattern, ...]:
-    """Return the texts with values of a language's catalogue, those that say most first."""
+    """Return the texts with values of a language's catalogue, those with the most fixed text first."""
     found = [pattern for text in _texts(language) if (pattern := _pattern(text))]
     return tuple(sorted(found, key=lambda pattern: -sum(map(len, pattern.literals))))
 

@@ -1,4 +1,4 @@
-"""Copies of a whole object store in another one: its backup, and the way back."""
+"""Copies of a whole object store to another one, for backup and restore."""
 
 from dataclasses import dataclass
 
@@ -14,9 +14,9 @@ class Copied:
 
 
 def copy_objects(*, source: ObjectStore, target: ObjectStore) -> Copied:
-    """Copy each object that the target lacks, or whose copy is older or of another size; delete nothing.
+    """Copy each object that the target lacks, or whose copy there is older or has another size. Delete nothing.
 
-    An object that is deleted meanwhile is left out.
+    An object that is deleted during the copy is left out.
     """
     count = byte_count = 0
     for root in _ROOTS:

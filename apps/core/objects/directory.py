@@ -1,4 +1,4 @@
-"""Objects as files in one directory, shared through URLs that this installation signs and serves itself."""
+"""Objects as files in one directory. They are shared through URLs that this installation signs and serves."""
 
 import base64
 import hashlib
@@ -75,7 +75,7 @@ class DirectoryStore:
     ) -> StoredObject:
         """Write an object that must not exist yet. Writing the same content again is allowed.
 
-        Raises WrongContent, DomainError, and PrefixClosed below a closed prefix; it then keeps nothing.
+        Raises WrongContent, DomainError, and PrefixClosed below a closed prefix. Then nothing is stored.
         """
         target = self._path(key)
         self._require_open(key)

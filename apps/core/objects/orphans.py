@@ -1,4 +1,4 @@
-"""Orphaned objects: left by requests that failed after storing their bytes, and by killed processes."""
+"""Orphaned objects, left by requests that failed after they stored their bytes, and by killed processes."""
 
 import datetime
 from collections.abc import Callable, Collection, Iterator

@@ -1,4 +1,4 @@
-"""Stored files that are read in threads of their own, so that no request waits while gigabytes are read."""
+"""Stored files that separate threads read, so that no request waits while gigabytes are read."""
 
 import threading
 from collections import OrderedDict
@@ -12,7 +12,7 @@ _MAX_KNOWN = 1_000  # readings, of which each caller that repeats its call has o
 
 
 class FilesUnread(DomainError):
-    """The files are still being read. The same call, sent again, gets the result."""
+    """The files are still being read. The same call gets the result when it is sent again."""
 
     code = "files_unread"
     status = Status.UNAVAILABLE
@@ -21,9 +21,9 @@ class FilesUnread(DomainError):
 
 
 class Readings:
-    """Carries out readings, a few at once. Each owner has one at a time, and owners are served in order.
+    """Carries out a few readings at once. Each owner has one at a time, and owners are served in order.
 
-    A reading has a name that says what is read. Its success is remembered, and a failure is told once.
+    A reading has a name for the files that it reads. Its success is remembered, and a failure is reported once.
     """
 
     def __init__(self, *, threads: int = _THREADS) -> None:
@@ -34,7 +34,10 @@ class Readings:
         self._failed: OrderedDict[str, None] = OrderedDict()  # names, most recent last
 
     def require(self, name: str, read: Callable[[], None], *, owner: str) -> None:
-        """Return if `read` has ended; begin it otherwise. Raises FilesUnread until then, and what it raised."""
+        """Return if `read` has ended. Otherwise start it, if it is not running, and raise FilesUnread.
+
+        If `read` failed, raise its error.
+        """
         with self._lock:
             reading = self._known.get(name)
             if reading is None:
@@ -54,7 +57,7 @@ class Readings:
             return name in self._failed
 
     def _begin(self, name: str, read: Callable[[], None], owner: str) -> None:
-        """Begin unless the owner has another reading, whose end it waits for."""
+        """Begin the reading, unless the owner has another one. Then it waits for that one's end."""
         self._of_owner = {one: reading for one, reading in self._of_owner.items() if not reading.done()}
         if owner in self._of_owner:
             return

@@ -142,7 +142,7 @@ class S3Store:
 
 
 class _HashedStream:
-    """Chunks as the file object that boto3 reads from, hashed and counted on the way."""
+    """A file object over chunks, from which boto3 reads. It hashes and counts the bytes."""
 
     def __init__(self, chunks: Iterable[bytes]) -> None:
         self._chunks = iter(chunks)

@@ -40,7 +40,7 @@ class PrefixClosed(DomainError):
 
 
 class WrongContent(DomainError):
-    """The bytes sent are not those announced. Nothing was kept."""
+    """The bytes sent are not those announced. Nothing was stored."""
 
     code = "wrong_content"
 
@@ -82,7 +82,7 @@ class ObjectStore(Protocol):
         """Delete every object below `prefix`, which names a whole folder and not an organization's root."""
 
     def close_prefix(self, prefix: str) -> bool:
-        """Refuse every further PUT below `prefix`, even by URLs signed earlier; return whether the store supports this.
+        """Refuse every later PUT below `prefix`, even with URLs signed earlier; return whether the store can do this.
 
         A bucket does not: its signed URLs work until they expire, so the caller must delete the prefix again after
         that.

@@ -129,7 +129,7 @@ def object_response(
 ) -> HttpResponseBase:
     """Return a response that streams one object as a download, for a caller whose access was already checked.
 
-    It answers Range, If-Range, If-None-Match and HEAD, so that a client can go on where it stopped. Raises
+    It answers Range, If-Range, If-None-Match and HEAD, so that a client can continue where it stopped. Raises
     ObjectMissing before anything is sent. An ASGI request gets an asynchronous stream, because Django would read a
     synchronous one into memory as a whole.
     """
@@ -155,12 +155,12 @@ def object_response(
 
 
 def _etag(key: str, size: int) -> str:
-    """Return a strong validator. An object is written once, so its key and size stand for its bytes."""
+    """Return a strong validator. An object is written once, so its key and size identify its bytes."""
     return f'"{hashlib.sha256(f"{key}:{size}".encode()).hexdigest()[:32]}"'
 
 
 def _names(header: str, etag: str) -> bool:
-    """Return whether an If-None-Match names the object, also as a weak validator."""
+    """Return whether an If-None-Match names the object, even with a weak validator."""
     return header.strip() == "*" or etag in (one.strip().removeprefix("W/") for one in header.split(","))
 
 

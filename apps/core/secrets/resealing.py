@@ -26,7 +26,7 @@ def reseal_columns() -> int:
 
 
 def resealed(sealed: bytes, *, place: bytes, owner: str) -> bytes | None:
-    """Return the value sealed under the current SECRET_KEY; None if it is so already.
+    """Return the value sealed under the current SECRET_KEY; None if it already is.
 
     Raises SealBroken, which names the `owner`.
     """

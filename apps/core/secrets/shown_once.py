@@ -1,4 +1,4 @@
-"""A secret that a POST makes and the page it redirects to shows once, so that a reload makes no second one."""
+"""A secret that a POST creates. The page after the redirect shows it once, so that a reload creates no second one."""
 
 import base64
 
@@ -14,7 +14,7 @@ def keep_secret(request: HttpRequest, name: str, *, owner: str, secret: str) -> 
 
 
 def take_secret(request: HttpRequest, name: str, *, owner: str = "") -> tuple[str, str] | None:
-    """Return the owner and the secret that were kept, once and to a GET; with `owner`, only that owner's."""
+    """Return the stored owner and secret, only once and only for a GET. With `owner`, return only that owner's."""
     is_shown = request.method == "GET" and not hasattr(request, "viewing")  # never beside the pages of others
     kept = request.session.get(name) if is_shown else None
     if kept is None or owner not in ("", kept["owner"]):

@@ -1,4 +1,4 @@
-"""All states that a page may show, each with its word, tone and icon."""
+"""All states that a page may show, with the word, tone and icon of each."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from apps.core.messages.translation import later
 
 
 class StatusLabel(NamedTuple):
-    """How a state is shown: word, badge tone, icon. `live` replaces the icon with a pulsing dot."""
+    """The display of a state: word, badge tone, icon. `live` replaces the icon with a pulsing dot."""
 
     label: str
     tone: str = ""

@@ -45,7 +45,7 @@ DJANGO_TEXTAREA_ROWS = "10"  # Django's value if a form did not choose one
 
 @register.filter
 def status(value: str) -> StatusLabel:
-    """Return how to show a state. An unlisted state is shown by its name, without colour."""
+    """Return the display of a state. An unlisted state is shown by its name, without colour."""
     return STATUSES.get(value) or StatusLabel(value.replace("_", " ").capitalize())
 
 
@@ -72,7 +72,7 @@ def usd_exact(nano: int | None) -> str:
 
 @register.filter
 def usd_least(nano: int | None) -> str:
-    """Format nano-USD as the least dollars that a person may enter: rounded up to three significant digits."""
+    """Format nano-USD as the least dollars that a person may enter, rounded up to three significant digits."""
     if nano is None:
         return NONE
     unit = 10 ** max(len(str(nano)) - 3, 0)
@@ -92,7 +92,7 @@ def number(value: float | None) -> str:
 
 @register.filter
 def tokens(count: int | None) -> str:
-    """Format a count briefly: 950, 8,192, then with three significant digits: 18.2K, 9.42M, 1.2B."""
+    """Format a count briefly: 950, 8,192, and above that with three significant digits: 18.2K, 9.42M, 1.2B."""
     if count is None:
         return NONE
     if abs(count) < 10_000:
@@ -132,7 +132,7 @@ def role_name(role: str) -> str:
 
 @register.filter
 def lines(items: Iterable[object]) -> str:
-    """Return one item a line."""
+    """Return one item per line."""
     return "\n".join(map(str, items))
 
 

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.members.projects import get_project
 from apps.accounts.models import Organization, key_of
-from apps.accounts.queries import names_of_makers
+from apps.accounts.queries import names_of_creators
 from apps.accounts.shares import get_share_holder
 from apps.core import audit
 from apps.core.database import locks
@@ -83,7 +83,7 @@ def get_allowance(*, organization: Organization | str, id: str) -> Allowance:
 def _whose(organization_id: str, scope: str, target: str) -> dict[str, Any]:
     """Return the columns that say whose jobs an allowance covers. Raises InvalidValue."""
     if scope == AllowanceScope.MEMBER:
-        if target not in names_of_makers(organization=organization_id):
+        if target not in names_of_creators(organization=organization_id):
             text = gettext("Give the id of a member or service account of the organization.")
             raise InvalidValue(text, param="target")
         return {"member_id": target}

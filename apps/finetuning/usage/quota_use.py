@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from apps.accounts.members.projects import names_of_projects
 from apps.accounts.models import Organization, default_project_id
-from apps.accounts.queries import names_of_makers
+from apps.accounts.queries import names_of_creators
 from apps.accounts.shares import get_share_holder, share_of
 from apps.finetuning.lifecycle import JOB_OPEN
 from apps.finetuning.models import Allowance, AllowanceScope, FineTuningJob, Run
@@ -97,7 +97,7 @@ def list_target_use(*, organization: Organization, now: datetime.datetime) -> li
     ]
     others.sort(key=lambda target: (-recent[target].gpu_seconds, target))
     shown = [*allowances, *others[:_MOST_TARGETS]]
-    names = names_of_makers(organization=organization)
+    names = names_of_creators(organization=organization)
     names |= names_of_projects(organization=organization, ids=[target for _, target in shown])
     return [
         TargetUse(

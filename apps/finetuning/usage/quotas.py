@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext, ngettext
 
 from apps.accounts.models import Organization, key_of
-from apps.accounts.queries import names_of_makers
+from apps.accounts.queries import names_of_creators
 from apps.accounts.shares import get_share_holder, give_own_share, share_of
 from apps.billing.queries import with_past_credit
 from apps.core import audit
@@ -203,13 +203,13 @@ def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse
 def words_of(allowance: Allowance, *, names: Mapping[str, str] | None = None) -> str:
     """Return whose jobs an allowance covers, as part of a sentence: the name of a member or project, or the label.
 
-    `names` are those of `names_of_makers`, if they are read already.
+    `names` are those of `names_of_creators`, if they are read already.
     """
     if allowance.scope == AllowanceScope.LABEL:
         return gettext("the label %(label)s") % {"label": allowance.target}
     if allowance.project is not None:
         return gettext("the project %(name)s") % {"name": allowance.project.name}
-    known = names_of_makers(organization=allowance.organization_id) if names is None else names
+    known = names_of_creators(organization=allowance.organization_id) if names is None else names
     return known.get(allowance.target, allowance.target)
 
 
@@ -225,7 +225,7 @@ def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) ->
             own = [job for job in jobs if job.organization_id == organization_id]
             use = read_use(holder=holder, jobs=[job.pk for job in own], now=now)
             has_members = any(each.allowance.member_id for each in use.allowances)
-            names = names_of_makers(organization=organization_id) if has_members else {}
+            names = names_of_creators(organization=organization_id) if has_members else {}
             reasons |= {job.pk: _reason_to_wait(job, quotas[organization_id], use, names=names) for job in own}
     return reasons
 

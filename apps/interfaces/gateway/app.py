@@ -152,7 +152,10 @@ class Gateway:
             await self._settle()
 
     async def _settle(self) -> None:
-        """Ship the metered usage and return the money. Usage not shipped in time stays on disk for the next process."""
+        """Ship the metered usage and return the unspent money.
+
+        Usage not shipped in time stays on disk for the next process.
+        """
         try:
             async with asyncio.timeout(_FLUSH_SECONDS):
                 self._refused.record()
@@ -167,7 +170,10 @@ class Gateway:
         self._database.close()
 
     async def health(self, request: Request) -> Response:
-        """Report whether requests can be metered, without which none is admitted, and the longest event-loop stalls."""
+        """Report whether requests can be metered, and the longest event-loop stalls.
+
+        No request is admitted without metering.
+        """
         is_well = self._recorder.has_room()
         body = {
             "status": "ok" if is_well else "spool is full",

@@ -29,7 +29,7 @@ class Database:
     async def call(
         self, function: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Return the result of `function`. Raises one of DATABASE_ERRORS when the database is away."""
+        """Return the result of `function`. Raises one of DATABASE_ERRORS when the database cannot be reached."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call_again, partial(function, *args, **kwargs)))
 

@@ -25,7 +25,7 @@ class PriceNotSet(DomainError):
 
 
 class EngineError(DomainError):
-    """The model failed in the middle of an answer. Nothing of it is charged."""
+    """The model failed in the middle of an answer. The answer is not charged."""
 
     code = "engine_error"
     status = Status.UNAVAILABLE

@@ -1,4 +1,4 @@
-"""Fair choice of the replica for a request, and of the waiting request that gets a free place.
+"""A fair choice of the replica for a request, and of the waiting request that gets a free place.
 
 Each replica has a fixed number of places. While places are free, the least busy replica answers. When all are full,
 requests wait in a queue for each tenant, and a freed place goes to the waiting tenant with the fewest requests on that
@@ -112,7 +112,7 @@ class FairQueue:
             raise
 
     def _leave(self, tenant: str, waiting: _Waiting) -> None:
-        """Undo a wait that ended unused, even if it was given a place in the same instant."""
+        """Undo a wait that was abandoned, even if it got a place at the same moment."""
         if waiting.given.done() and not waiting.given.cancelled():
             self.give_back(tenant, waiting.given.result())
             return
@@ -172,7 +172,7 @@ class _Health:
     def is_unwell(self) -> bool:
         """Return whether the replica counts as broken.
 
-        One tenant's requests alone do not show that; they may be the cause.
+        Failures of a single tenant's requests are not enough, because the requests may be the cause.
         """
         return self.failures >= _FAILURES and (self.is_replicas or len(self.tenants) > 1)
 
@@ -194,7 +194,7 @@ class Breaker:
         self._health.pop(replica_id, None)
 
     def record_failure(self, replica_id: str, tenant: str, *, is_replicas: bool = False) -> None:
-        """Count a failure of this tenant's request. `is_replicas` means that no request could have caused it."""
+        """Count a failure of this tenant's request. `is_replicas`: the replica caused it; no request could have."""
         health = self._health.setdefault(replica_id, _Health())
         health.failures += 1
         health.tenants.add(tenant)
@@ -204,7 +204,7 @@ class Breaker:
             health.rests_until = time.monotonic() + rest
 
     def record_trial(self, replica_id: str) -> None:
-        """Keep other requests away from a rested replica until the current one has its result."""
+        """Keep other requests away from a replica after its pause until the current request has its result."""
         health = self._health.get(replica_id)
         if health is not None and health.is_unwell:
             health.rests_until = time.monotonic() + _MIN_REST_SECONDS

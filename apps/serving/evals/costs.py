@@ -1,4 +1,4 @@
-"""The models that a run asks, and the most that their answers can cost."""
+"""The models that a run asks, and the maximum cost of their answers."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class PriceMissing(DomainError):
 
 @dataclass(frozen=True)
 class Asked:
-    """A request to a model, with the most tokens that it can have. `bytes`: of its body, if that is known."""
+    """A request to a model, with the most tokens that it can have. `bytes` is the length of its body, if known."""
 
     model_name: str
     input_tokens: int
@@ -40,9 +40,9 @@ class Asked:
 
 
 def asked_by(body: Mapping[str, object], *, spare_tokens: int = 0) -> Asked:
-    """Return what a request asks: each token has at least one byte of its body, except in images and audio.
+    """Return a request with its most tokens. Each token has at least one byte of the body, except in images and audio.
 
-    `spare_tokens` are those of answers that it will repeat.
+    `spare_tokens` are the tokens of answers that the request will repeat.
     """
     size = len(msgspec.json.encode(body))
     tokens = _WHOLE_CONTEXT if _has_media(body["messages"]) else size + _TEMPLATE_TOKENS + spare_tokens
@@ -86,7 +86,7 @@ def require_model(*, organization: Organization | str, name: str, param: str) ->
 def highest_cost_nano(
     *, organization: Organization | str, base_models: Mapping[str, BaseModel], asked: Iterable[Asked]
 ) -> int:
-    """Return the most that the requests can cost together, as requests of batches. `base_models`: by a model's name.
+    """Return the maximum cost of all requests, at the prices of batches. `base_models`: by a model's name.
 
     Raises PriceMissing.
     """

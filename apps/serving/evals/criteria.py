@@ -1,4 +1,4 @@
-"""The testing criteria of an eval: their fields, what models are asked to grade, and how an answer is scored."""
+"""The testing criteria of an eval: their fields, the requests to grading models, and the score of an answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -93,9 +93,10 @@ class ScoreModelCriterion(
 class PairwiseCriterion(
     msgspec.Struct, tag_field="type", tag="pairwise_model", forbid_unknown_fields=True, frozen=True, kw_only=True
 ):
-    """Anneal's own: `model` compares the run's answer with that of `baseline_model`, in both orders.
+    """A criterion that OpenAI lacks: `model` compares the run's answer with that of `baseline_model`, in both orders.
 
-    The score is the share of the orders that it wins, a tie counting half. An answer passes with at least half.
+    The score is the share of orders that the run's answer wins. A tie counts as half. An answer passes with at least
+    half.
     """
 
     name: Name
@@ -111,7 +112,7 @@ SentCriteria = Annotated[list[SentCriterion], Meta(min_length=1, max_length=MAX_
 
 
 class Grade(msgspec.Struct, frozen=True):
-    """The outcome of one criterion. `error` says why there is no score, which then counts 0."""
+    """The outcome of one criterion. If there is no score, `error` has the reason, and the score counts as 0."""
 
     score: float
     is_passed: bool
@@ -119,7 +120,7 @@ class Grade(msgspec.Struct, frozen=True):
 
 
 def check_criteria(criteria: Sequence[SentCriterion]) -> list[Criterion]:
-    """Return the criteria if all can be used. Raises InvalidValue that names the one at fault."""
+    """Return the criteria if all can be used. Raises InvalidValue, which names the faulty one."""
     for number, criterion in enumerate(criteria):
         place = f"testing_criteria[{number}]"
         match criterion:
@@ -150,7 +151,7 @@ def check_criteria(criteria: Sequence[SentCriterion]) -> list[Criterion]:
 
 
 def models_of(criteria: list[Criterion]) -> list[tuple[str, str]]:
-    """Return place and name of each model that the criteria ask."""
+    """Return the place and the name of each model that the criteria ask."""
     found = []
     for number, criterion in enumerate(criteria):
         if isinstance(criterion, ModelCriterion):
@@ -190,7 +191,7 @@ def _require_few_variables(*texts: str, param: str) -> None:
 
 
 def reason_of(error: UnknownVariable | TextTooLong) -> str:
-    """Return why a text could not be made, for the customer."""
+    """Return, for the customer, the reason why a text could not be made."""
     if isinstance(error, UnknownVariable):
         return f"There is no {str(error)[:200]}."
     return (
@@ -252,7 +253,7 @@ def _pair(criterion: PairwiseCriterion, request: object, first: str, second: str
 
 
 def grade_of(number: int, criterion: Criterion, names: Mapping[str, Any], answers: Mapping[str, Any]) -> Grade:
-    """Return the grade of an answer. `answers` has those to `grading_requests`."""
+    """Return the grade of an answer. `answers` are the answers to `grading_requests`."""
     try:
         match criterion:
             case StringCheckGrader():
@@ -278,7 +279,7 @@ def grade_of(number: int, criterion: Criterion, names: Mapping[str, Any], answer
 
 
 class _NoAnswer(Exception):
-    """The model that grades gave no answer, or none that can be read."""
+    """The grading model gave no answer, or an unreadable one."""
 
 
 def _value_of(answer: Mapping[str, Any]) -> object:

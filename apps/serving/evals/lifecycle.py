@@ -25,7 +25,7 @@ ACTIVE = tuple(status for status, targets in RUN_TRANSITIONS.items() if targets)
 
 
 class EvalPhase(StrEnum):
-    """What the current batch of a run is for."""
+    """The purpose of a run's current batch."""
 
     SAMPLING = "sampling"
     GRADING = "grading"

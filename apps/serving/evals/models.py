@@ -11,7 +11,7 @@ from apps.serving.evals.lifecycle import RUN_TRANSITIONS, EvalPhase, EvalRunStat
 
 
 class Eval(OrganizationModel):
-    """Criteria that answers are graded by, and the data that they are graded on."""
+    """The criteria that grade answers, and the data of the answers."""
 
     id = IdField(prefix="eval")
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
@@ -35,7 +35,7 @@ class Eval(OrganizationModel):
 
 
 class EvalRun(OrganizationModel):
-    """One grading of a model's answers, or of answers that the data has already."""
+    """One grading of a model's answers, or of answers that are already in the data."""
 
     id = IdField(prefix="evalrun")
     evaluated = models.ForeignKey(Eval, on_delete=models.CASCADE, related_name="runs")

@@ -46,7 +46,10 @@ def create_eval(
     by: str,
     project: str = "",
 ) -> Eval:
-    """Create an eval, in the project or that of `by`. Raises InvalidValue, QuotaExceeded, and as `project_of_new`."""
+    """Create an eval in the project, by default that of `by`.
+
+    Raises InvalidValue, QuotaExceeded, and the errors of `project_of_new`.
+    """
     project_id = project_of_new(organization=organization, by=by, wanted=project)
     checked = check_criteria(criteria)
     for place, model_name in models_of(checked):
@@ -78,7 +81,7 @@ def create_eval(
 def update_eval(
     *, evaluated: Eval, name: str | None, metadata: Mapping[str, str] | None, by: str, now: datetime.datetime
 ) -> Eval:
-    """Rename an eval or replace its metadata; None leaves either.
+    """Rename an eval or replace its metadata. None leaves a value unchanged.
 
     Raises InvalidValue, and PermissionDenied for a viewer of its project.
     """
@@ -117,10 +120,10 @@ def create_run(
     by: str,
     id: str | None = None,
 ) -> EvalRun:
-    """Create a run; its items are read next. `data_source` is `source` as it was sent, `id` what `find_started` finds.
+    """Create a run; a task then reads its items. `data_source` is `source` as it was sent.
 
-    Raises InvalidValue, UnknownFile, QuotaExceeded, InvalidState if the eval's project is archived, and
-    PermissionDenied for a viewer of it.
+    `find_started` finds the run by `id`. Raises InvalidValue, UnknownFile, QuotaExceeded, InvalidState if the eval's
+    project is archived, and PermissionDenied for a viewer of it.
     """
     require_work_in(project_id=evaluated.project_id, actor=by)
     require_active(project_id=evaluated.project_id)
@@ -158,13 +161,16 @@ def create_run(
 
 
 def find_started(*, organization: Organization | str, run_id: str) -> EvalRun | None:
-    """Return the run with this id, None if it is to be started. Others wait until this transaction has ended."""
+    """Return the run with this id; None if it is not started yet.
+
+    Other callers wait until this transaction has ended.
+    """
     lock(f"evals:{id_of(organization)}")
     return EvalRun.objects.for_organization(organization).filter(pk=run_id).first()
 
 
 def _size_of(sent: object, *, param: str) -> int:
-    """Return the size in bytes of what is kept as JSON. Raises InvalidValue above MAX_KEPT_BYTES."""
+    """Return the size in bytes of the values stored as JSON. Raises InvalidValue above MAX_KEPT_BYTES."""
     size = len(msgspec.json.encode(sent))
     if size > MAX_KEPT_BYTES:
         raise InvalidValue(f"{param} has more than {MAX_KEPT_BYTES // 1024} KiB: shorten it.", param=param)
@@ -205,7 +211,7 @@ def cancel_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
 
 @transaction.atomic
 def stop_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
-    """End a run, as what it belongs to has ended. Raises InvalidState once it has ended."""
+    """End a run because its owner, such as a retraining, has ended. Raises InvalidState once it has ended."""
     if run.status == EvalRunStatus.CANCELED:
         return run
     if not try_advance(run, to=EvalRunStatus.CANCELED, transitions=RUN_TRANSITIONS, finished_at=now):

@@ -1,4 +1,4 @@
-"""What a run of an eval asks its model, the models it is compared with, and those that grade."""
+"""The requests of a run: to its model, to the models that it is compared with, and to the grading models."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -28,7 +28,7 @@ Answers = dict[str, Any]
 
 
 class RunPlan:
-    """What a run asks: its source, criteria and models."""
+    """The plan of a run: its source, criteria and models."""
 
     def __init__(self, run: EvalRun) -> None:
         self.run = run
@@ -37,7 +37,7 @@ class RunPlan:
 
     @cached_property
     def models(self) -> dict[str, BaseModel]:
-        """The models that are asked, by name. Raises InvalidValue if one is gone."""
+        """The models that the run asks, by name. Raises InvalidValue if one no longer exists."""
         own = {self.run.model_name} if self.run.model_name else set()
         names = own | {each for _, each in models_of(self.criteria)}
         return {each: require_model(organization=self.run.organization_id, name=each, param="model") for each in names}
@@ -72,7 +72,7 @@ class RunPlan:
         )
 
     def grading(self, item: SourceItem, answers: Answers) -> tuple[Requests, Answers]:
-        """Return the requests that grade the item's answer, and the reasons why some could not be made."""
+        """Return the requests that grade the item's answer, and the reasons for those that could not be made."""
         requests: Requests = {}
         refused: Answers = {}
         for number in range(len(self.criteria)):
@@ -98,5 +98,5 @@ class RunPlan:
 
 
 def no_answer(error: UnknownVariable | TextTooLong) -> dict[str, object]:
-    """Return what stands for the answer to a request that could not be made."""
+    """Return the placeholder for the answer to a request that could not be made."""
     return {"text": "", "error": {"code": "invalid_item", "message": reason_of(error)}}

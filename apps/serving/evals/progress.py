@@ -1,7 +1,7 @@
-"""The steps of a run: its items are read and its cost bounded, its model is asked, its graders are asked, it ends.
+"""The steps of a run: read its items and bound its cost, ask its model, ask its graders, and end it.
 
-Tasks of the outbox take each step, so that a step which was killed is repeated. Between them, an internal batch sends
-the requests.
+Tasks of the outbox do each step, so that a killed step is repeated. Between steps, an internal batch sends the
+requests.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ _MAX_LINE_BYTES = 32 * 1024 * 1024  # of a file of answers
 
 
 def prepare(run_id: str) -> None:
-    """Read the items of a run, bound its cost and ask the first questions. Does nothing if that is done."""
+    """Read the items of a run, bound its cost and ask the first questions. Does nothing if this was done before."""
     unasked = EvalRun.objects.filter(pk=run_id, status__in=ACTIVE, batch=None)
     run = unasked.select_related("evaluated").first()
     if run is None or not _may_try(run):
@@ -54,7 +54,10 @@ def prepare(run_id: str) -> None:
 
 
 def _may_try(run: EvalRun) -> bool:
-    """Count an attempt at the run's step. After MAX_ATTEMPTS that met an error or were killed, the run fails."""
+    """Count an attempt at the run's step and return whether it may go on.
+
+    After MAX_ATTEMPTS that failed or were killed, the run fails.
+    """
     if run.attempts >= MAX_ATTEMPTS:
         fail(run, "internal_error", "The run failed because of an error of ours. Create it again.")
         return False
@@ -117,7 +120,7 @@ def _require_within_limit(run: EvalRun, cost_nano: int) -> None:
 
 
 def go_on(batch_id: str) -> None:
-    """Read the answers of a batch and take the run's next step. Does nothing if that is done."""
+    """Read the answers of a batch and do the run's next step. Does nothing if this was done before."""
     batch = Batch.objects.select_related("input_file", "output_file", "error_file").get(pk=batch_id)
     run = EvalRun.objects.filter(batch=batch, status=EvalRunStatus.IN_PROGRESS).first()
     if run is not None and _may_try(run):
@@ -134,7 +137,7 @@ def go_on(batch_id: str) -> None:
 
 
 def _failure_of(batch: Batch) -> dict[str, str] | None:
-    """Return why the batch has not asked all its requests; None if it has."""
+    """Return the reason why the batch did not send all its requests; None if it did."""
     if batch.status == BatchStatus.COMPLETED and not batch.stop:
         return None
     late = {"code": f"batch_{batch.status}", "message": "The requests had no answers in time."}
@@ -143,7 +146,7 @@ def _failure_of(batch: Batch) -> dict[str, str] | None:
 
 
 def _grade(plan: RunPlan) -> None:
-    """Ask the models that grade; end the run if there are none, or if it would cost more than its limit."""
+    """Ask the grading models. End the run if there are none, or if it would cost more than its limit."""
     run, error = plan.run, None
     try:
         _require_within_limit(run, cost_of(plan, _asked_so_far(plan)))
@@ -169,7 +172,10 @@ def _answered(plan: RunPlan) -> Iterator[tuple[EvalItem, SourceItem, Answers]]:
 
 
 def _asked_so_far(plan: RunPlan) -> Iterator[Asked]:
-    """Yield what was asked for the answers, and what grades them. Reasons why some is not graded go to its item."""
+    """Yield the requests for answers that were sent, and those that grade them.
+
+    If a grading request cannot be made, its item gets the reason.
+    """
     for row, item, answers in _answered(plan):
         for key, name in plan.sampled.items():
             yield Asked(name, answers[key]["input_tokens"], answers[key]["output_tokens"])
@@ -204,7 +210,7 @@ def _lines(requests: Iterable[tuple[int, Requests]]) -> Iterator[bytes]:
 
 
 def _record_answers(run: EvalRun, batch: Batch) -> None:
-    """Keep the answers of a batch with their items. Repeating it changes nothing."""
+    """Store the answers of a batch with their items. Repeating it changes nothing."""
     for file in (batch.output_file, batch.error_file):
         for number, found in groupby(_answers_of(file), key=lambda one: int(one[0].partition(".")[0])):
             row = run.items.get(number=number)

@@ -1,4 +1,4 @@
-"""What a run asks and costs at most: before it is created, and again before it asks anything."""
+"""The requests and the maximum cost of a run, before it is created and again before it sends anything."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ _UNKNOWN = {"text": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuote:
-    """A run that is not created yet: its items, those that cannot be asked, its requests, and its maximum cost.
+    """A run that is not created yet: its items, those that cannot be asked about, its requests, and its maximum cost.
 
-    `reason` is that of the first item of which nothing can be asked.
+    `reason` is that of the first item that no model can be asked about.
     """
 
     items: int
@@ -43,7 +43,7 @@ class RunQuote:
 
 
 def quote_run(*, organization: Organization | str, criteria: Sequence[SentCriterion], source: DataSource) -> RunQuote:
-    """Return what a run of an eval with these criteria would ask and cost. Nothing is kept.
+    """Return the requests and the cost of a run with these criteria. Nothing is stored.
 
     Raises InvalidValue, UnknownFile, PriceMissing.
     """
@@ -77,7 +77,7 @@ def quote_run(*, organization: Organization | str, criteria: Sequence[SentCriter
 
 
 def check_run(*, organization: Organization | str, criteria: list[Criterion], source: DataSource) -> str:
-    """Return the name of the model that a run asks, "" if none. Raises InvalidValue and UnknownFile."""
+    """Return the name of the model that a run asks; "" if it asks none. Raises InvalidValue and UnknownFile."""
     check_source(source, organization=organization)
     model_name = (source.model or "") if isinstance(source, CompletionsSource) else ""
     if any(isinstance(one, PairwiseCriterion) for one in criteria) and not isinstance(source, CompletionsSource):
@@ -89,7 +89,7 @@ def check_run(*, organization: Organization | str, criteria: list[Criterion], so
 
 
 def asked_about(plan: RunPlan, item: SourceItem) -> tuple[list[Asked], Answers]:
-    """Return the requests about an item, and what stands for its answer if its question cannot be made."""
+    """Return the requests about an item, and the placeholder for its answer if its question cannot be made."""
     try:
         requests = plan.sampling(item)
     except (UnknownVariable, TextTooLong) as error:
@@ -98,7 +98,7 @@ def asked_about(plan: RunPlan, item: SourceItem) -> tuple[list[Asked], Answers]:
 
 
 def cost_of(plan: RunPlan, asked: Iterable[Asked]) -> int:
-    """Return the most that the requests should cost. Raises InvalidValue if they are too large together."""
+    """Return the maximum cost of the requests. Raises InvalidValue if they are too large together."""
     organization = plan.run.organization_id
     return highest_cost_nano(organization=organization, base_models=plan.models, asked=_bounded(asked))
 
@@ -117,7 +117,7 @@ def _bounded(asked: Iterable[Asked]) -> Iterator[Asked]:
 
 
 def gradings(plan: RunPlan, item: SourceItem) -> Iterator[Asked]:
-    """Yield the requests that grade an answer which is not known yet. It counts four tokens for each of its own."""
+    """Yield the requests that grade an answer that does not exist yet. Each of its tokens counts as four."""
     unknown = dict.fromkeys(plan.sampled, _UNKNOWN)
     for number, criterion in enumerate(plan.criteria):
         if isinstance(criterion, ModelCriterion):
@@ -136,5 +136,5 @@ def _most_tokens_of(criterion: ModelCriterion) -> int:
 
 
 def _places_of(criterion: ModelCriterion) -> int:
-    """Return how many answers a question of this criterion repeats."""
+    """Return the number of answers that a question of this criterion repeats."""
     return 2 if isinstance(criterion, PairwiseCriterion) else msgspec.json.encode(criterion).count(b"{{")

@@ -1,4 +1,4 @@
-"""The end of a run: each item is graded, and the outcomes are counted."""
+"""The end of a run: grade each item and count the outcomes."""
 
 from collections import Counter
 from typing import Any
@@ -22,7 +22,7 @@ _USAGE = (("prompt_tokens", "input_tokens"), ("cached_tokens", "cached_tokens"),
 
 
 def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
-    """Grade the items of a run and end it, as failed if there is an error. Its results are kept either way."""
+    """Grade the items of a run and end it. With an error, it ends as failed, but its results are kept."""
     criteria: list[Criterion] = msgspec.convert(run.testing_criteria, list[Criterion])
     counts, left = _Counts(), MAX_COMPARED
     with transaction.atomic():
@@ -49,7 +49,7 @@ def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
 
 
 class _Counts:
-    """What a run counts of its items."""
+    """The counts of a run's items."""
 
     def __init__(self) -> None:
         self._by_status = Counter[str]()
@@ -81,9 +81,9 @@ class _Counts:
 def _grade(
     row: EvalItem, answers: dict[str, Any], criteria: list[Criterion], *, most_compared: int
 ) -> tuple[list[Grade], int]:
-    """Return a grade for each criterion, none if the item has no answer to grade, and how many characters it compared.
+    """Return a grade for each criterion, and the number of characters compared.
 
-    A comparison that would exceed `most_compared` is not made.
+    An item without an answer has no grades. A comparison that would exceed `most_compared` is not made.
     """
     sample = answers.get("s")
     if (sample and sample.get("error")) or any(key[0] == "b" and one.get("error") for key, one in answers.items()):
@@ -101,7 +101,7 @@ def _grade(
 
 
 def _compared_by(criterion: Criterion, names: dict[str, Any]) -> int:
-    """Return how many characters a criterion compares."""
+    """Return the number of characters that a criterion compares."""
     if not isinstance(criterion, SimilarityGrader):
         return 0
     try:

@@ -1,4 +1,4 @@
-"""The data of a run: where its items come from, and what a model is asked about each."""
+"""The data of a run: the source of its items, and the question to a model about each."""
 
 import datetime
 from codecs import BOM_UTF8
@@ -73,13 +73,13 @@ class SamplingParams(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class JsonlSource(msgspec.Struct, tag_field="type", tag="jsonl", forbid_unknown_fields=True):
-    """Items whose answers are in the data already, or that are graded without one."""
+    """Items whose answers are already in the data, or that are graded without an answer."""
 
     source: InlineItems | FileId
 
 
 class CompletionsSource(msgspec.Struct, tag_field="type", tag="completions", forbid_unknown_fields=True):
-    """Items that `model` is asked about. Without a model, the answers of stored completions are graded."""
+    """Items that `model` answers. Without a model, the answers of stored completions are graded."""
 
     source: InlineItems | FileId | StoredCompletions
     input_messages: InputTemplate | ItemReference | None = None
@@ -88,21 +88,21 @@ class CompletionsSource(msgspec.Struct, tag_field="type", tag="completions", for
 
 
 class ResponsesSource(msgspec.Struct, tag_field="type", tag="responses"):
-    """Stored responses, which are not offered."""
+    """Stored responses. This source is not offered."""
 
 
 DataSource = JsonlSource | CompletionsSource | ResponsesSource
 
 
 class SourceItem(msgspec.Struct, frozen=True):
-    """One item; `sample` is the answer that it came with, if it did."""
+    """One item. `sample` is the answer that came with it, if any."""
 
     item: dict[str, Any]
     sample: dict[str, Any] | None = None
 
 
 def check_source(source: DataSource, *, organization: Organization | str) -> None:
-    """Raise InvalidValue or UnknownFile for a data source that no run can read."""
+    """Raise InvalidValue or UnknownFile if no run can read the data source."""
     if isinstance(source, ResponsesSource):
         text = "Anneal stores no responses, so 'responses' is not offered: use 'completions'."
         raise InvalidValue(text, param="data_source.type", code="not_offered")
@@ -124,7 +124,7 @@ def check_source(source: DataSource, *, organization: Organization | str) -> Non
 def read_items(
     source: DataSource, *, organization: Organization | str, metadata: Mapping[str, str]
 ) -> list[SourceItem]:
-    """Return the items of a run, in order. `metadata`: of the stored completions that its eval names.
+    """Return the items of a run, in order. `metadata` selects the stored completions, as the eval defines it.
 
     Raises InvalidValue for data that cannot be used, UnknownFile.
     """
@@ -171,7 +171,7 @@ def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceI
 
 
 def _bounded(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the chunks of a file. Raises InvalidValue for one that takes long to read, although most of it is blank."""
+    """Yield the chunks of a file. Raises InvalidValue if it is mostly blank and so takes long to read."""
     size = lines = 0
     for chunk in chunks:
         size, lines = size + len(chunk), lines + chunk.count(b"\n")
@@ -231,7 +231,7 @@ def _of_completions(
 
 
 def names_with(item: SourceItem, answer: str | None) -> dict[str, Any]:
-    """Return the values that templates may name. `answer` is the model's; without one, the item's own sample counts."""
+    """Return the values that templates may name. `answer` is the model's; without it, the item's own sample is used."""
     given = item.sample or {}
     if answer is None and not isinstance(given.get("output_text"), str):
         return {"item": item.item, "sample": given}
@@ -254,7 +254,7 @@ def question_of(source: CompletionsSource, item: SourceItem) -> list[dict[str, A
 
 
 def question_of_item(source: DataSource, item: SourceItem) -> list[dict[str, Any]]:
-    """Return the messages that a model was asked about an item; none if they could not be made."""
+    """Return the messages that a model was sent about an item; none if they could not be made."""
     try:
         return question_of(source, item) if isinstance(source, CompletionsSource) else []
     except (UnknownVariable, TextTooLong):
@@ -264,7 +264,10 @@ def question_of_item(source: DataSource, item: SourceItem) -> list[dict[str, Any
 def sampling_request(
     source: CompletionsSource, model: str, messages: list[dict[str, Any]], *, context_length: int
 ) -> dict[str, object]:
-    """Return the body of the request to a model. A run that sets no limit leaves half of the context to the prompt."""
+    """Return the body of the request to a model.
+
+    If the run sets no limit, half of the context is left for the prompt.
+    """
     params = source.sampling_params or SamplingParams()
     fields: dict[str, object] = msgspec.to_builtins(params)
     fields.pop("reasoning_effort", None)

@@ -1,1 +1,1 @@
-"""`make gpu-check`: everything that a new CUDA machine must be able to do, checked in less than twenty minutes."""
+"""`make gpu-check`: checks of everything that a new CUDA machine must be able to do, in less than twenty minutes."""

@@ -1,7 +1,7 @@
 """`python -m gpu_workers.bench.gpu_check`: check a new CUDA machine and print one report, in less than twenty minutes.
 
 The report and the calibration points are kept in --into. With --post the points are also reported with this worker's
-credential, as by `gpu_workers.bench.calibrate`: the pool's calibrations are made from them. Exits with 1 if a check
+credential, as `gpu_workers.bench.calibrate` does. The pool's calibrations are made from them. Exits with 1 if a check
 failed, and with 2 on a machine without CUDA.
 """
 

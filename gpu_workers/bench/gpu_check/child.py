@@ -15,7 +15,7 @@ log = logging.getLogger("gpu_workers.bench.gpu_check")
 
 
 def main(target: str, folder: Path) -> None:
-    """Write the finding of `target`; an exception is a finding as well."""
+    """Write the finding of `target`. An exception is also a finding."""
     module, _, function = target.partition(":")
     try:
         finding: Finding = getattr(importlib.import_module(module), function)(folder)

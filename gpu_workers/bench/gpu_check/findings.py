@@ -1,4 +1,4 @@
-"""What the checks found, as one report: what is wrong, and what to do."""
+"""The findings of the checks as one report: the problems, and the next steps."""
 
 import enum
 from collections.abc import Sequence

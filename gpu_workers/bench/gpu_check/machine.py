@@ -18,7 +18,7 @@ _INSTALL = "Run `make setup` on this machine: it installs the GPU lock where it 
 
 
 def describe_without_cuda() -> str:
-    """Return a sentence on what was found instead of a CUDA GPU, "" with one."""
+    """Return a sentence about what was found instead of a CUDA GPU; return "" if there is one."""
     try:
         if list_gpus():
             return ""
@@ -34,7 +34,7 @@ def describe_without_cuda() -> str:
 
 
 def check_driver(folder: Path) -> Finding:
-    """Report GPUs and driver; an old driver fails, and memory in use by others is a warning."""
+    """Report GPUs and driver. An old driver fails the check; memory in use by others is a warning."""
     gpus, memory = list_gpus(), list_gpu_memory()
     names = ", ".join(f"{gpu.name} ({gpu.memory_bytes / 2**30:.0f} GiB)" for gpu in gpus)
     driver = gpus[0].driver
@@ -70,7 +70,10 @@ def locked_versions(text: str) -> dict[str, str]:
 
 
 def find_differences(locked: Mapping[str, str], installed: Mapping[str, str]) -> list[str]:
-    """Return each package that is missing or has another version than the lock; a local part such as +cu130 is none."""
+    """Return each package that is missing or has another version than the lock.
+
+    A local part such as +cu130 is ignored.
+    """
     return [
         f"{name} {installed.get(name, 'missing')} (locked {version})"
         for name, version in locked.items()

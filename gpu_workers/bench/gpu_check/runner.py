@@ -1,4 +1,4 @@
-"""Runs each check in its own process with a time limit: one that fails, dies or hangs does not stop the others."""
+"""Runs each check in its own process with a time limit. A check that fails, dies or hangs does not stop the others."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One check. `target` is the `module:function` that returns its finding; the function gets a folder of its own."""
+    """One check. `target` is the `module:function` that returns its finding. The function gets its own folder."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def run_check(check: Check, folder: Path) -> Checked:
-    """Run the check below `folder` and return what it found, a crash or a timeout included."""
+    """Run the check below `folder` and return its finding, even for a crash or a timeout."""
     work_dir = folder / check.name
     work_dir.mkdir(parents=True)
     begun = time.monotonic()
@@ -68,7 +68,7 @@ def _run(check: Check, work_dir: Path) -> Finding:
 
 
 def _has_group(leader: int) -> bool:
-    """Return whether a process that the check started is still there."""
+    """Return whether a process that the check started still exists."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:

@@ -79,7 +79,8 @@ def _write_and_score(
 def _ask_engine(folder: Path, row: Sequence[int], adapters: int) -> tuple[list[tuple[float, ...]], float]:
     """Return the engine's log-probabilities of the row, without and with each adapter, and the seconds of all answers.
 
-    The engine runs in this process (the runner's environment says so): nothing of it is left if the check is ended.
+    The engine runs in this process, because the runner's environment demands it. So nothing of it is left if the check
+    is ended.
     """
     from vllm import LLM, SamplingParams  # noqa: PLC0415 - its import takes seconds
     from vllm.lora.request import LoRARequest  # noqa: PLC0415

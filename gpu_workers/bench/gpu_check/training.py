@@ -76,7 +76,7 @@ def measure(folder: Path, point: GridPoint, machine: Machine, gpu: Gpu) -> Findi
 def judge(report: ProbeReport, estimate: Estimate, expected: float) -> Finding:
     """Compare memory and speed with the quote; `expected` are its tokens a second.
 
-    With more memory than its P90 jobs fail, and with a speed outside its range quotes are wrong.
+    If the memory exceeds its P90, jobs fail. If the speed is outside its range, quotes are wrong.
     """
     memory, quoted = report.peak_memory_bytes / 2**30, estimate.peak_bytes / 2**30
     rate = report.tokens_per_second

@@ -1,8 +1,8 @@
-"""A model of the adapters that the engine keeps in host memory, as far as it is known from outside.
+"""A model of the adapters that the engine keeps in host memory, as far as they are known from outside.
 
-vLLM keeps the last `max_cpu_loras` adapters that it used, unloaded ones too: unloading only forgets a name. It reads an
-evicted adapter from disk again, inside a step that serves all requests. A load must therefore never evict an adapter
-that is still served: such an adapter first gets a small request, which makes it the newest.
+vLLM keeps the last `max_cpu_loras` adapters that it used, even unloaded ones, because unloading only forgets a name. It
+reads an evicted adapter from disk again, inside a step that serves all requests. So a load must never evict an adapter
+that is still served. Such an adapter first gets a small request, which makes it the newest.
 """
 
 from collections import OrderedDict
@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 
 class HostCache:
-    """Mirrors the engine's least-recently-used list. Names are of loaded files and never reused for others."""
+    """Mirrors the engine's least-recently-used list. A name belongs to loaded files and is never reused for others."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -26,7 +26,7 @@ class HostCache:
             del self._used_at[min(self._used_at, key=self._used_at.__getitem__)]
 
     def find_victims(self, served: Collection[str]) -> list[str]:
-        """Return the served adapters that are older than every evictable one, oldest first: these must be touched now.
+        """Return the served adapters that are older than every evictable one, oldest first. They must be touched now.
 
         Empty while there is room. If all adapters are served, nothing may be evicted, and all are returned.
         """

@@ -84,7 +84,7 @@ class AdapterLoader:
         return None
 
     def _is_cleared(self, adapter: DesiredAdapter, path: Path, base: BaseIdentity) -> bool:
-        """Return whether the customers' engine may load the adapter; the canary engine tests a new version first."""
+        """Return whether the customers' engine may load the adapter. The canary engine tests a new version first."""
         name = adapter.lora_name
         if self._canary is None or adapter.is_tried or self._trials.has_passed(name, path.name):
             return True
@@ -117,7 +117,7 @@ class AdapterLoader:
         return await self.try_out(adapter, met)
 
     async def _spare_the_served(self, met: EngineSession) -> None:
-        """Before a load, make sure that the engine's cache will evict an adapter that is no longer served."""
+        """Make sure, before a load, that the engine's cache will evict an adapter that is no longer served."""
         models = {model.id: model.root for model in await self._engine.list_models()}
         served = {name: f"{name} {models[name]}" for name in met.loaded if name in models}
         for name, used_at in self._door.list_last_uses().items():
@@ -165,7 +165,7 @@ class AdapterLoader:
             return None
 
     async def _require_same_engine(self, met: EngineSession) -> None:
-        """Raise EngineDown if the engine died meanwhile: its refusal is then no evidence against the adapter."""
+        """Raise EngineDown if the engine died meanwhile. Then its refusal is no evidence against the adapter."""
         await asyncio.sleep(0.5)
         await self._engine.list_models()
         if met.is_lost or read_engine_state(self._paths) != met.state:

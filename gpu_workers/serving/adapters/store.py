@@ -1,9 +1,9 @@
 """The adapters on this replica's disk: checked, read-only folders named after their content.
 
 The engine may read the folder of a loaded adapter again at any moment, inside a step that serves all requests; if it is
-missing, the whole engine dies. A folder in use therefore stays until `give_back`, which is called after its engine has
-ended, or once its name was unloaded and the last answer under it has ended. Returned folders stay as a cache, and the
-oldest are deleted first when the folders exceed the size limit.
+missing, the whole engine dies. So a folder in use stays until `give_back`. This is called after its engine has ended,
+or once its name was unloaded and the last answer under it has ended. Returned folders stay as a cache, and the oldest
+are deleted first when the folders exceed the size limit.
 """
 
 import hashlib
@@ -117,7 +117,7 @@ class AdapterStore:
         return sum(_size_of(path) for path in self._folder.glob("sha256-*"))
 
     def collect_garbage(self, keep: Iterable[Path]) -> list[Path]:
-        """Take back all folders in use but `keep`, and delete the excess above the limit. Returns the deleted folders.
+        """Mark all folders except `keep` as unused, and delete the excess above the limit. Returns the deleted folders.
 
         Call it only between an engine's start and its first adapter.
         """
@@ -226,7 +226,7 @@ _LIMITS = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: MAX_WEIGHTS_BYTES, PARIT
 
 
 def _holds(path: Path, files: dict[str, SignedFile]) -> bool:
-    """Return whether the folder has the announced files; the agent writes the configuration itself."""
+    """Return whether the folder has the announced files. The agent writes the configuration itself."""
     try:
         is_equal = all(hash_file(path / name) == file.sha256 for name, file in files.items() if name != CONFIG_FILE)
         return is_equal and (path / CONFIG_FILE).exists()

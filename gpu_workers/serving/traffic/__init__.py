@@ -1,1 +1,1 @@
-"""Customers' requests to the engine: their entry, their turns, and counts of what the engine made of them."""
+"""Customers' requests to the engine: their entry, their turns, and the counts of their tokens and bad numbers."""

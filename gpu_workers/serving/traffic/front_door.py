@@ -45,7 +45,7 @@ _FIELDS = {
 
 
 class FrontDoor:
-    """The proxy, closed at first: `open_for` sets the served models, `close` the reason for refusals."""
+    """The proxy, which is closed at first. `open_for` sets the served models, `close` the reason for refusals."""
 
     def __init__(self, engine: EngineClient, *, token: str, base_served_name: str) -> None:
         if len(token) < 16:
@@ -80,7 +80,10 @@ class FrontDoor:
         return self._lease.count_in_flight()
 
     def count_activity(self) -> int:
-        """Return a number that grows with every request that begins or ends; an unchanged number means idle since."""
+        """Return a number that grows with every request that begins or ends.
+
+        While it is unchanged, the replica was idle.
+        """
         return self._begun + self._ended
 
     def count_waiting(self) -> int:
@@ -133,7 +136,7 @@ class FrontDoor:
             return _refuse(503, "replica_busy", f"The replica is busy: {busy}.")
 
     def _check_model(self, model: str) -> web.Response | None:
-        """Return why this model is not served here, or None. An unknown model never falls back to the base."""
+        """Return why this model is not served here, or None if it is. An unknown model never falls back to the base."""
         is_base = model == self._base_served_name
         is_adapter = LORA_NAME.fullmatch(model) is not None
         if (is_base or is_adapter) and self._closed_because:

@@ -1,4 +1,4 @@
-"""vLLM's own count of requests with NaN in their logits: the last guard when bad numbers got into an engine."""
+"""vLLM's own count of requests with NaN in their logits: the last guard against bad numbers in an engine."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Fair access to the engine's adapter slots, which vLLM lacks.
 
-If every slot is busy, vLLM never starts another adapter's request until one slot falls idle, which under steady traffic
+If every slot is busy, vLLM starts another adapter's request only when a slot falls idle. Under steady traffic, this
 never happens. Here at most `slots` distinct adapters are in flight. While others wait, an adapter that has held its
 slot for a quantum admits no new request, drains, and passes the slot to the adapter that has waited longest.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 class SlotsBusy(Exception):
-    """No slot became free in time, or too many requests wait already: retry later."""
+    """No slot became free in time, or too many requests already wait. Retry later."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class SlotLease:
             raise
 
     def _leave(self, lora_name: str, ticket: asyncio.Future[None]) -> None:
-        """Undo an unused wait, also if the slot was granted at the same instant."""
+        """Undo an unused wait, even if the slot was granted at the same moment."""
         if ticket.done():
             self._release(lora_name)
             return

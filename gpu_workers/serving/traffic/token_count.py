@@ -1,4 +1,4 @@
-"""The tokens that customers had an engine read and write, by the engine's own counters, to check the gateways' meters.
+"""The tokens that an engine read and wrote for customers, by its own counters. They check the gateways' meters.
 
 The counters distinguish neither customers nor adapters, and include the agent's own questions. The agent counts its
 questions separately, and keeps that count on disk because the engine outlives the agent.
@@ -47,7 +47,8 @@ class TokenCounter:
     async def read(self, engine: EngineClient, state: EngineState) -> str:
         """Return the engine's /metrics text, and record its counts. Raises EngineDown, EngineRefused.
 
-        While the agent has a question running, it is unknown how much of it is counted already: the last reading stays.
+        While one of the agent's questions runs, it is unknown how much of it is already counted. So the last reading
+        stays.
         """
         before, asked_at = engine.questions, time.monotonic()
         metrics = await engine.read_metrics()
@@ -61,7 +62,7 @@ class TokenCounter:
         return metrics
 
     def forget(self) -> None:
-        """Report nothing until the counters of another engine were read."""
+        """Report nothing until the counters of the next engine were read."""
         self._seen = None
 
     def seen(self) -> EngineCount | None:

@@ -14,7 +14,10 @@ NOT_LOADABLE = "The engine could not load the adapter."
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The result. `reason` says why the adapter is bad, "" if it is good; `parity` is None if nothing was measured."""
+    """The result. `reason` is "" if the adapter is good, or else says why it is bad.
+
+    `parity` is None if nothing was measured.
+    """
 
     reason: str = ""
     parity: ParityResult | None = None
@@ -33,7 +36,7 @@ async def try_adapter(
     """Return whether the loaded adapter gives finite numbers that match its trainer's and differ from the base model's.
 
     Raises CannotSay if the test must be repeated later, and EngineDown. `require_same_engine` raises EngineDown if the
-    engine died meanwhile: its refusal is then no evidence against the adapter.
+    engine died meanwhile, because its refusal is then no evidence against the adapter.
     """
     try:
         canary = await engine.ask_canary(lora_name)

@@ -1,8 +1,8 @@
 """A separate engine that loads a new adapter version before the engine of all customers does.
 
 `python -m gpu_workers.engine.launcher canary` runs beside the replica's own launcher. It waits until this module writes
-the model to serve into its folder, and waits again after its engine was ended. The engine therefore runs only during
-tests and for a short time after them. A version that kills the engine or corrupts its numbers harms no customer.
+the model to serve into its folder, and waits again after its engine has ended. So the engine runs only during tests and
+for a short time afterwards. A version that kills the engine or corrupts its numbers harms no customer.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ DEADLY = "The canary engine ended twice while it tried the adapter."
 
 
 class _Wish(msgspec.Struct):
-    """A version to test, and how often the engine has died of it."""
+    """A version to test, and the number of times that the engine died during its test."""
 
     lora_name: str
     folder: Path
@@ -55,7 +55,7 @@ class CanaryEngine:
         self._wanted_at = self._used_at = clock()
 
     def ask(self, lora_name: str, folder: Path, base: ReplicaBase) -> Verdict | None:
-        """Return the verdict on the files, None while they wait. Raises CannotSay once for each failed test."""
+        """Return the verdict on the files; None while they wait. Raises CannotSay once for each failed test."""
         if trouble := self._troubles.pop(lora_name, ""):
             raise CannotSay(trouble)
         tried, verdict = self._verdicts.get(lora_name, (None, None))
@@ -184,7 +184,7 @@ class CanaryEngine:
         self._troubles[wish.lora_name] = trouble
 
     def _note_death(self, wish: _Wish, error: EngineDown) -> None:
-        """Blame the tested version for a second death; test the others before its second attempt."""
+        """Reject the tested version after a second death. Test the others before its second attempt."""
         log.warning("the canary engine ended while it tried %s: %s", wish.lora_name, error)
         self.end()  # it may also hang
         wish.deaths += 1

@@ -1,4 +1,4 @@
-"""The serving agent's verdict on each adapter it should serve; verdicts outlive the agent."""
+"""The serving agent's verdict on each adapter that it should serve. Verdicts outlive the agent."""
 
 import asyncio
 import logging
@@ -39,7 +39,7 @@ class Trials:
         return self._trials[name]
 
     def follow(self, wanted: set[str]) -> None:
-        """Track exactly these adapters; earlier rejections stay."""
+        """Track exactly these adapters. Earlier rejections stay."""
         for name in set(self._trials) - wanted:
             del self._trials[name]
             self._changed.set()
@@ -59,7 +59,7 @@ class Trials:
         )
 
     def is_rejected(self, name: str) -> bool:
-        """Return whether this adapter is permanently bad; also for one that is not desired."""
+        """Return whether this adapter is permanently bad, even if it is not desired."""
         return name not in self._trials or self._trials[name].state is LoadState.REJECTED
 
     def is_due(self, name: str) -> bool:
@@ -84,7 +84,7 @@ class Trials:
             self._changed.set()
 
     def reject(self, name: str, reason: str) -> None:
-        """Mark the adapter as permanently bad, also for the next agent."""
+        """Mark the adapter as permanently bad, for the next agent too."""
         log.warning("%s is rejected: %s", name, reason)
         self._memory.change(rejected=self._memory.content.rejected | {name: reason})
         self.settle(name, LoadState.REJECTED, reason)
@@ -95,7 +95,7 @@ class Trials:
         self._trials[name].retry_at = self._clock() + RETRY_SECONDS
 
     def suspect(self, names: Iterable[str]) -> None:
-        """Record that invalid numbers appeared while these were in use; reject an adapter after too many suspicions."""
+        """Record that invalid numbers appeared while these were in use. Reject an adapter after too many suspicions."""
         suspects = set(names)
         for name in suspects:
             trial = self._trials[name]

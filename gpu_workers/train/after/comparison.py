@@ -32,7 +32,7 @@ class Findings(msgspec.Struct, frozen=True):
 
 
 class Examiner:
-    """Gives the same questions to one model after the other."""
+    """Asks one model after the other the same questions."""
 
     def __init__(self, examples: Sequence[Example], plan: EvaluationPlan, tokenizer: Tokenizer, *, pad_id: int) -> None:
         self._began = time.monotonic()
@@ -60,9 +60,9 @@ class Examiner:
         return Findings(scores=scores, answers=[self._text(ids) for ids in written])
 
     def report(self, base: Findings, tuned: Findings, *, judge: Judge | None = None) -> EvaluationReport:
-        """Compare the two models; answers that only one model had time for do not count.
+        """Compare the two models. Answers that only one model had time for do not count.
 
-        If the plan has one, `judge` grades; rows that it did not score are not compared.
+        If the plan has a judge, `judge` grades. Rows that it did not score are not compared.
         """
         grader = self._plan.grader
         count = min(len(base.answers), len(tuned.answers))
@@ -101,7 +101,7 @@ class Examiner:
         return graded[0], graded[1]
 
     def _ask(self, judge: Judge, base: Findings, tuned: Findings, count: int) -> Verdicts:
-        """Have both answers to a row judged one after the other, so that time ends for both at the same row."""
+        """Let the judge grade both answers to a row one after the other, so that time ends for both at the same row."""
         questions = [
             Question(question=self._text(row.prompt or []), reference=reference, answer=found.answers[index])
             for index, (row, reference) in enumerate(zip(self._asked, self._references(count), strict=False))

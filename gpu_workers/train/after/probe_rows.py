@@ -62,7 +62,7 @@ def build_probe(
 def first_chat(path: Path, renderer: ChatRenderer, tokenizer: Tokenizer) -> ParityChat | None:
     """Return the first plain chat of a file up to its answer, with the tokens that ask for one, or None.
 
-    Long ones are left out: every engine that loads the adapter writes them again.
+    Long ones are left out, because every engine that loads the adapter renders them again.
     """
     with path.open("rb") as file:
         for line in split_lines(iter(lambda: file.read(_CHUNK_BYTES), b"")):

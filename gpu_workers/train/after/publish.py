@@ -2,8 +2,8 @@
 
 Standard input names the part. The evaluation loads the 16-bit base and then the exported adapter, as serving will. It
 compares the two on held-out rows, and writes the probe of the parity certificate into the adapter's folder. The other
-parts merge or convert. Each part runs in a separate process: its failure costs that part, never the adapter. Parts are
-not billed.
+parts merge or convert. Each part runs in a separate process, so a failure loses that part, but never the adapter. Parts
+are not billed.
 """
 
 import errno
@@ -51,7 +51,7 @@ def main(spec_path: Path, work_dir: Path) -> int:
 
 
 def make(work_dir: Path, spec: RunSpec, secrets: PublishSecrets) -> Made:
-    """Return the result of a part, a failure included."""
+    """Return the result of a part, even for a failure."""
     try:
         base = fetch_base_model(spec.base_model, hub_token=secrets.hub_token)
         match secrets.part:

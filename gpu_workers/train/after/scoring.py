@@ -20,7 +20,7 @@ class RowScore(msgspec.Struct, frozen=True):
 
 @torch.no_grad()
 def score_row(model: torch.nn.Module, example: Example) -> RowScore:
-    """Score one row by itself: without padding, the numbers equal those of serving it alone."""
+    """Score one row by itself. Without padding, the numbers equal those of serving it alone."""
     return score_logits(_logits(model, example.token_ids), example)
 
 

@@ -158,7 +158,7 @@ def bad_row(error: RowError) -> TrainingFailed:
 
 
 class PaddingCollator:
-    """Pads a batch to its longest row; the padding is masked and never trained."""
+    """Pads a batch to its longest row. The padding is masked and never trained."""
 
     def __init__(self, pad_id: int, *, multiple_of: int = 1) -> None:
         self._pad_id = pad_id
@@ -183,12 +183,12 @@ class PaddingCollator:
 
 
 class ShuffledSampler(torch.utils.data.Sampler[int]):
-    """Rows in random order: each step has the same rows as with TRL's own trainer and the same seed.
+    """Rows in random order. Each step has the same rows as with TRL's own trainer and the same seed.
 
     If a step has several micro-batches, each gets its share of the long rows, so that no process waits for another. A
-    step's result does not depend on how its rows are distributed. The order is a function of seed and epoch only, so a
-    resumed run gets exactly the same rows. `set_epoch` is missing on purpose: data loaders call it with their own
-    count, which a resume resets.
+    step's result does not depend on how its rows are distributed. The order depends only on seed and epoch, so a
+    resumed run gets exactly the same rows. `set_epoch` is missing on purpose, because data loaders call it with their
+    own count, which a resume resets.
     """
 
     def __init__(self, lengths: np.ndarray, *, batch_size: int, seed: int, micro_batches: int = 1) -> None:
@@ -224,8 +224,8 @@ class ShuffledSampler(torch.utils.data.Sampler[int]):
 class LengthGroupedSampler(ShuffledSampler):
     """Batches of similar length in random order, for rows that are padded to the longest of their micro-batch.
 
-    The sorted pools are small, because batches of one length each teach less per step. Measured on short rows, loss
-    after 120 steps against random order: pools of 50 batches 4 % worse, pools of 4 within 0.5 %.
+    The sorted pools are small, because batches of one length each teach less per step. On short rows, the loss after
+    120 steps was 4 % worse than in random order with pools of 50 batches, and within 0.5 % with pools of 4.
     """
 
     _BATCHES_PER_POOL = 4

@@ -14,8 +14,8 @@ from gpu_workers.train.data.encoding import IGNORED, TokenRow
 class PackingCollator:
     """Joins rows. `position_ids` restart at each row, and no row's first token is predicted from the row before.
 
-    With `multiple_of`, the sequence is padded to a multiple of that many tokens. The padding lies behind the last
-    border: it belongs to no row, has no label, and attention ignores it.
+    With `multiple_of`, the sequence is padded to a multiple of that many tokens. The padding is behind the last border.
+    It belongs to no row, has no label, and attention ignores it.
     """
 
     def __init__(self, *, multiple_of: int = 1) -> None:

@@ -97,7 +97,7 @@ def encode(path: Path, renderer: ChatRenderer, recipe: Hyperparameters, *, keep:
 
 
 def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Encoded:
-    """Return rows of which every token is trained. A long text becomes pieces of `max_length`, so no token is lost."""
+    """Return rows in which every token is trained. A long text becomes pieces of `max_length`, so no token is lost."""
     pieces = []
     try:
         for row in renderer.render_many(read_rows(path, RowKind.TEXT, keep=keep)):
@@ -115,7 +115,7 @@ def encode_text(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Se
 
 
 def encode_pairs(path: Path, renderer: ChatRenderer, *, max_length: int, keep: Sequence[bool] | None = None) -> Pairs:
-    """Return pairs with answers cut to fit after the prompt; a row whose prompt fills `max_length` is left out."""
+    """Return pairs with answers cut to fit after the prompt. A row whose prompt fills `max_length` is left out."""
     kept, n_dropped, n_truncated = [], 0, 0
     try:
         for pair in renderer.render_pairs(read_rows(path, RowKind.PREFERENCE, keep=keep)):

@@ -1,4 +1,4 @@
-"""The rows for training and for validation: no row, and no copy of one, is in both.
+"""The rows for training and for validation. No row, and no copy of one, is in both.
 
 A given validation file takes precedence: its rows and their near duplicates are not trained on.
 """
@@ -19,7 +19,7 @@ from gpu_workers.train.failures import TrainingFailed
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """The selected rows of each file, in file order, None for all. `validation_file` is None without validation rows.
+    """The selected rows of each file, in file order; None for all. `validation_file` is None without validation rows.
 
     `notes` are for the run's log, each with its level.
     """

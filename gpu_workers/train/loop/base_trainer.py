@@ -1,4 +1,4 @@
-"""The common base of every objective's trainer: a resumable order of rows, and checkpoints that are whole or absent."""
+"""The base of every objective's trainer: a resumable order of rows, and checkpoints that are whole or absent."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,10 +90,13 @@ class RunTrainer:
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Keep nothing: the log history would grow with every step and be part of every checkpoint."""
+        """Keep nothing, because the log history would grow with every step and be part of every checkpoint."""
 
     def write_checkpoint(self, root: Path) -> tuple[Path, str] | None:
-        """Write everything that a resume needs. Every process takes part; the first one writes and gets the folder."""
+        """Write everything that a resume needs.
+
+        Every process must call this; the first one writes and gets the folder.
+        """
         sharded = is_sharded(self.model)
         weights = gather_trained(self.model) if sharded else None
         optimizer_state = gather_optimizer(self.model, self.optimizer) if sharded else None

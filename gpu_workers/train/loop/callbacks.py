@@ -37,9 +37,9 @@ class StopFlag:
         self.is_set = True
 
     def agree(self, *flags: bool) -> list[bool]:
-        """Return whether any process is to stop, which this flag then says too, and the first process's `flags`.
+        """Return whether any process must stop, and the first process's `flags`. If one must, this flag is set too.
 
-        Clocks differ, and signals reach one machine only; all must save or stop at the same step.
+        Clocks differ, and a signal reaches only one machine, but all must save or stop at the same step.
         """
         if not is_distributed():
             return [self.is_set, *flags]
@@ -78,7 +78,7 @@ class StopWatch:
 
 
 class Window:
-    """Sums over the steps since the last report. Tensors stay on their device: one transfer per report."""
+    """Sums over the steps since the last report. Tensors stay on their device, so a report needs one transfer."""
 
     def __init__(self) -> None:
         self.steps = 0

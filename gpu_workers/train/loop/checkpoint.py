@@ -1,4 +1,7 @@
-"""Checkpoints that are whole or absent: everything an exact resume needs, hashed, flushed, renamed into place."""
+"""Checkpoints that are whole or absent: everything an exact resume needs, hashed, flushed, renamed into place.
+
+The weights of the best evaluation are part of it.
+"""
 
 import importlib.metadata
 import os
@@ -7,13 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import peft
 import torch
+from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerState
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from apps.contracts.runs import Manifest, RunSpec
+from apps.contracts.runs import Manifest, Method, RunSpec
 from gpu_workers.common.artifacts import MANIFEST_FILE, seal_folder, verify_folder
 from gpu_workers.train.loop.random_state import State, save_states
+from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+from gpu_workers.train.model.sharding import broadcast_model, is_sharded
 from gpu_workers.train.model.weights import MODEL_FILE, write_weights
 
 PROGRESS_FILE = "progress.json"
@@ -128,3 +135,49 @@ def explain_inexact_resume(manifest: Manifest, spec: RunSpec) -> str | None:
     then = {"processes": now["processes"]} | manifest.metadata  # which earlier releases did not name
     changed = sorted(name for name, value in now.items() if then.get(name) != value)
     return ", ".join(changed) or None
+
+
+class BestWeights:
+    """The weights of the best evaluation so far, kept in a file and delivered at the end.
+
+    A lower loss is better; an equal one is not.
+    """
+
+    def __init__(self, work_dir: Path, spec: RunSpec) -> None:
+        self.loss: float | None = None
+        self.step = 0
+        self.evaluations_since = 0
+        self._path = work_dir / BEST_FILE
+        self._spec = spec
+
+    @property
+    def file(self) -> Path | None:
+        return self._path if self.loss is not None and self._path.exists() else None
+
+    def record(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
+        """Record an evaluation, and save the weights if they are the best so far."""
+        if self.loss is not None and not loss < self.loss:
+            self.evaluations_since += 1
+            return
+        self.loss, self.step, self.evaluations_since = loss, step, 0
+        trainer.save_trained(self._path)
+
+    def restore(self, progress: Progress, *, folder: Path | None = None) -> None:
+        """Continue from a checkpoint; `folder` holds its files."""
+        self.loss, self.step = progress.best_loss, progress.best_step
+        self.evaluations_since = progress.evaluations_since_best
+        if folder is not None and (folder / BEST_FILE).exists() and not self._path.exists():
+            os.link(folder / BEST_FILE, self._path)
+
+    def put_back(self, trainer: ResumableTrainer) -> int | None:
+        """Load the best weights into the model, unless the last ones are the best; return their step."""
+        if self.loss is None or self.step == trainer.state.global_step:
+            return None
+        tensors = load_file(self.file) if self.file else {}  # the first machine of a group has the file, and delivers
+        if is_sharded(trainer.model):
+            broadcast_model(trainer.model, tensors)
+        elif tensors and self._spec.hyperparameters.method is Method.FULL:
+            trainer.unwrapped_model.load_state_dict(tensors, strict=False)
+        elif tensors:
+            peft.set_peft_model_state_dict(trainer.unwrapped_model, tensors)
+        return self.step

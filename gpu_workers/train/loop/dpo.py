@@ -1,6 +1,6 @@
 """Direct preference optimization with TRL's DPOTrainer on pairs tokenised here.
 
-The reference model's log-probabilities of both answers are computed once, before training: no second model stays in
+The reference model's log-probabilities of both answers are computed once, before training, so no second model stays in
 memory. A resumed run begins from the same weights and computes the same numbers.
 """
 

@@ -1,6 +1,6 @@
-"""One training process per GPU: started here and stopped together.
+"""One training process per GPU. They are started here and stopped together.
 
-Those of one machine meet on its loopback. Those of a group meet at its first machine, at the address that the lease
+Processes of one machine meet on its loopback. Those of a group meet at its first machine, at the address that the lease
 named, and each machine starts its own.
 
 The process that starts the others imports no torch, whose import would delay them all by seconds.
@@ -40,18 +40,21 @@ class Rank(Struct, frozen=True, kw_only=True):
 
     @property
     def is_first_here(self) -> bool:
-        """Return whether it is the first of its machine, which fetches files and writes the machine's outcome."""
+        """Return whether it is the first process of its machine.
+
+        That one fetches files and writes the machine's outcome.
+        """
         return self.local_index == 0
 
 
 def read_rank() -> Rank | None:
-    """Return the rank that `run_ranks` gave this process, None in the parent process."""
+    """Return the rank that `run_ranks` gave this process; None in the parent process."""
     found = read_launch_environment()
     return None if found is None else Rank(index=found[0], local_index=found[1], count=found[2], is_launched=True)
 
 
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes, group: NodeGroup | None = None) -> int:
-    """Run this module `count` times and return the first one's exit code; if one dies, end all of this machine."""
+    """Run this module `count` times and return the first one's exit code. If one dies, end all on this machine."""
     place = place_in(group, count) if group else _place_alone(count)
     command = [sys.executable, "-m", "gpu_workers.trainer.child", "gpu_workers.train", *argv[1:]]
     children = [
@@ -72,7 +75,7 @@ def run_ranks(argv: list[str], *, count: int, secret_line: bytes, group: NodeGro
 
 
 class Place(TypedDict, total=False):
-    """Of all processes of a machine: the arguments of `rank_environment` beside the index."""
+    """The arguments of `rank_environment` that all processes of a machine share; only the index is missing."""
 
     count: int
     port: int
@@ -101,9 +104,9 @@ def place_in(group: NodeGroup, count: int) -> Place:
 
 
 def interface_of(address: str) -> str:
-    """Return the network interface that has this IPv4 address, or name of one; "" if none has.
+    """Return the network interface with this IPv4 address, or with the address of this name; "" if there is none.
 
-    Without it gloo takes the one that the machine's own name resolves to, often its loopback.
+    Without it, gloo uses the interface that the machine's own name resolves to, which is often the loopback.
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         wanted = socket.inet_aton(socket.gethostbyname(address))

@@ -18,7 +18,7 @@ State = Mapping[str, Any]
 
 
 def read_state() -> dict[str, Any]:
-    """Return this process's state; on a GPU, that of its own device."""
+    """Return this process's state, including that of its GPU if it has one."""
     state = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
     return state | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
@@ -48,7 +48,7 @@ def save_states(states: Sequence[State], file: Path) -> None:
 
 
 def load_state(file: Path, *, process: int) -> State:
-    """Return the state of a process; that of the first one if there were fewer."""
+    """Return the state of a process. If there were fewer processes, return that of the first one."""
     with safe_globals():
         first = torch.load(file, map_location="cpu", weights_only=True)
     states = [first, *first.pop(_OTHERS, [])]

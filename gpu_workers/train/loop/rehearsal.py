@@ -1,6 +1,6 @@
 """The rehearsal before the first billed second: the worst step, an evaluation and a checkpoint, run and undone.
 
-If one of them does not fit or fails, it shows here and not after hours.
+If one of them does not fit or fails, this shows now and not after hours.
 """
 
 import math
@@ -58,7 +58,7 @@ def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> R
 
 
 def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
-    """Return the time between checkpoints that loses least: Daly's first order, sqrt(2 d M) - d.
+    """Return the time between checkpoints that loses the least time: Daly's first order, sqrt(2 d M) - d.
 
     It is at most the control plane's interval, which also applies without a measured failure rate. (Daly 2006, doi
     10.1016/j.future.2004.11.016; Young 1974 is the same without the last term.)

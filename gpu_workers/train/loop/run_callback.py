@@ -22,8 +22,7 @@ from gpu_workers.common.events import UNNUMBERED, EventWriter
 from gpu_workers.train.data.encoding import ShuffledSampler
 from gpu_workers.train.data.rows import Rows, SomeRows
 from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
-from gpu_workers.train.loop.checkpoint import Progress
-from gpu_workers.train.loop.early_stopping import BestWeights
+from gpu_workers.train.loop.checkpoint import BestWeights, Progress
 from gpu_workers.train.loop.evaluation import Evaluation, evaluate
 from gpu_workers.train.loop.process_group import is_distributed
 from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds, rehearse
@@ -121,7 +120,7 @@ class RunCallback(ProgressCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Rehearse, then announce the start: the first billed second follows."""
+        """Rehearse, then announce the start. The first billed second follows."""
         if self.is_rehearsing:
             measured = rehearse(self.trainer, self.validation)
             self._save_seconds = measured.save_seconds
@@ -162,7 +161,7 @@ class RunCallback(ProgressCallback):
     def sample(self, step: int) -> None:
         """Report the model's answers to the same few prompts. Call it while the time is not billed.
 
-        Training goes on without samples if they fail, for example because memory runs out.
+        Training continues without samples if they fail, for example because memory runs out.
         """
         if self._samples is None or not self._samples.prompts or self._stop.is_set:
             return
@@ -202,7 +201,9 @@ class RunCallback(ProgressCallback):
         return self.validation is not None and (state.global_step % every == 0 or state.global_step >= state.max_steps)
 
     def is_save_due(self, now: float, state: TrainerState) -> bool:
-        """Return whether to save: by the clock, or at an epoch's end if a save is short enough by comparison."""
+        """Return whether to save: by the clock, or at an epoch's end if a save is short against the time since the
+        last.
+        """
         epochs = self._spec.hyperparameters.epochs
         every = self.steps_per_epoch * -(-epochs // _MAX_EPOCH_CHECKPOINTS)
         is_adapter = self._spec.hyperparameters.method is not Method.FULL

@@ -1,5 +1,4 @@
-"""Supervised fine-tuning and continued pre-training with TRL's SFTTrainer, and the builder of every objective's
-trainer.
+"""Supervised fine-tuning and continued pre-training with TRL's SFTTrainer, and the builder of all trainers.
 
 Rows are tokenised here, and only trained tokens have labels.
 """
@@ -207,7 +206,7 @@ def _arguments(work_dir: Path, spec: RunSpec, engine: Engine, *, total_steps: in
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return any valid id: padding is masked and never trained."""
+    """Return any valid id, because padding is masked and never trained."""
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token is not None:
             return token
@@ -222,7 +221,7 @@ def _adapter_in_float32(model: torch.nn.Module) -> None:
 
 
 def _has_plain_head(model: torch.nn.Module) -> bool:
-    """Return whether the head can run on trained positions here: on a CPU, TRL's head scores all positions."""
+    """Return whether the head can run only on trained positions. On a CPU, TRL's head scores all positions."""
     config = model.config.get_text_config()
     changes = [name for name in _LOGIT_CHANGES if getattr(config, name, None) not in (None, 1, 1.0)]
     is_mixture = bool(getattr(config, "output_router_logits", False))

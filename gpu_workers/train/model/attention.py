@@ -1,4 +1,4 @@
-"""Attention for this machine: rows packed into one sequence never attend to each other, and a CPU computes in float32.
+"""Attention for this machine. Rows packed into one sequence never attend to each other, and a CPU computes in float32.
 
 bfloat16 attention's backward has no fast CPU kernel (measured 16 ms per layer against 2 ms in float32), so on a CPU
 only the attention product runs in float32.
@@ -37,7 +37,7 @@ def register_attention() -> str:
 
 
 def _mask(*args: object, attention_mask: torch.Tensor | None = None, **options: object) -> torch.Tensor | None:
-    """Return no mask for packed rows: the borders in `cu_seq_lens_q` replace it and save its T x T memory."""
+    """Return no mask for packed rows. The borders in `cu_seq_lens_q` replace it and save its T x T memory."""
     return None if attention_mask is None else sdpa_mask(*args, attention_mask=attention_mask, **options)
 
 
@@ -54,7 +54,7 @@ def _attention(
     scaling: float | None = None,
     **options: object,
 ) -> tuple[torch.Tensor, None]:
-    """Return the output [B, T, H, E], as transformers expects it: without the weights."""
+    """Return the output [B, T, H, E] without the weights, as transformers expects it."""
     dtype = query_BHTE.dtype
     if cu_seq_lens_q is not None and _has_varlen(query_BHTE.device):
         output_BTHE = _varlen(
@@ -81,7 +81,7 @@ def _attention(
 
 @cache
 def _has_varlen(device: torch.device) -> bool:
-    """Return whether torch's FlashAttention runs on the device: from Ampere on."""
+    """Return whether torch's FlashAttention runs on the device. It needs Ampere or newer."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
 
 
@@ -103,9 +103,10 @@ def _row_by_row(
     window: int | None,
     options: dict[str, object],
 ) -> torch.Tensor:
-    """Attend row by row: fastest on a CPU, without products or masks for padding. Zero behind the last border.
+    """Attend row by row. This is fastest on a CPU, because padding needs no products or masks.
 
-    `borders` has the first token of each row and the end of the last. Returns [B, T, H, E].
+    The output is zero behind the last border. `borders` has the first token of each row and the end of the last.
+    Returns [B, T, H, E].
     """
     lengths = borders.diff().tolist()
     filling = query_BHTE.shape[2] - sum(lengths)

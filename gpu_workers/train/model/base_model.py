@@ -1,4 +1,4 @@
-"""The files of a base model: local, or downloaded at their commit; verified in both cases."""
+"""The files of a base model. They are local, or downloaded at their commit, and verified in both cases."""
 
 import errno
 import logging
@@ -47,7 +47,7 @@ def fetch_base_model(
 
 
 def _download(base_model: BaseModelRef, hub_token: str | None, sleep: Callable[[float], None]) -> Path:
-    """Return the folder of the pinned commit. What arrived before an interruption is not downloaded again."""
+    """Return the folder of the pinned commit. Bytes that arrived before an interruption are not downloaded again."""
     assert base_model.repo is not None  # by contract there is a path or a repository
     set_client_factory(_make_client)
     for attempt in range(1, _TRIES + 1):
@@ -95,7 +95,7 @@ def _seconds_to_wait(error: BaseException, attempt: int) -> float | None:
 
 
 def _make_client() -> httpx2.Client:
-    """Return the hub library's HTTP client: it asks known hosts only, and sends the token to the hub alone."""
+    """Return the hub library's HTTP client. It calls only known hosts, and sends the token only to the hub."""
     addresses = hub_addresses()
 
     def check(request: httpx2.Request) -> None:

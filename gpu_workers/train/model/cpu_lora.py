@@ -2,7 +2,7 @@
 
 PEFT computes `base(x) + lora_B(lora_A(dropout(x.float()))) * scaling`. On a CPU the casts, the scaling and the sums
 cost as much as the products. Here the same terms are products that include the sum (`addmm`), in the dtype of the base
-as under autocast; the adapter and its gradients stay in float32.
+as under autocast. The adapter and its gradients stay in float32.
 """
 
 import types

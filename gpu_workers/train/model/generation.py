@@ -28,7 +28,8 @@ def write_answers(
 ) -> list[list[int]]:
     """Return a greedy answer to each prompt, without its end token.
 
-    There are fewer answers if `is_over` says so between two batches. Answers are cut after `max_seconds` of a batch.
+    There are fewer answers if `is_over` returns true between two batches. Answers are cut after `max_seconds` of a
+    batch.
     """
     answers: list[list[int]] = []
     while len(answers) < len(prompts) and not is_over():
@@ -76,6 +77,6 @@ def _write_batch(
 
 
 def _beat_per_token(ids_BT: torch.Tensor, scores: object, **kwargs: object) -> torch.Tensor:
-    """Stop no answer; count each token of a batch as work."""
+    """Return a criterion that stops no answer, but counts each token of a batch as work."""
     beat()
     return torch.zeros(len(ids_BT), dtype=torch.bool, device=ids_BT.device)

@@ -1,6 +1,6 @@
-"""The capabilities of this machine, and the engine that follows from them: precision, attention, kernels, optimizer.
+"""The capabilities of this machine, and the training setup that fits them: precision, attention, kernels, optimizer.
 
-Each choice carries its reason in one sentence, which the run reports to its owner.
+Each choice has its reason in one sentence, which the run reports to its owner.
 """
 
 import importlib.util

@@ -66,7 +66,7 @@ def load_model(
 
 
 def _require_layers(folder: Path, hyperparameters: Hyperparameters) -> None:
-    """Refuse layers that the architecture does not have: PEFT would leave them out, or train experts instead."""
+    """Refuse layers that the architecture does not have, because PEFT would leave them out or train experts instead."""
     modules = adapted_modules(json.loads((folder / CONFIG_FILE).read_bytes()))
     unknown = sorted(set(hyperparameters.target_modules) - set(modules))
     if unknown and hyperparameters.method is not Method.FULL:
@@ -130,7 +130,7 @@ def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
 
 
 def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Convert norms and embeddings back from float32: autocast does it on a GPU; float32 slows a CPU."""
+    """Convert norms and embeddings back from float32. On a GPU, autocast converts anyway; on a CPU, float32 is slow."""
     for parameter in base.parameters():
         if parameter.dtype is torch.float32:
             parameter.data = parameter.data.to(dtype)
@@ -183,7 +183,7 @@ def quantization_config(dtype: torch.dtype, *, storage: torch.dtype | None = Non
 
 
 def attention_implementation(engine: Engine) -> str:
-    """Return the name of the attention to load a model with; register it if it is ours."""
+    """Return the name of the attention with which to load a model; register it if it is ours."""
     if engine.uses_flash_attention:
         return "flash_attention_2"
     if engine.uses_own_attention:

@@ -1,8 +1,8 @@
 """A model in shards on several processes (FSDP), and its weights gathered to be written as one.
 
 Only the base is sharded: an adapter is small and stays whole on every process, and its gradients are averaged here.
-With full training every weight is sharded. Offloaded shards rest in the host's memory, move to the GPU layer by layer,
-and the CPU steps them; this also works with a single process.
+With full training every weight is sharded. Offloaded shards stay in the host's memory and move to the GPU layer by
+layer. The CPU runs their optimizer step. This also works with a single process.
 """
 
 from pathlib import Path
@@ -62,7 +62,7 @@ def shard_model(
 
 
 def average_gradients(model: torch.nn.Module, accelerator: Accelerator) -> None:
-    """Keep weights that are whole on every process equal: one start, and the mean of the gradients.
+    """Keep weights that are whole on every process equal: the same start values, and the mean of the gradients.
 
     transformers' own way uses an operation that only NCCL has.
     """

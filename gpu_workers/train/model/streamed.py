@@ -1,7 +1,6 @@
-"""A 16-bit model larger than the memory: each weight is read from its file when its module runs, and dropped
-afterwards.
+"""A 16-bit model larger than the memory: each weight is read when its module runs, and dropped afterwards.
 
-Exact but slow: each batch of rows takes one pass over the files, so it only scores and never generates.
+It is exact but slow: each batch of rows takes one pass over the files. So it only scores and never generates.
 """
 
 import json
@@ -114,7 +113,7 @@ def _add_product(
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Cut the rows in order into batches of limited size, padding included; a longer row is a batch of one."""
+    """Cut the rows in order into batches of limited size, padding included. A longer row is a batch of one."""
     batch: list[Sequence[int]] = []
     for row in rows:
         if batch and (len(batch) + 1) * max(len(row), *(len(each) for each in batch)) > _TOKENS_A_PASS:

@@ -1,8 +1,8 @@
 """Safetensors files, read and written one tensor at a time with the memory of one tensor.
 
-The safetensors library maps whole files: their pages count as this process's memory until the file is closed. It also
-writes only tensors that are all in memory. (Format: https://huggingface.co/docs/safetensors: 8 bytes of length, a JSON
-header, the data.)
+The safetensors library maps whole files, and their pages count as this process's memory until the file is closed. It
+also needs all tensors in memory to write them. (Format: https://huggingface.co/docs/safetensors: 8 bytes of length, a
+JSON header, the data.)
 """
 
 import json
@@ -72,7 +72,7 @@ def read_tensor(file: Path, entry: Entry) -> torch.Tensor:
 
 
 def write_tensors(file: Path, entries: Sequence[Entry], tensors: Iterable[torch.Tensor]) -> None:
-    """Write a file of these tensors; each is taken from the iterable only when it is written."""
+    """Write a file of these tensors. Each is taken from the iterable only when it is written."""
     header, at = {}, 0
     for entry in entries:
         place = [at, at := at + entry.bytes]

@@ -1,1 +1,1 @@
-"""The processes that a trainer starts: how they begin, what they give up, and how they end."""
+"""The processes that a trainer starts: their start, their confinement, and their end."""

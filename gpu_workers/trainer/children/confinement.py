@@ -1,4 +1,4 @@
-"""What every child of a trainer gives up before it runs: the network, core dumps, and a life after its parent's.
+"""The confinement of every child of a trainer before it runs: no network, no core dumps, and an end with its parent.
 
 Training needs local files only, so a child runs in a separate network namespace that contains only its own loopback
 interface. If the kernel does not allow this user such a namespace (in many containers), the child keeps the network,
@@ -29,7 +29,7 @@ _GONE = b"This child has no network.\n"
 
 
 def confined(command: Sequence[str], *, has_network: bool, limits: Sequence[tuple[int, int]] = ()) -> list[str]:
-    """Return a command by which a child of this process confines itself and becomes `command`, with the same number.
+    """Return a command with which a child of this process confines itself and becomes `command`, with the same number.
 
     `limits` are pairs for resource.setrlimit. Run it in the repository. A `preexec_fn` would run Python between fork
     and exec, where a lock that another thread held at the fork (OpenSSL's, for example) is never released.

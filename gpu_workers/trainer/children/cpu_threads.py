@@ -50,7 +50,7 @@ def count_cores() -> int:
 def measure_busy_cores() -> float:
     """Return how many of the cores this process may use were busy during half a second.
 
-    The kernel counts the whole machine. In a container with a part of it, our cores are taken to be as busy as all.
+    The kernel counts the whole machine. In a container with a part of it, our cores are assumed to be as busy as all.
     """
     load = Load()
     time.sleep(_MEASURED_SECONDS)
@@ -58,7 +58,7 @@ def measure_busy_cores() -> float:
 
 
 class Load:
-    """How busy the machine's cores are between two readings."""
+    """The load of the machine's cores between two readings."""
 
     def __init__(self) -> None:
         self._busy, self._total = _read_ticks()

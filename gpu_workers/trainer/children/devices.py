@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and which run has which."""
+"""The GPUs of this machine, and the run that has each."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ class Devices:
     """Gives each run as many GPUs as its job was quoted. A machine without GPUs has one device: its processor."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """`names` are what a child finds in CUDA_VISIBLE_DEVICES."""
+        """`names` are the values for CUDA_VISIBLE_DEVICES of a child."""
         self.names = tuple(names)
         self._taken: set[str] = set()
 

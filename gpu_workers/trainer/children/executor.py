@@ -1,4 +1,4 @@
-"""The start, watch and end of the training child: each run has its own process and process group."""
+"""The start, watch and end of the training child. Each run has its own process and process group."""
 
 import logging
 import os
@@ -94,8 +94,8 @@ class Child:
 class SubprocessExecutor:
     """Runs `python -m <module> SPEC WORK_DIR`: in a fork of `fork_server`, or in a new interpreter without one.
 
-    Call it from a thread that outlives the child: PDEATHSIG is tied to it.
-    `thread_limit` is the maximum number of a child's CPU threads, 0 for the machine's free cores (cpu_threads.py).
+    Call it from a thread that outlives the child, because PDEATHSIG is tied to that thread. `thread_limit` is the
+    maximum number of a child's CPU threads, 0 for the machine's free cores (cpu_threads.py).
     """
 
     def __init__(
@@ -122,8 +122,9 @@ class SubprocessExecutor:
         more: Mapping[str, object] | None = None,
         has_network: bool = True,
     ) -> Child:
-        """Start the child on the spec in `work_dir`; pass secrets (`hub_token`, `more`) only through its standard
-        input.
+        """Start the child on the spec in `work_dir`.
+
+        Secrets (`hub_token`, `more`) go only through its standard input.
 
         The child sees only these `devices` of the machine's GPUs (None: all), and has no network unless
         `has_network`.
@@ -165,7 +166,7 @@ class SubprocessExecutor:
 
 
 def kill_stale_children(runs_dir: Path, *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Kill processes that an earlier agent left running below `runs_dir`, with descendants; return their number."""
+    """Kill processes that an earlier agent left below `runs_dir`, and their descendants; return their number."""
     killed = 0
     for file in runs_dir.glob(f"*/{PID_FILE}"):
         try:

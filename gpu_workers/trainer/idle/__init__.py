@@ -1,1 +1,1 @@
-"""What a trainer does while it has no run: rehearsals, examinations, conversions and measurements."""
+"""The work of a trainer while it has no run: rehearsals, examinations, conversions and measurements."""

@@ -1,4 +1,4 @@
-"""Conversions of finished models: merged or written as GGUF later, as after a training on this machine."""
+"""Conversions of finished models: a later merge or GGUF export, made as after a training on this machine."""
 
 import logging
 import shutil
@@ -99,7 +99,7 @@ class Converter:
 
 
 class _Lease:
-    """Keeps the lease of a conversion whenever its work asks whether to stop."""
+    """Extends the lease of a conversion whenever its work asks whether to stop."""
 
     def __init__(self, api: ApiClient, request: ConversionRequest, should_stop: Callable[[], bool]) -> None:
         self._api = api

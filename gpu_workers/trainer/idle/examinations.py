@@ -1,4 +1,4 @@
-"""Examinations of uploaded adapters: what PEFT makes of fixed rows, computed as after a training on this machine."""
+"""Examinations of uploaded adapters: PEFT's results for fixed rows, computed as after a training on this machine."""
 
 import json
 import logging
@@ -49,7 +49,10 @@ class Examiner:
         self._publisher = publisher
 
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
-        """Take and report one request; return whether there was one. If `should_stop` says so, give it back."""
+        """Take and report one request; return whether there was one.
+
+        If `should_stop` returns true, return the request.
+        """
         try:
             taken = self._api.take_examination()
             if taken is None:

@@ -32,10 +32,10 @@ _FIRST_PATIENCE_SECONDS = 45.0  # vLLM starts in 25 to 40 s on two cores
 
 
 class Prober:
-    """Runs each probe in a separate child. A probe is given up after three failures; a stopped one is no failure.
+    """Runs each probe in a separate child. A probe is abandoned after three failures; stopping one is no failure.
 
-    A probe waits for a quiet machine, because bursts pass, such as many requests to a new adapter. A load that stays
-    longer than `patience_seconds` belongs to the machine.
+    A probe waits for a quiet machine, because bursts end, such as many requests to a new adapter. A load that lasts
+    longer than `patience_seconds` counts as normal for the machine.
     """
 
     def __init__(

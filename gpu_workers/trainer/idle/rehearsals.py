@@ -1,4 +1,4 @@
-"""Rehearsals of memory: in a bounded process without GPU and network, for the control plane or before a run."""
+"""Rehearsals of memory, in a limited process without GPU and network, for the control plane or before a run."""
 
 import logging
 import resource
@@ -31,7 +31,7 @@ class NotRehearsed(Exception):
 
 
 class Interrupted(NotRehearsed):
-    """Something else was to be done first: the memory can be traced later."""
+    """Something else had to be done first. The memory can be traced later."""
 
 
 class Rehearser:
@@ -41,7 +41,10 @@ class Rehearser:
         self._api = api
 
     def run_one(self, *, should_stop: Callable[[], bool]) -> bool:
-        """Take and report one request; return whether there was one. If `should_stop` says so, give it back."""
+        """Take and report one request; return whether there was one.
+
+        If `should_stop` returns true, return the request.
+        """
         try:
             taken = self._api.take_rehearsal()
             if taken is None:
@@ -62,9 +65,9 @@ class Rehearser:
 def rehearse(
     request: MemoryRequest, *, should_stop: Callable[[], bool] = lambda: False, seconds: float = _SECONDS
 ) -> MemoryReport:
-    """Return the job's memory, traced by a process of its own that lasts at most `seconds`.
+    """Return the job's memory, traced by a separate process that lasts at most `seconds`.
 
-    Raises NotRehearsed, and Interrupted once `should_stop` says so.
+    Raises NotRehearsed, and Interrupted once `should_stop` returns true.
     """
     ends_at, sent = time.monotonic() + seconds, msgspec.json.encode(request)
     with subprocess.Popen(
@@ -98,7 +101,7 @@ def rehearse(
 
 
 def with_rehearsal(spec: RunSpec, *, should_stop: Callable[[], bool]) -> RunSpec:
-    """Return the run with its rehearsed memory: as the control plane knows it, else rehearsed now for a GPU."""
+    """Return the run with its rehearsed memory: the one that the control plane knows, or else, for a GPU, a new one."""
     if spec.rehearsed_bytes is not None or spec.rehearsal is None or not list_gpus():
         return spec
     try:

@@ -1,1 +1,1 @@
-"""The supervision of one attempt on this machine, which leads it or is one of its other machines."""
+"""The supervision of one attempt on this machine, which is its first or one of its other machines."""

@@ -1,4 +1,4 @@
-"""What every supervised attempt has in common: the watch over its child, and the failures before it runs."""
+"""The parts that all supervised attempts share: the watch over the child, and the failures before it runs."""
 
 import logging
 import time
@@ -58,7 +58,7 @@ def accompany(
     look: Callable[[], None],
     is_stalled: Callable[[], bool],
 ) -> bool:
-    """Watch the child until it ends, and stop it when asked; return False if it stalls. Raises Forgotten.
+    """Watch the child until it ends, and stop it on request; return False if it stalls. Raises Forgotten.
 
     `look` is called several times a second.
     """

@@ -1,4 +1,4 @@
-"""A machine of a group that another one leads: it keeps its place, trains, and leaves. It reports no progress."""
+"""A machine of a group that another machine leads. It keeps its place, trains, and leaves. It reports no progress."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class GroupMember:
         self._child: Child | None = None
 
     def run(self) -> None:
-        """Train until the group's end, and leave; returns without a word only if the place was lost."""
+        """Train until the group's end, and leave. It returns without a report only if the place was lost."""
         self._keeper.start()
         self._keeper.beat()  # the group has begun when each machine has beaten once
         try:
@@ -97,7 +97,10 @@ class GroupMember:
             return self._failed(*explain(error))
 
     def _conclude(self, child: Child) -> LeaveRequest:
-        """All processes of a group end training together; one that ended before it began ends the attempt."""
+        """Report the end.
+
+        All processes of a group end training together, so one that ended before it began ends the attempt.
+        """
         outcome = read_outcome(self._work_dir)
         match outcome:
             case AdapterReady():
@@ -136,4 +139,4 @@ class GroupMember:
 
 
 def _nothing() -> None:
-    """Look at nothing: the child of another machine than the first reports no events."""
+    """Do nothing, because only the first machine's child reports events."""

@@ -68,7 +68,7 @@ _TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its
 
 
 class RunSupervisor:
-    """Executes one claimed run on `devices`. `run` does everything; the rest of the agent knows none of its phases.
+    """Executes one claimed run on `devices`. `run` does everything. The rest of the agent knows none of its phases.
 
     `on_stuck` is called if the run does not end after the loss of its lease.
     """
@@ -110,7 +110,7 @@ class RunSupervisor:
         self._tracking: TrackingChild | None = None
 
     def run(self) -> None:
-        """Execute the run and report it; returns without a report only if the lease was lost."""
+        """Execute the run and report it. It returns without a report only if the lease was lost."""
         for part in (self._keeper, self._reporter, self._checkpoints):
             part.start()
         try:
@@ -202,7 +202,7 @@ class RunSupervisor:
                 return self._stopped()
 
     def _store_adapter(self, ready: AdapterReady) -> RunOutcome:
-        """Make all other promised parts and upload everything; a failed part is named and stops nothing."""
+        """Make all other promised parts and upload everything. A failed part is reported and stops nothing."""
         if self._publisher is None:
             published = alone(ready)
         else:
@@ -246,11 +246,11 @@ class RunSupervisor:
             return PublishSecrets(part=part, hub_token=hub_token, judge_refusal=words)
 
     def _must_leave(self) -> bool:
-        """Return whether to abandon the parts after training; a pause comes too late to stop anything."""
+        """Return whether to abandon the parts after training. A pause comes too late to stop anything."""
         return self._keeper.is_lost or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
 
     def _end_stalled(self, child: Child) -> RunOutcome:
-        """End a child without progress, with its stacks in the log; its stored checkpoints stay durable."""
+        """End a child without progress, with its stacks in the log. Its stored checkpoints stay durable."""
         message = self._still()
         with (self._work_dir / LOG_FILE).open("a") as file:
             file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
@@ -270,7 +270,7 @@ class RunSupervisor:
         return f"No progress for {self._watch.still_seconds:.0f} s while {phase}, after step {self._status.step}."
 
     def _must_end_transfers(self) -> bool:
-        """Return whether to end transfers: an unwanted result is not delivered, but earlier checkpoints are."""
+        """Return whether to end transfers. An unwanted result is not delivered, but earlier checkpoints are."""
         is_unwanted = self._is_delivering and self._stop_reason() is StopReason.CANCELLED
         return self._keeper.is_lost or is_unwanted or self._watch.check(most_seconds=_TRANSFER_SECONDS)
 
@@ -326,7 +326,7 @@ class RunSupervisor:
         return msgspec.structs.replace(self._status, memory_bytes=memory, work=self._watch.work)
 
     def _stop_reason(self) -> StopReason | None:
-        """Return the reason for a stop; a customer's request takes precedence over this machine's."""
+        """Return the reason for a stop. A customer's request takes precedence over this machine's."""
         return self._keeper.stop_reason or (StopReason.PREEMPTED if self._is_stopping() else None)
 
     def _check(self) -> None:

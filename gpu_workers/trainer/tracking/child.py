@@ -1,4 +1,4 @@
-"""Start and end of the process that reports to the customer's trackers; without trackers there is no process."""
+"""Start and end of the process that reports to the customer's trackers. Without trackers, there is no process."""
 
 import logging
 import os

@@ -1,6 +1,6 @@
 """A job as one run of an MLflow tracking server, over MLflow's REST API 2.0.
 
-mlflow-skinny would bring fastapi, databricks-sdk and an older cachetools for the five calls that are made here.
+mlflow-skinny would add fastapi, databricks-sdk and an older cachetools for the five calls made here.
 """
 
 import json
@@ -34,7 +34,7 @@ class MlflowRefused(OSError):
 
 
 class MlflowRun:
-    """The MLflow run with this job's tag: a resumed job continues it."""
+    """The MLflow run with this job's tag. A resumed job continues it."""
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str]) -> None:
         parts = urlsplit(tracker.url)
@@ -131,7 +131,7 @@ def _content_of(answer: httpx.Response) -> bytes:
 
 
 def public_origin(url: str) -> str:
-    """Return the server's origin by address. Raises ValueError for a private network, which only we may reach."""
+    """Return the server's origin with its address. Raises ValueError for a private network, which only we may reach."""
     host = check_server(url).hostname
     found = [str(address[4][0]) for address in socket.getaddrinfo(host, PORT, type=socket.SOCK_STREAM)]
     if not found or not all(map(is_public, found)):

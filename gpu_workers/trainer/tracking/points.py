@@ -1,4 +1,4 @@
-"""What is sent to a tracker: the points of a chart, and how the attempt ended."""
+"""The data for a tracker: the points of a chart, and the outcome of the attempt."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -8,7 +8,7 @@ from gpu_workers.common.events import ChildEvent
 
 
 class FinalStatus(StrEnum):
-    """How an attempt ended, as trackers show it."""
+    """The outcome of an attempt, in the words of trackers."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"

@@ -1,8 +1,8 @@
 """Delivery of events to the customer's own trackers: `python -m gpu_workers.trainer.tracking.process WORK_DIR`.
 
-Standard input is JSON lines. The first is the `Assignment` with the customer's keys, so that they appear in no file,
-argument or environment; the last, after the run, is a `Farewell`. Each failure is one warning in tracking.jsonl: the
-run neither waits for this process nor fails because of it.
+Standard input is JSON lines. The first line is the `Assignment` with the customer's keys, so that they appear in no
+file, argument or environment. The last line, after the run, is a `Farewell`. Each failure is one warning in
+tracking.jsonl. The run neither waits for this process nor fails because of it.
 """
 
 import logging
@@ -42,7 +42,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
 
 
 class Farewell(Struct, frozen=True, kw_only=True):
-    """How the attempt ended."""
+    """The outcome of the attempt."""
 
     status: FinalStatus
 
@@ -67,7 +67,7 @@ def open_sink(tracker: Tracker, assignment: Assignment, work_dir: Path) -> Sink:
 
 
 class Tracking:
-    """All trackers of a run; a tracker that fails gets no further calls."""
+    """All trackers of a run. A tracker that fails gets no further calls."""
 
     def __init__(self, assignment: Assignment, work_dir: Path, *, open_one: Callable[..., Sink] = open_sink) -> None:
         self._assignment = assignment

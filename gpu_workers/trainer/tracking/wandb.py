@@ -1,4 +1,4 @@
-"""A job as one run of Weights & Biases, by its own library, which is the only documented way."""
+"""A job as one run of Weights & Biases, through its own library, which is the only documented way."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ _FAILED = 1
 
 
 class WandbRun:
-    """The run with the job's id: a resumed job continues it. Only metrics and the recipe are sent."""
+    """The run with the job's id. A resumed job continues it. Only metrics and the recipe are sent."""
 
     def __init__(self, tracker: Tracker, *, job_id: str, parameters: Mapping[str, str], folder: Path) -> None:
         if wandb is None:

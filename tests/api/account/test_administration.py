@@ -150,7 +150,7 @@ def test_a_key_revokes_only_keys_within_its_scopes(api_client, organization, ali
     assert [status(manager, theirs), status(wide, manager), status(narrow, narrow)] == [200, 200, 200]
 
 
-def test_only_the_maker_of_a_key_rotates_it(api_client, organization, alice):
+def test_only_the_creator_of_a_key_rotates_it(api_client, organization, alice):
     bob = make_member(organization, "member")
     theirs = make_key(organization, bob, scopes=frozenset({"view"}))
 
@@ -159,7 +159,7 @@ def test_only_the_maker_of_a_key_rotates_it(api_client, organization, alice):
     assert answer.status_code == 403 and "Only the creator" in answer.json()["error"]["message"]
 
 
-def test_members_and_invitations_follow_the_role_of_the_maker(api_client, key, organization, alice):
+def test_members_and_invitations_follow_the_role_of_the_creator(api_client, key, organization, alice):
     bob = make_member(organization, "admin")
     admin = api_client(make_key(organization, bob, scopes=frozenset(SCOPES) - {"organization.manage"}))
     listed = admin.get("/api/v1/members?role=owner").json()["data"]
@@ -271,7 +271,7 @@ def test_allowances_are_set_within_the_quota_and_ended(api_client, key, organiza
     assert client.get(f"{path}/{made['id']}").status_code == 404
 
 
-def test_notifications_are_those_of_the_maker(api_client, key, organization, alice):
+def test_notifications_are_those_of_the_creator(api_client, key, organization, alice):
     bob = make_member(organization, "member")
     for person in (alice, bob):
         announce(

@@ -99,7 +99,7 @@ def test_the_keys_of_somebody_who_was_removed_are_401(
     assert api_client(issued).get(ME).status_code == 401
 
 
-def test_a_key_loses_what_its_makers_role_loses(organization: Organization, api_client: ApiClient) -> None:
+def test_a_key_loses_what_its_creators_role_loses(organization: Organization, api_client: ApiClient) -> None:
     bob = make_member(organization, "member")
     issued = make_key(organization, bob, scopes=frozenset({"view", "dataset.write"}))
 

@@ -111,7 +111,7 @@ def test_a_key_fixes_the_project_of_its_jobs_and_openais_header_must_name_it(
     assert not list(mine.fine_tuning.jobs.list(extra_query={"project": default_project_id(organization)}))
 
 
-def test_a_key_changes_no_job_of_a_project_that_its_maker_only_views(
+def test_a_key_changes_no_job_of_a_project_that_its_creator_only_views(
     api_client, organization, alice, bob, floor, file_id, project
 ):
     made, default, now = key_in(project, bob), default_project_id(organization), db_now()
@@ -171,7 +171,7 @@ def test_a_private_project_hides_its_jobs_and_keys_from_all_but_members_and_owne
     assert refused.json()["error"]["param"] == "is_private"
 
 
-def test_a_key_works_as_long_as_its_maker_works_in_the_project(api_client, organization, alice, bob, secret_project):
+def test_a_key_works_as_long_as_its_creator_works_in_the_project(api_client, organization, alice, bob, secret_project):
     now, membership = db_now(), Membership.objects.get(user=bob)
     account = make_service_account(organization, alice)
     owner, members = api_client(make_key(organization, alice)), f"{PROJECTS}/{secret_project.pk}/members"

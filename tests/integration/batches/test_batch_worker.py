@@ -165,8 +165,8 @@ def test_requests_are_sent_in_the_project_of_the_batchs_key(organization, alice)
         project_id=project.pk,
     )  # fmt: skip
     found = []
-    for maker in (made.key.pk, alice.pk):
-        batch = make_batch(organization, by=maker)
+    for creator in (made.key.pk, alice.pk):
+        batch = make_batch(organization, by=creator)
         identity = find_key(secret=str(_SECRET_OF(worker._Worker(0), batch)))
         assert identity is not None
         found.append(identity.project_id)

@@ -88,7 +88,7 @@ def test_an_unknown_role_is_refused(organization: Organization, alice: User, bob
         give(organization, bob, "emperor", by=alice)
 
 
-def test_a_key_does_no_more_than_its_maker(organization: Organization, vera: User) -> None:
+def test_a_key_does_no_more_than_its_creator(organization: Organization, vera: User) -> None:
     with pytest.raises(PermissionDenied):
         issue_key(
             organization=organization, name="k", scopes=frozenset({"job.write"}), by=vera, expires_at=None, now=db_now()

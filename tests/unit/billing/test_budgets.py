@@ -168,7 +168,7 @@ def test_a_budget_that_makes_no_sense_is_refused_by_its_field(rich, fields, para
     assert refused.value.param == param
 
 
-def test_a_keys_labels_and_maker_are_whom_its_requests_are_charged_to(rich, key: IssuedKey, alice: User):
+def test_a_keys_labels_and_creator_are_whom_its_requests_are_charged_to(rich, key: IssuedKey, alice: User):
     set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "search"}, by=alice.pk)
     set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "ads"}, by=alice.pk)
 

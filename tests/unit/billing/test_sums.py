@@ -53,7 +53,7 @@ def prices(db: None) -> dict[str, PriceRule]:
 def spent(organization: Organization, alice: User, bob: User, rival: Organization, prices: dict[str, PriceRule]) -> str:
     """Make usage and charges of nine days around the period, and return the organization's id."""
     chance = random.Random(15)
-    made = [make_key(organization, maker, scopes=frozenset({"inference"})).key.pk for maker in (alice, bob)]
+    made = [make_key(organization, creator, scopes=frozenset({"inference"})).key.pk for creator in (alice, bob)]
     keys = [*made, "key_gone", ""]
     for key_id, value in zip(keys, ("red", "blue"), strict=False):
         KeyLabel.objects.create(organization=organization, key_id=key_id, name="2026", value=value)

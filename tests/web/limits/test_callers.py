@@ -24,7 +24,7 @@ def cookie(browser: Any) -> str:
     return f"{settings.SESSION_COOKIE_NAME}={browser.cookies[settings.SESSION_COOKIE_NAME].value}"
 
 
-def test_a_key_speaks_for_its_maker_and_organization(key, organization, alice) -> None:
+def test_a_key_speaks_for_its_creator_and_organization(key, organization, alice) -> None:
     give_own_share(organization=organization)
     found = find(authorization=f"bearer  {key.secret} ")
 

@@ -146,7 +146,7 @@ def test_exports_hold_what_matches_and_no_formula(organization, alice, client_fo
     assert browser.get("/organization/audit/export", {"export": "xls"}).status_code == 400
 
 
-def test_a_key_needs_the_scope_and_its_maker_the_right(organization, bob, alice, api_client):
+def test_a_key_needs_the_scope_and_its_creator_the_right(organization, bob, alice, api_client):
     without = make_key(organization, alice, scopes=frozenset({"view"}))
 
     assert api_client(without).get("/api/v1/audit").status_code == 403

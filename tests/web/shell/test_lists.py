@@ -54,8 +54,8 @@ def test_datasets_are_one_row_each_with_their_versions_under_it(organization, cl
 
 def test_fine_tunes_name_who_created_them_and_are_filtered_by_it_and_by_method(floor, client_for, alice, bob) -> None:
     key = make_key(floor.organization, alice).key
-    for name, maker, method in (("mine", bob.pk, "qlora"), ("hers", alice.pk, "lora"), ("keys", key.pk, "lora")):
-        FineTuningJob.objects.filter(pk=floor.job(suffix=name).pk).update(created_by=maker, method=method)
+    for name, creator, method in (("mine", bob.pk, "qlora"), ("hers", alice.pk, "lora"), ("keys", key.pk, "lora")):
+        FineTuningJob.objects.filter(pk=floor.job(suffix=name).pk).update(created_by=creator, method=method)
     client = client_for(bob)
 
     assert rows(client, "/jobs?by=me") == rows(client, "/jobs?method=qlora") == ["mine"]

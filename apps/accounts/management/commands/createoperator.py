@@ -1,4 +1,4 @@
-"""Create the first operator of an installation, or give an existing person that right."""
+"""Create the first operator of an installation, or make an existing person one."""
 
 from getpass import getpass
 
@@ -53,7 +53,7 @@ class Command(BaseCommand):
 
 
 def _require_known_owner(user: User) -> None:
-    """Raise CommandError unless the account is open and its owner has proven to receive mail at its address."""
+    """Raise CommandError unless the account is active and its owner has proven to receive mail at its address."""
     if not user.is_active:
         raise CommandError(f"The account {user.email} is closed.")
     if not has_verified_address(user=user, email=user.email):

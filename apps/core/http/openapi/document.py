@@ -1,4 +1,4 @@
-"""The OpenAPI document of the API, from the types that read its requests and the types of its answers.
+"""The OpenAPI document of the API, made from the types of its requests and answers.
 
 The app of each surface lists its `Operation`s in a function that settings.API_OPERATIONS names.
 """
@@ -44,7 +44,7 @@ class FileAnswer(NamedTuple):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One method of one address. `query`, `body`, `form` and `answers` are types that msgspec reads."""
+    """One method of one address. `query`, `body`, `form` and `answers` are types that msgspec can describe."""
 
     method: str
     path: str  # with `{name}` for each part that varies
@@ -143,7 +143,7 @@ def _inlined(schema: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameter. An absent one is null to the reader, but no client can write null."""
+    """Return the parameter. If it is absent, the code reads null, but a client cannot send null."""
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     known = {key: value for key, value in schema.items() if key != "anyOf" and (key, value) != ("default", None)}
     plain = named(known | ((options[0] if len(options) == 1 else {"anyOf": options}) if options else {}), name)

@@ -1,7 +1,7 @@
-"""The schemas of msgspec in the form from which generators of clients make the best types.
+"""The schemas of msgspec, in the form that lets generators of clients make the best types.
 
-They accept the same values. Names are words, a single value is a constant, values have a type, lists and objects say
-what they hold, and a shape inside a union has the name of its field.
+They accept the same values. Names are words, a single value is a constant, values have a type, lists and objects
+describe their contents, and a shape inside a union has the name of its field.
 """
 
 import inspect
@@ -21,7 +21,7 @@ def published(components: Mapping[str, Schema]) -> dict[str, Schema]:
 
 
 def tidied(schema: Schema) -> Schema:
-    """Return a schema for the document, with all that is in it."""
+    """Return a schema for the document, with everything inside it."""
     found = {key: value for key, value in schema.items() if (key, value) != ("default", None)}  # absent means null
     if "description" in found:  # a docstring, whose indent Python before 3.13 keeps
         found["description"] = inspect.cleandoc(found["description"])

@@ -24,7 +24,7 @@ class HasScope(permissions.BasePermission):
             return False
         if scope not in identity.scopes:
             raise PermissionDenied(
-                f"This API key lacks the scope '{scope}', or its maker's role no longer holds it.",
+                f"This API key lacks the scope '{scope}', or its creator's role no longer holds it.",
                 required_scope=str(scope),
             )
         return True

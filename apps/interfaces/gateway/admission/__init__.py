@@ -1,1 +1,1 @@
-"""Admission: which key a request belongs to, and whether its limits let it run now."""
+"""Admission: find the key of a request, and check that its limits let it run now."""

@@ -1,4 +1,4 @@
-"""LISTEN for changes to keys, their makers' rights and limits, so that a revoked key stops working at once."""
+"""LISTEN for changes to keys, their creators' rights and limits, so that a revoked key stops working at once."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ _AGAIN_SECONDS = 1.0
 
 
 async def keep_listening(keys: Keys, database: Database) -> None:
-    """Forget keys as their changes are announced, until cancelled.
+    """Forget each key whose change is announced, until cancelled.
 
     Without a connection, cached keys expire as usual.
     """

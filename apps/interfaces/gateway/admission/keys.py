@@ -81,10 +81,10 @@ class Keys:
         self._forgotten += 1
 
     async def identify(self, authorization: str, address_of: Callable[[], str], project: str = "") -> InferenceCaller:
-        """Return the caller that the key belongs to. `address_of` is asked only for a key not seen valid before.
+        """Return the caller that the key belongs to.
 
-        `project` is the header OpenAI-Project. Raises InvalidApiKey, MismatchedProject, PermissionDenied (no
-        scope for inference), RateLimited, Unavailable.
+        `address_of` is called only for a key that was not seen valid before. `project` is the header OpenAI-Project.
+        Raises InvalidApiKey, MismatchedProject, PermissionDenied (no scope for inference), RateLimited, Unavailable.
         """
         secret = read_bearer(authorization)
         known = hashlib.blake2b(secret.encode(), digest_size=16, key=self._secret).digest()
@@ -96,7 +96,7 @@ class Keys:
         require_project_of_key(named=project, own=entry.identity.project_id)
         if entry.caller is None:
             raise PermissionDenied(
-                "This API key lacks the scope 'inference', or its maker's role no longer holds it.",
+                "This API key lacks the scope 'inference', or its creator's role no longer holds it.",
                 required_scope=str(Permission.INFERENCE),
             )
         return entry.caller
@@ -140,7 +140,10 @@ class Keys:
             raise Unavailable(_AWAY) from error
 
     def _begin_lookup(self, known: bytes, secret: str, stranger: str | None = None) -> "asyncio.Task[_Entry]":
-        """Return this key's lookup in progress; start one if there is none. `stranger` is the address of one."""
+        """Return this key's lookup in progress; start one if there is none.
+
+        `stranger` is the address that sent a key not seen valid before.
+        """
         if known not in self._lookups:
             look_up = partial(self._look_up, known, secret)
             task = asyncio.ensure_future(

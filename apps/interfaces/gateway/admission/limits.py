@@ -105,7 +105,10 @@ class _Buckets:
         return max(0.0, bucket.next_at - now)
 
     def correct(self, limits: Sequence[OwnerLimits], *, taken: int, used: int, most_debt: float = math.inf) -> None:
-        """Charge the difference between `used` and `taken`, or return it. Unforeseen use leaves a debt."""
+        """Charge or return the difference between `used` and `taken`.
+
+        If more was used than the bucket has, it goes below zero.
+        """
         now = time.monotonic()
         for one in limits:
             per_minute = self._rate_of(one)
@@ -115,7 +118,7 @@ class _Buckets:
                 bucket.left = left if left < per_minute else per_minute
 
     def headers(self, limits: Sequence[OwnerLimits], now: float) -> bytes:
-        """Return the header lines of the owner with the least left; empty if no limit is set."""
+        """Return the header lines of the owner with the smallest remainder; empty if no limit is set."""
         left, tightest = math.inf, None
         for one in limits:
             per_minute = self._rate_of(one)
@@ -144,13 +147,13 @@ class Rates:
         self.correct = self._tokens.correct
 
     async def wait_turn(self, limits: Sequence[OwnerLimits]) -> None:
-        """Wait until the organization may begin a request, so that a burst leaves room for the others."""
+        """Wait until the organization may begin a request, so that its burst leaves room for others."""
         seconds = self._requests.turn_seconds(limits[0])
         if seconds:
             await asyncio.sleep(seconds)
 
     def take_all_tokens(self, limits: Sequence[OwnerLimits], amount: int, *, taken: int) -> None:
-        """Replace the amount taken before by a new one. If this raises RateLimited, the old amount stays taken."""
+        """Replace the amount taken before with a new one. If this raises RateLimited, the old amount stays taken."""
         self._tokens.correct(limits, taken=taken, used=0)
         try:
             self._tokens.take(limits, amount)
@@ -159,12 +162,12 @@ class Rates:
             raise
 
     def require_few_wasted(self, limits: Sequence[OwnerLimits]) -> None:
-        """Raise RateLimited for an organization whose requests engines failed on, or read in vain, too often."""
+        """Raise RateLimited for an organization whose requests too often failed in engines or were abandoned."""
         self._failures.take(limits[:1], 0)
         self._abandoned.take(limits[:1], 0)
 
     def record_abandoned(self, limits: Sequence[OwnerLimits], prompt_tokens: int) -> None:
-        """Count a request that an engine has seen, and whose customer left before the first token."""
+        """Count a request whose customer left after an engine saw it and before the first token."""
         self._abandoned.correct(limits[:1], taken=0, used=prompt_tokens, most_debt=_MAX_ABANDONED_DEBT)
 
     def record_failure(self, limits: Sequence[OwnerLimits]) -> None:
@@ -193,7 +196,10 @@ class OpenRequests:
         self._structured: dict[str, int] = defaultdict(int)
 
     def one_more(self, limits: Sequence[OwnerLimits]) -> "_Place":
-        """Hold a place while the block runs. The organization's limits come first. Entering raises RateLimited."""
+        """Hold a place while the block runs. The organization's limits are checked first.
+
+        Entering raises RateLimited.
+        """
         return _Place(self._take, self._give_back, limits)
 
     def one_more_structured(self, limits: Sequence[OwnerLimits]) -> "_Place":

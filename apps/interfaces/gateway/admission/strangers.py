@@ -1,6 +1,7 @@
 """Lookups of keys that this process has not seen valid. Anyone can invent such keys, and each costs a database query.
 
-They take one database thread and wait in turns between addresses, so that real keys, routes and slices have the others.
+They use one database thread, in which addresses take turns. The other threads stay free for real keys, routes and
+slices.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,7 +28,7 @@ class Strangers:
     async def look_up(
         self, address: str, find: Callable[[], Awaitable[Found]], is_right: Callable[[Found], bool]
     ) -> Found:
-        """Return what `find` finds when it is the address's turn. Only wrong keys count against the address.
+        """Return the result of `find`, called when it is the address's turn. Only wrong keys count against the address.
 
         Raises RateLimited, Unavailable.
         """

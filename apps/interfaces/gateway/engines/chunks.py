@@ -1,4 +1,4 @@
-"""The chunks of an engine's answer, as its stream of server-sent events has them.
+"""The chunks of an engine's answer, as they come in its stream of server-sent events.
 
 The engine is always asked for a stream with usage in each chunk, so that an interrupted answer is metered too.
 """
@@ -58,7 +58,7 @@ class EngineChoice(msgspec.Struct, gc=False):
     def content_bytes(self) -> int:
         """Return the length of the choice's content in UTF-8 bytes.
 
-        Every token has at least one byte, except the few that are not shown.
+        Every token has at least one byte, except for the few that are not shown.
         """
         delta = self.delta
         if delta is None:

@@ -106,7 +106,10 @@ class ReplicaClient:
         return await (await self._connect()).send(content)
 
     def _open(self, path: str, token: str) -> bytes:
-        """Return the first header lines of requests to the path. There are few paths, and one token at a time."""
+        """Return the first header lines of requests to the path.
+
+        They can be cached, because there are few paths and one token at a time.
+        """
         self._openings = {known: opening for known, opening in self._openings.items() if known[1] == token}
         opening = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host_header}\r\nAuthorization: Bearer {token}\r\n"

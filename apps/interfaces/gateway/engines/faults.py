@@ -1,4 +1,4 @@
-"""Reports of replicas whose counts cannot be true. The database isolates them, so that no gateway asks them again."""
+"""Reports of replicas whose counts cannot be true. They are isolated in the database, so no gateway asks them again."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ _RETRY_SECONDS = 1.0
 
 
 class Faults:
-    """Accusations by replica, kept until the database has them. Use inside one event loop."""
+    """Reported faults by replica, kept until the database has them. Use inside one event loop."""
 
     def __init__(self, database: Database, routes: Routes) -> None:
         self._database = database
@@ -22,14 +22,14 @@ class Faults:
         self._task: asyncio.Task[None] | None = None
 
     def accuse(self, replica_id: str, reason: str) -> None:
-        """Isolate the replica. Further accusations of the same replica add nothing until this one is stored."""
+        """Isolate the replica. Further reports of the same replica add nothing until this one is stored."""
         logger.critical("replica %s is faulty and gets no more requests: %s", replica_id, reason)
         self._waiting.setdefault(replica_id, reason)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._store())
 
     async def _store(self) -> None:
-        """Store every accusation, however long the database is away, and refresh the routes."""
+        """Store every report, however long the database is away, and refresh the routes."""
         while self._waiting:
             replica_id, reason = next(iter(self._waiting.items()))
             try:

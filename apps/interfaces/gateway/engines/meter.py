@@ -92,7 +92,7 @@ class Meter(msgspec.Struct):
 
     @property
     def engine_input_tokens(self) -> int:
-        """Return the prompt tokens as the engine's own counter has them: once for each choice."""
+        """Return the prompt tokens as the engine counts them: once for each choice."""
         if self.total:
             return self.input_tokens * self.choice_count
         counted = sum(self.prompts.get(index // self.choice_count, 0) for index in self.outputs)
@@ -116,7 +116,7 @@ class Meter(msgspec.Struct):
 
     @property
     def fault(self) -> str:
-        """Return a description of the counts that no working engine makes for this request; empty if there are none."""
+        """Return a description of counts that no working engine reports for this request; empty if there are none."""
         bounds, read, written = self.bounds, self._claimed_input, self._claimed_output
         if self._is_endless:
             return f"answered {self.content_bytes} bytes without an end"
@@ -133,7 +133,7 @@ class Meter(msgspec.Struct):
 
     @property
     def is_sound(self) -> bool:
-        """Return whether each finished choice ended as a complete answer may, within the possible length."""
+        """Return whether each finished choice ended in a valid way, within the possible length."""
         return GOOD_ENDS.issuperset(self.finishes.values()) and not self._is_endless
 
     @property

@@ -89,7 +89,7 @@ class Routes:
             self._news.notify_all()
 
     async def _refresh_since(self, moment: float) -> None:
-        """Have the table read after `moment`. All concurrent callers share one read."""
+        """Make sure that the table was read after `moment`. All concurrent callers share one read."""
         async with self._reading:
             if self._asked_at < moment:
                 await asyncio.sleep(self._asked_at + MIN_SECONDS_BETWEEN_REFRESHES - time.monotonic())
@@ -109,10 +109,10 @@ class Routes:
     async def find(self, model_name: str, *, organization_id: str) -> Route:
         """Return the route of a base model or of the organization's own adapter once a replica can answer it.
 
-        The caller has checked the balance, and counts the request of a route that is ready once it is paid for.
-        Waits for a replica that is starting and for an adapter that is being loaded, and requests both. Raises
-        ModelNotFound; RegionRefused when only replicas in regions have it that the organization may not use;
-        Unavailable when no replica has it in time.
+        The caller has checked the balance. If the route is ready, the caller counts the request once it is paid for.
+        Requests a missing replica or adapter and waits until it has started or loaded. Raises ModelNotFound;
+        RegionRefused if only replicas in regions that the organization may not use have it; Unavailable if no replica
+        has it in time.
         """
         ready = self.known(model_name, organization_id=organization_id)
         if ready is not None and ready.upstreams:
@@ -135,15 +135,15 @@ class Routes:
     async def _wait_while(
         self, is_pending: Callable[[str, str], bool], model_name: str, organization_id: str, *, seconds: float
     ) -> None:
-        """Wait until the table says otherwise, or for so long."""
+        """Wait until the table no longer shows this, or until the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._news:
                 await self._news.wait_for(lambda: not is_pending(model_name, organization_id))
 
     async def _ask_for_checkpoint(self, model_name: str, organization_id: str) -> None:
-        """Request the model of a checkpoint that is named for the first time, and wait for its route.
+        """Request the model of a checkpoint that is named for the first time. Wait for its route.
 
-        Raises one of DATABASE_ERRORS; Unavailable when it takes too long.
+        Raises one of DATABASE_ERRORS; Unavailable if it takes too long.
         """
         if CHECKPOINT_MARK not in model_name or self._visible(model_name, organization_id) is not None:
             return
@@ -173,7 +173,7 @@ class Routes:
         return route
 
     def count(self, route: Route, *, organization_id: str) -> None:
-        """Count the request in the next batch: of its adapter, and of the fleets where it can be answered."""
+        """Add the request to the next batch of counts: those of its adapter, and of the fleets that can answer it."""
         if route.adapter_version_id:
             self._asked[route.adapter_version_id] += 1
         base = self._visible(route.base_model_name, organization_id)
@@ -182,13 +182,13 @@ class Routes:
         self._asked_fleets.update(fleet.fleet_id for fleet in route.fleets if fleet.region in regions)
 
     async def _ask_for_place(self, route: Route | None) -> None:
-        """Have an adapter placed whose request was counted before its first replica was there."""
+        """Request a place for an adapter whose request was counted before its first replica existed."""
         if route is not None and route.is_cold and route.fleets:
             self._asked[route.adapter_version_id] += 0
             await self._store_at_once()
 
     async def _count_request(self, route: Route | None, organization_id: str) -> None:
-        """Count the request; of a cold adapter, and if a replica must start first, store the counts at once."""
+        """Count the request. If its adapter is cold or a replica must start first, store the counts at once."""
         if route is None:
             return
         self.count(route, organization_id=organization_id)
@@ -221,9 +221,9 @@ class Routes:
             raise
 
     def resolve_alias(self, model_name: str, *, organization_id: str) -> str:
-        """Return the version name that an alias of the organization stands for in this request.
+        """Return the name of the version that an alias of the organization stands for in this request.
 
-        A canary is drawn here, so a request asks once. A model's own name is never taken by an alias.
+        The canary is drawn here, so call this once per request. An alias never has the name of a model.
         """
         alias = self._table.aliases.get((organization_id, model_name))
         if alias is None or self._visible(model_name, organization_id) is not None:
@@ -239,7 +239,7 @@ class Routes:
         return route if regions is None else route.limited_to(regions)
 
     def _require_region(self, route: Route, organization_id: str) -> None:
-        """Raise RegionRefused if all replicas that could answer are where the organization's data may not be."""
+        """Raise RegionRefused if all replicas that could answer are in regions that the organization may not use."""
         regions = self._table.regions.get(organization_id)
         named = (self._table.routes.get(name) for name in (route.model_name, route.base_model_name))
         able = [each for each in named if each is not None]
@@ -254,7 +254,7 @@ class Routes:
             )
 
     def _is_starting(self, model_name: str, organization_id: str) -> bool:
-        """Return whether a fleet may start the first replica that could answer, or take one back that drains."""
+        """Return whether a fleet may start the first replica that could answer, or reuse one that drains."""
         route = self._visible(model_name, organization_id)
         if route is None or route.upstreams or not route.fleets:
             return False
@@ -290,7 +290,10 @@ class Routes:
 def _prices_of(
     prices: dict[tuple[str, str | None], Price], base_model_name: str, organization_id: str, is_batched: bool
 ) -> Prices:
-    """Return the input and output prices, an organization's own before the general one. Raises PriceNotSet."""
+    """Return the input and output prices. The organization's own price comes before the general one.
+
+    Raises PriceNotSet.
+    """
     skus = [f"inference:{way}:{base_model_name}" for way in ("input", "output")]
     found = [_price_of(prices, (batch_sku(sku), sku) if is_batched else (sku,), organization_id) for sku in skus]
     if found[0] is None or found[1] is None:

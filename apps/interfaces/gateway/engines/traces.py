@@ -1,4 +1,4 @@
-"""The trace of an inference request: a span of the whole, and one for each phase that it is in.
+"""The trace of an inference request: one span for the whole, and one for each phase.
 
 The span of the engine has the attributes of OpenTelemetry's conventions for generative AI. No span has a prompt, an
 answer or a key.
@@ -18,7 +18,7 @@ _OPERATIONS = {"/v1/completions": "text_completion"}
 
 
 class RequestPhase(StrEnum):
-    """What a request waits for before an engine works on it."""
+    """The phases of a request before an engine works on it."""
 
     ADMISSION = "admission"  # key, limits, body, room and money
     REPLICA = "wait for replica"  # that starts, or loads the adapter
@@ -26,7 +26,7 @@ class RequestPhase(StrEnum):
 
 
 class RequestTrace:
-    """The trace of a request that is not traced."""
+    """The trace of a request that was not sampled: every method does nothing."""
 
     __slots__ = ()
 
@@ -37,7 +37,10 @@ class RequestTrace:
         """End the present phase and begin the next."""
 
     def ask_engine(self, model_name: str, replica_id: str, *, output_tokens: int | None) -> str:
-        """Begin the phase of an engine; return its context, which the engine continues; "" if it is not traced."""
+        """Begin the phase of an engine.
+
+        Return the trace context for the engine to continue; "" if the request is not traced.
+        """
         return ""
 
     def fail_phase(self, error_type: str) -> None: ...
@@ -48,13 +51,13 @@ class RequestTrace:
         """Add the tokens that the customer pays for to the span of the engine."""
 
     def refuse(self, code: str, status: int) -> None:
-        """Note how the request was refused. By convention, only an error of the server's is a failure."""
+        """Record how the request was refused. By convention, only a server error counts as a failure."""
 
     def end(self) -> None: ...
 
 
 class SampledTrace(RequestTrace):
-    """The trace of a request that the operator's sampler took."""
+    """The trace of a request that the operator's sampler chose."""
 
     __slots__ = ("_path", "_phase", "_request")
 
@@ -112,7 +115,7 @@ UNTRACED = RequestTrace()
 
 
 def begin_trace(path: str, *, request_id: str, sent: str) -> RequestTrace:
-    """Return the trace of a request to a route, whose client sent a context of its own or ""."""
+    """Return the trace of a request to a route. It continues the client's trace context, unless that is ""."""
     attributes: Attributes = {"http.request.method": "POST", "http.route": path, "anneal.request.id": request_id}
     span = tracing.begin_request(f"POST {path}", sent=sent, attributes=attributes)
     return SampledTrace(span, path) if span else UNTRACED

@@ -1,7 +1,7 @@
 """Requests to the engines' proxies: choice of replica and retries.
 
-Another replica is tried only before the first token: after the first one could not be reached, is busy, starting or
-dying, has lost the adapter, or ended its answer too early. Errors of the request itself are never retried.
+Another replica is asked only before the first token: if the first one cannot be reached, is busy, starting or dying,
+has lost the adapter, or ended its answer too early. Errors of the request itself are never retried.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ _TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
 
 
 class CallProgress(msgspec.Struct):
-    """How far a request got. `is_sent`: an engine has seen it and may have worked on it before counting a token.
+    """The progress of a request. `is_sent`: an engine has seen it and may have worked on it before it counted a token.
 
-    `model_name`: as sent, once it is read. `is_metered`: a usage record will say how it ended.
+    `model_name`: as sent, once it is read. `is_metered`: a usage record will have its outcome.
     """
 
     is_sent: bool = False
@@ -71,7 +71,7 @@ class Upstreams:
         self._replicas: dict[str, ReplicaClient] = {}
 
     async def begin(self, route: Route, call: Call) -> "EngineAnswer":
-        """Return the answer of the first replica that gives one, with its first token.
+        """Return the answer of the first replica that answers, with its first token.
 
         The answer holds a place on the replica until `end`. Raises Unavailable, RateLimited, ContextLengthExceeded,
         InvalidValue, RequestFailed.
@@ -152,7 +152,7 @@ class Upstreams:
         return answer
 
     def end(self, call: Call, answer: "EngineAnswer") -> None:
-        """Free the answer's place. The engine stops if it is not done."""
+        """Free the answer's place. If the answer is incomplete, the engine stops."""
         answer.close()
         self.turns.give_back(call.tenant, answer.replica_id)
 

@@ -1,7 +1,7 @@
 """Limits of a request body before it is parsed: bytes, time and tokens.
 
-A body is held in memory until it is complete, and parsing it blocks everything else. So both are limited by what the
-installation's models could use, and counted against the organization that sends it.
+A body is held in memory until it is complete, and parsing it blocks everything else. So both are limited to what the
+installation's models could use, and counted against the sending organization.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ def largest_body(context_length: int, *, takes_media: bool) -> int:
 
 
 def tokens_unread(body_bytes: int) -> int:
-    """Return the tokens that a body counts as before it is parsed.
+    """Return the number of tokens that a body counts as before it is parsed.
 
-    A body refused before parsing counts as these too.
+    A body refused before parsing counts as this number too.
     """
     return min(body_bytes // _BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD)
 
@@ -59,10 +59,10 @@ class Bodies:
         self._turns = Places(1, most_waiting=_PARSING_WAITS, wait_seconds=_PARSING_SECONDS)
 
     async def parse_aside(self, organization_id: str, parse: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
-        """Return what `parse` makes of a large body, in a thread when it is the organization's turn.
+        """Parse a large body in a thread when it is the organization's turn; return the result of `parse`.
 
         The interpreter runs one thread at a time, so more at once would only slow down the event loop. Raises
-        RateLimited, and what `parse` raises.
+        RateLimited and the errors of `parse`.
         """
         try:
             await self._turns.take(organization_id, most=1)
@@ -81,7 +81,10 @@ class Bodies:
         return _Reading(self, organization_id)
 
     def add(self, organization_id: str, count: int) -> None:
-        """Count the bytes; a negative count gives them back. Raises RateLimited or Unavailable, adding nothing."""
+        """Count the bytes; a negative count returns them.
+
+        If this raises RateLimited or Unavailable, nothing was added.
+        """
         held = self._held.get(organization_id, 0)
         wanted = held + count
         if count > 0 and wanted > MAX_OF_ONE:
@@ -98,7 +101,7 @@ class Bodies:
 
 
 class _Reading:
-    """One body. The bytes that it counts are given back at the end of the block."""
+    """One body. Its counted bytes are returned at the end of the block."""
 
     __slots__ = ("_bodies", "_organization_id", "_size")
 
@@ -109,7 +112,7 @@ class _Reading:
         return self
 
     def count(self, size: int) -> None:
-        """Count the body at this size in bytes, in place of the size before. Raises RateLimited, Unavailable."""
+        """Count the body with this size in bytes instead of its previous size. Raises RateLimited, Unavailable."""
         self._bodies.add(self._organization_id, size - self._size)
         self._size = size
 

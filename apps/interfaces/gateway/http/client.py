@@ -34,7 +34,7 @@ _JSON_LINE = b"content-type: application/json\r\n"
 
 
 class Client:
-    """One request's connection, both ways."""
+    """Both directions of one request's connection."""
 
     __slots__ = (
         "_exchange",
@@ -75,12 +75,12 @@ class Client:
 
     @property
     def declared_bytes(self) -> int:
-        """Return the length of the body as its head states it; zero if it does not."""
+        """Return the body's length from the request's head; zero if the head has none."""
         declared = self._exchange.headers.get(b"content-length", b"")
         return int(declared) if declared.isdigit() else 0
 
     async def read_body(self, *, most_bytes: int = DEFAULT_BODY_BYTES, count: Callable[[int], None]) -> bytes:
-        """Return the body. `count` gets the bytes received so far of a body that comes in parts, and may raise.
+        """Return the body. If it comes in parts, `count` is called with the bytes received so far, and may raise.
 
         Raises UnsupportedMediaType, TooLarge, BodyTooSlow, ClientGone.
         """
@@ -161,7 +161,7 @@ def _too_large(most_bytes: int) -> TooLarge:
 
 
 class _Watched:
-    """A block whose task is cancelled when the customer leaves before its end."""
+    """A block whose task is cancelled if the customer leaves before the block ends."""
 
     __slots__ = ("_exchange", "_has_cancelled", "_task")
 
@@ -190,8 +190,8 @@ class _Watched:
 def address_of(peer: tuple[str, int] | None, forwarded: bytes) -> str:
     """Return the network that limits count as one: an IPv4 address, or the /64 of one IPv6 customer.
 
-    The front door reaches the gateway over a Unix socket, and nginx from an address in FORWARDED_ALLOW_IPS. Either
-    replaces `X-Forwarded-For` by the address of its own client. The header of any other peer is ignored.
+    The front door reaches the gateway over a Unix socket, and nginx from an address in FORWARDED_ALLOW_IPS. Both
+    replace `X-Forwarded-For` with the address of their own client. The header of any other peer is ignored.
 
     `forwarded` is the header of a request. The result is empty if the front did not name its client.
     """

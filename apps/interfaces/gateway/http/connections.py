@@ -158,7 +158,7 @@ class GatewayConnection(HttpToolsProtocol):
         return known[1]
 
     def on_response_complete(self) -> None:
-        """Begin the next request if it is there already; otherwise wait for one until the keep-alive timeout."""
+        """Begin the next request if it has arrived; otherwise wait for one until the keep-alive timeout."""
         self.server_state.total_requests += 1
         self._current = None
         if self.transport.is_closing() or self._is_ending:
@@ -173,7 +173,10 @@ class GatewayConnection(HttpToolsProtocol):
         self._check_later(self.timeout_keep_alive)
 
     def end_unread(self) -> None:
-        """Read no more, and close a little later: closing a socket with unread bytes could take the answer with it."""
+        """Stop reading, and close a little later.
+
+        If a socket is closed with unread bytes, the client may lose the answer.
+        """
         self._is_ending = True
         self.flow.pause_reading()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
@@ -184,7 +187,10 @@ class GatewayConnection(HttpToolsProtocol):
             self._idle_timer = self.loop.call_later(min(seconds, _CHECK_SECONDS), self.timeout_keep_alive_handler)
 
     def _unset_keepalive_if_required(self) -> None:
-        """Note that data came. The timer stays, because a new one for each request costs as much as reading it."""
+        """Record that data came.
+
+        The timer stays, because a new one for each request costs as much as reading the request.
+        """
         self._idle_since = math.inf
 
     def timeout_keep_alive_handler(self) -> None:
@@ -347,7 +353,7 @@ class Exchange:
         self._head = b"%b%b%b%b\r\n" % (self._connection.opening(status), lines, coding, closing)
 
     def _left_bytes(self) -> float:
-        """Return how much of the body is still to come, at most."""
+        """Return the most bytes of the body that can still come."""
         declared = self.headers.get(b"content-length", b"")
         return int(declared) - self.size_bytes if declared.isdigit() else math.inf
 

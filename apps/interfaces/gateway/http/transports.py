@@ -8,8 +8,8 @@ _Data = bytes | bytearray | memoryview
 class CoalescingTransport(asyncio.Transport):
     """A transport that holds writes until the end of the current event-loop iteration.
 
-    Each write wakes its reader, which on a busy machine takes the processor at once. Batched writes cost one such
-    switch for each iteration instead of one for each write. Reading and aborting are not delayed.
+    Each write wakes its reader, which takes the processor at once on a busy machine. Batched writes cost one such
+    switch per iteration instead of one per write. Reading and aborting are not delayed.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -33,7 +33,7 @@ class CompletionRoom:
         self._total = 0
 
     async def require(self, organization_id: str) -> None:
-        """Raise QuotaExceeded if the organization may store nothing more, Unavailable if too much waits already."""
+        """Raise QuotaExceeded if the organization's storage is full, Unavailable if too many bytes wait already."""
         if self._total >= MAX_WAITING or self._waiting.get(organization_id, 0) >= MAX_WAITING_OF_ONE:
             raise Unavailable(_BUSY, param="store")
         entry = self._entries.get(organization_id)
@@ -50,14 +50,14 @@ class CompletionRoom:
             )
 
     def take(self, record: CompletionRecord) -> None:
-        """Count a completion that is written from now on."""
+        """Count a completion that is about to be written."""
         self._waiting[record.organization_id] += record.bytes
         self._total += record.bytes
         if entry := self._entries.get(record.organization_id):
             entry.allowance.use(record.bytes)
 
     def record_stored(self, organization_id: str, byte_count: int) -> None:
-        """Count completions that the database has, or that could not be written."""
+        """Stop counting completions that the database has, or that could not be written."""
         self._waiting[organization_id] -= byte_count
         self._total -= byte_count
         if not self._waiting[organization_id]:

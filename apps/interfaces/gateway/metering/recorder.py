@@ -1,4 +1,4 @@
-"""The gateway's side of its recorder: sends what is metered and receives what became of it.
+"""The gateway's side of its recorder: sends metered usage, and receives the number of shipped records.
 
 The recorder waits only for the disk. Requests that end during one write and sync are written together in the next.
 """
@@ -54,9 +54,10 @@ class Recorder(asyncio.Protocol):
         settled: Callable[[str, int], None],
         stored: Callable[[str, int], None] = lambda organization_id, count: None,
     ) -> None:
-        """`settled` gets a slice's id and the number of its requests that are now in the database or never will be.
+        """Create the recorder.
 
-        `stored` gets an organization's id and the bytes of such completions.
+        `settled` is called with a slice's id and the number of its requests that are now in the database or never will
+        be. `stored` is called with an organization's id and the bytes of such completions.
         """
         self.folder = root / name
         self.waiting = 0  # requests on the disk that the database does not have yet
@@ -72,7 +73,7 @@ class Recorder(asyncio.Protocol):
         self._is_closing = False
 
     async def open(self) -> None:
-        """Claim the folder and start the process that writes into it. Raises ConnectionError if it does not start."""
+        """Claim the folder and start the process that writes to it. Raises ConnectionError if it does not start."""
         self._loop = asyncio.get_running_loop()
         self._gone, self._news = self._loop.create_future(), asyncio.Event()
         self._lock = claim_folder(self.folder.parent, self.folder.name)
@@ -94,7 +95,7 @@ class Recorder(asyncio.Protocol):
         return self._is_roomy and self._is_well and self.waiting <= MAX_WAITING
 
     def start(self, entry: Start) -> None:
-        """Write that a request begins, unless it ends at once; then its end covers both.
+        """Write that a request begins. If the request ends soon enough, only its end is written.
 
         The entry reaches the disk with the next end. Losing it costs a count, not a charge.
         """
@@ -115,9 +116,10 @@ class Recorder(asyncio.Protocol):
     def end(
         self, record: UsageRecord, *, start_id: str = "", completion: CompletionRecord | None = None
     ) -> "asyncio.Future[bool]":
-        """Write what a request used, even if the future is cancelled, and the completion to store, if it has one.
+        """Write the usage of a request, and the completion to store if it has one, even if the future is cancelled.
 
-        `start_id`: of its start, by default the same id. The future's result: whether it is on the disk.
+        `start_id` is the id of its start; the default is the same id. The future's result is whether the record is on
+        the disk.
         """
         start_id = start_id or record.id
         if self._young.pop(start_id, None) is None:

@@ -76,7 +76,7 @@ class RecorderProcess:
                 self._segments.close()
 
     def _receive(self) -> bytes | None:
-        """Return the bytes received; None if none came for a while; empty at the end."""
+        """Return the bytes received; return None if none came for a while, and b"" at the end."""
         try:
             return self._connection.recv(_RECEIVE_BYTES)
         except BlockingIOError:
@@ -124,7 +124,7 @@ class RecorderProcess:
     def _is_well(self) -> bool:
         """Return whether the disk can be written again.
 
-        No request would find out, because none is admitted meanwhile.
+        No request can find this out, because none is admitted meanwhile.
         """
         try:
             self._segments.probe()

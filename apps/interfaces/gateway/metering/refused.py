@@ -1,7 +1,7 @@
 """Counts of refused requests, recorded together every few seconds.
 
-However many requests are refused, they make few records. A gateway that dies loses the counts since the last ones;
-refused requests cost nothing.
+Many refused requests make few records. A gateway that dies loses the counts since its last record, which is harmless
+because refused requests cost nothing.
 """
 
 import asyncio
@@ -28,7 +28,10 @@ class RefusedRequests:
         self._counts: Counter[tuple[str, str, str, str, Refusal]] = Counter()
 
     def count(self, caller: InferenceCaller, model_name: str, refusal: Refusal) -> None:
-        """Count one request. Names that the organization has no model for are not kept: anyone can invent them."""
+        """Count one request.
+
+        A name without a model of the organization is not kept, because anyone can invent names.
+        """
         route = self._routes.known(model_name, organization_id=caller.organization_id)
         model = (route.model_name, route.adapter_version_id) if route else ("", "")
         self._counts[caller.organization_id, caller.key_id, *model, refusal] += 1

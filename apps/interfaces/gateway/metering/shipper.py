@@ -1,4 +1,4 @@
-"""Shipping of the spool to the database. The spool forgets only what the database has."""
+"""Shipping of the spool to the database. The spool forgets only entries that the database has."""
 
 import asyncio
 import datetime
@@ -46,7 +46,7 @@ class Shipper:
         shipped: Shipped[UsageRecord],
         stored: Shipped[CompletionRecord] = lambda batch, ids: None,
     ) -> None:
-        """`shipped` and `stored` get each batch that the database has, and the ids that the spool may forget."""
+        """`shipped` and `stored` are called with each batch in the database and the ids that the spool may forget."""
         self._shipped, self._stored = shipped, stored
         self._waiting: deque[UsageRecord] = deque()
         self._completions: deque[CompletionRecord] = deque()
@@ -66,7 +66,7 @@ class Shipper:
         self._hurries.set()
 
     def run(self) -> None:
-        """Send forever; retry what the database does not take now."""
+        """Send forever. Retry records that the database does not accept now."""
         pause = GATHER_SECONDS
         while True:
             self._has_work.wait()
@@ -80,7 +80,7 @@ class Shipper:
                 logger.warning("usage not recorded yet, %d requests wait on disk: %s", len(self._waiting), error)
 
     def ship(self) -> None:
-        """Send all records that wait now. Later ones are left out, because under load that would never end.
+        """Send all records that wait now. Later ones are left out; otherwise this would never end under load.
 
         Raises one of DATABASE_ERRORS; unsent records then still wait.
         """
@@ -136,7 +136,7 @@ def _write(batch: Sequence[Record], write: Callable[[Sequence[Record]], object])
 
 
 async def keep_adopting(database: Database, root: Path) -> None:
-    """Ship what dead gateways left, now and every ADOPT_SECONDS, until cancelled."""
+    """Ship the records that dead gateways left, now and every ADOPT_SECONDS, until cancelled."""
     while True:
         try:
             await recover_orphans(database, root)

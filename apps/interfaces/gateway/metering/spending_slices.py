@@ -76,7 +76,7 @@ class SliceShare(msgspec.Struct, frozen=True):
         return self.slice.hold_id if self.slice else ""
 
     def settle(self, spent_nano: int) -> None:
-        """Free the reserved amount and count the spent one. Call once."""
+        """Free the reserved amount and count the amount spent. Call once."""
         if self.slice is not None:
             self.slice.reserved_nano -= self.amount_nano
             self.slice.spent_nano += spent_nano
@@ -90,7 +90,7 @@ class SpendingSlices:
         self._slices: dict[str, _Slice] = {}  # every slice with requests to ship, current or not
 
     def require_credit(self, organization_id: str, key_id: str) -> None:
-        """Refuse keys that had nothing left a moment ago, before the request is read. Raises QuotaExceeded."""
+        """Refuse a key that had nothing left a moment ago, before its request is read. Raises QuotaExceeded."""
         key_slices = self._spending_slices.get((organization_id, key_id))
         if key_slices is None or key_slices.refusal is None:
             return
@@ -123,13 +123,13 @@ class SpendingSlices:
         return SliceShare(current, amount_nano)
 
     async def require_room(self, organization_id: str, key_id: str, amount_nano: int) -> None:
-        """Check that the amount could be set aside now. Raises as `reserve` does."""
+        """Check that the amount could be set aside now. Raises the errors of `reserve`."""
         share = await self.reserve(organization_id, key_id, amount_nano)
         share.settle(0)
         self.record_settled(share.slice_id, 1)
 
     async def _refill(self, owner: _Owner, key_slices: _KeySlices) -> None:
-        """Lease more before it is needed, so that no request waits for it."""
+        """Lease more money before it is needed, so that no request waits for it."""
         try:
             async with key_slices.lock:
                 current = key_slices.current
@@ -167,7 +167,7 @@ class SpendingSlices:
         current.amount_nano, current.renewed_at = leased.amount_nano, started_at
 
     def record_settled(self, slice_id: str, count: int) -> None:
-        """Note that `count` more requests of the slice are in the database or never will be."""
+        """Record that `count` more requests of the slice are in the database or never will be."""
         if found := self._slices.get(slice_id):
             found.unshipped -= count
 
@@ -200,7 +200,7 @@ class SpendingSlices:
     async def return_idle(self, *, at_once: bool = False) -> None:
         """Close idle slices, or with `at_once` all slices with nothing left to ship.
 
-        Raises one of DATABASE_ERRORS. A slice that cannot be closed is given up: the ledger closes it when it expires.
+        Raises one of DATABASE_ERRORS. A slice that cannot be closed is abandoned; the ledger closes it when it expires.
         """
         for one in list(self._slices.values()):
             if one.unshipped or not (at_once or one.is_idle()):

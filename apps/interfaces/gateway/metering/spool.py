@@ -1,10 +1,11 @@
-"""The spool: usage on disk, written before the customer has the end of the answer and kept until the database has it.
+"""The spool: usage on disk.
 
-Each gateway writes into its own folder. A segment `HOME/spool/<name>/<number>.open` is renamed to `.seg` when full or
-old, and deleted when the database holds all of it. A record is its length, its CRC-32 and JSON. A torn tail was never
-confirmed and is ignored. Records overwrite zeros that were synced before, so syncing a record changes only the file's
-content. That halves the disk's work, and the disk cannot be full at that point. The folder's lock is held while its
-gateway or that gateway's recorder lives, so another gateway can detect that both died and ship what they left.
+It is written before the customer gets the end of the answer, and kept until the database has it. Each gateway writes
+into its own folder. A segment `HOME/spool/<name>/<number>.open` is renamed to `.seg` when full or old, and deleted when
+the database holds all of it. A record is its length, its CRC-32 and JSON. An incomplete last record was never confirmed
+and is ignored. Records overwrite zeros that were synced before, so syncing a record changes only the file's content.
+That halves the disk's work, and the disk cannot be full at that point. The folder's lock is held while its gateway or
+that gateway's recorder lives, so another gateway can detect that both died and ship what they left.
 """
 
 import fcntl
@@ -37,7 +38,7 @@ _MAX_RECORD_BYTES = MAX_COMPLETION_BYTES + 64 * 1024
 class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True, omit_defaults=True):
     """A request was admitted. Without an `End`, its gateway died before it could be metered.
 
-    The end has the id `charged_id`, if that is set and the request is charged, otherwise this id.
+    If `charged_id` is set and the request is charged, its end has that id. Otherwise it has this one.
     """
 
     id: str
@@ -51,7 +52,7 @@ class Start(msgspec.Struct, frozen=True, tag="start", kw_only=True, omit_default
 
 
 class End(msgspec.Struct, frozen=True, tag="end", omit_defaults=True):
-    """The metered usage of a request. `start_id` is the id of its start, if that is another one."""
+    """The metered usage of a request. `start_id` is the id of its start, if it differs."""
 
     record: UsageRecord
     start_id: str = ""
@@ -93,7 +94,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 
 def parse_entries(content: bytes) -> list[Entry]:
-    """Return the entries of bytes that hold nothing else."""
+    """Return the entries of bytes that contain only whole entries."""
     return [entry for entry, _ in _parse(content)]
 
 
@@ -257,7 +258,7 @@ def _lock(folder: Path) -> int | None:
 class Orphan:
     """The leftovers of a dead gateway.
 
-    `ends` are to be recorded, `completions` to be stored. `starts` have no end here: lost, or shipped before.
+    `ends` must be recorded and `completions` stored. `starts` have no end here: it was lost, or shipped before.
     """
 
     folder: Path
@@ -272,7 +273,7 @@ class Orphan:
         os.close(self.lock)
 
     def leave(self) -> None:
-        """Leave the folder for another time."""
+        """Leave the folder for a later run."""
         os.close(self.lock)
 
 

@@ -51,7 +51,7 @@ def bounds_of(request: EngineRequest, context_length: int) -> TokenBounds:
 class Ticket(msgspec.Struct):
     """An admitted request. Finish it exactly once, with any outcome.
 
-    `charged_id`: the record's id if it is charged, and if a repeated request must not be charged again.
+    `charged_id`: the record's id if the request is charged and a repetition must not be charged again.
     """
 
     metering: "Metering"
@@ -79,7 +79,7 @@ class Ticket(msgspec.Struct):
     ) -> "asyncio.Future[bool]":
         """Record the usage, with the completion to store if there is one, and settle the share.
 
-        The future's result: whether both are on the disk.
+        The future's result is whether both are on the disk.
         """
         assert not self.is_finished
         self.is_finished = True
@@ -89,7 +89,7 @@ class Ticket(msgspec.Struct):
         return self.metering.end(record, start_id=self.id, completion=completion)
 
     def _judge_counts(self) -> None:
-        """Isolate a replica with counts that no working engine makes. Nothing beyond the share is billed."""
+        """Isolate a replica whose counts no working engine reports. Nothing above the share is billed."""
         if not self.replica_id:
             return
         if fault := self.meter.fault:
@@ -134,10 +134,10 @@ class Metering:
     async def require_affordable(
         self, caller: InferenceCaller, route: Route | None, request: EngineRequest, *, is_batched: bool
     ) -> None:
-        """Check the balance for the worst case of a request that cannot be answered yet. Raises as `admit` does.
+        """Check the balance for the worst case of a request that cannot be answered yet. Raises the errors of `admit`.
 
-        Without a route, only a checkpoint's name may become a model: then it is the worst case of its base model. For
-        one that is not served any more, any credit is enough.
+        Without a route, only a checkpoint's name may become a model. Its worst case is that of its base model. If the
+        base model is no longer served, any credit is enough.
         """
         is_checkpoint = route is None and CHECKPOINT_MARK in request.model_name
         if is_checkpoint:

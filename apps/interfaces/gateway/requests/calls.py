@@ -1,6 +1,6 @@
-"""The arguments of called functions, as a conversation repeats them.
+"""The arguments of called functions that a conversation repeats.
 
-A chat template takes them as an object, so the engine parses them and answers unparsable ones with a 500.
+A chat template expects an object, so the engine parses the arguments and answers invalid ones with a 500.
 """
 
 import msgspec

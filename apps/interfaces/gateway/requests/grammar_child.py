@@ -34,7 +34,10 @@ _MAX_REASON = 200
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """Why and where a schema cannot be compiled; the reason is empty if it can. `seconds`: processor time used."""
+    """The reason and the place if a schema cannot be compiled; the reason is empty if it can.
+
+    `seconds`: processor time used.
+    """
 
     reason: str = ""
     place: str = ""

@@ -1,7 +1,7 @@
-"""Checks that an engine can compile a schema, made before the engine sees it.
+"""Checks that an engine can compile a schema, before the engine sees it.
 
-An engine compiles for all tenants, partly in the loop that writes all answers. So the gateway compiles a schema first
-in a child process with little processor time and memory. Organizations take turns.
+An engine compiles the schemas of all tenants, partly in the loop that writes all answers. So the gateway compiles a
+schema first in a child process with little processor time and memory. Organizations take turns.
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class Grammars:
                 raise type(refusal)(refusal.message, param=param)
 
     async def _find_out(self, tenant: str, key: bytes, raw: bytes) -> InvalidValue | None:
-        """Return the verdict on a schema that is not cached. Once begun, the check goes on if the customer leaves."""
+        """Return the verdict on a schema that is not cached. The check continues even if the customer leaves."""
         while (seconds := self._pauses_until.get(tenant, 0.0) - time.monotonic()) > 0:
             await asyncio.sleep(seconds)
         task = self._asked.get(key)
@@ -121,7 +121,7 @@ class Grammars:
             return msgspec.json.decode(await child.stdout.readexactly(length), type=tuple[str, str, float])
 
     async def _end_child(self) -> int:
-        """Return the exit code of the child: below zero for a signal, as sent by its limits."""
+        """Return the exit code of the child. It is negative for a signal, which exceeded limits send."""
         child, self._child = self._child, None
         if child is None:
             return 0
@@ -135,7 +135,10 @@ class Grammars:
         return ended
 
     async def _require_child(self) -> asyncio.subprocess.Process:
-        """Return the child once it waits for a schema, however long it takes. Raises IncompleteReadError if it ends."""
+        """Return the child once it waits for a schema, however long that takes.
+
+        Raises IncompleteReadError if it ends.
+        """
         if self._child is None or self._child.returncode is not None:
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, "-B", "-m", "apps.interfaces.gateway.requests.grammar_child",

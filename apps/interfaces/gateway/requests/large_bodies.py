@@ -1,7 +1,7 @@
 """Bounds of a large body, checked before it is decoded.
 
-Decoding makes an object for each value and holds the interpreter meanwhile: 4 MiB of empty lists took 0.4 s, in which
-no customer got a byte. These checks make no such objects and take up to 50 ms.
+Decoding makes an object for each value and blocks the interpreter: 4 MiB of empty lists took 0.4 s, during which no
+customer got a byte. These checks make no such objects and take up to 50 ms.
 """
 
 import msgspec
@@ -16,7 +16,7 @@ _PROMPTS = 8
 
 
 class _LargeFields(msgspec.Struct):
-    """The fields that a long prompt makes large, undecoded. Others are skipped."""
+    """The undecoded fields that a long prompt makes large. Other fields are skipped."""
 
     messages: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()

@@ -1,9 +1,8 @@
-"""Images and audio in a chat: parsed from its parts, and allowed only if the model accepts them and their host is
-listed.
+"""Images and audio in a chat. They are allowed only if the model accepts them and their host is listed.
 
 The engine itself fetches a URL from inside the operator's network. So only hosts that the operator listed are allowed,
-over HTTPS on its usual port, and no IP addresses. The engine's content is built from the fields below: its own `uuid`
-of a part would reveal what another tenant has in the engine's cache.
+over HTTPS on its usual port, and no IP addresses. The engine's content has only the fields below. The engine's own
+field `uuid` of a part would reveal what another tenant has in the engine's cache.
 """
 
 import re
@@ -48,7 +47,10 @@ class ContentPart(msgspec.Struct):
 
 
 class Medium(msgspec.Struct, frozen=True):
-    """One image or sound of a request, and the name of its field. `url` is None for a sound: its content is sent."""
+    """One image or sound of a request, and the name of its field.
+
+    `url` is None for a sound, because its content is sent.
+    """
 
     kind: str  # must be listed in a base model's `media`
     type: str
@@ -62,8 +64,8 @@ def read_parts(
 ) -> str | list[dict[str, object]]:
     """Return the engine's content of a message, and add all non-text parts to `media`. Raises DomainErrors.
 
-    Text-only parts are joined, as the engine's own templates do. The engine then never sees parts, which an adapter's
-    name could capture.
+    Parts with only text are joined, as the engine's own templates join them. So the engine never sees parts, which an
+    adapter's name could capture.
     """
     texts = [part.text for part in parts if part.type == "text" and part.text is not None]
     if len(texts) == len(parts):

@@ -1,6 +1,6 @@
-"""The fields that a request may have. The engine's request has only these; an unknown field is refused by name.
+"""The fields that a request may have. The engine's request has only these. An unknown field is refused by its name.
 
-Bounds limit what one tenant's request may cost the others: many sequences crowd out other requests, and prompt
+Bounds limit the cost of one tenant's request to others: many sequences crowd out other requests, and prompt
 log-probabilities stall a batch.
 """
 
@@ -189,13 +189,13 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_tokens_estimate(self) -> int:
         """Return the approximate tokens of the prompts: four bytes of text per token, and a fixed number per medium.
 
-        A medium in the body may be megabytes long and costs no more than a link to it.
+        A medium in the body may be megabytes long, but costs no more than a link to it.
         """
         text_bytes = self.body_bytes - sum(medium.body_bytes for medium in self.media)
         return len(self.media) * MEDIA_TOKENS_ESTIMATE + text_bytes // 4
 
     def output_tokens_bound(self, context_length: int) -> int:
-        """Return the most tokens that the answers can have: the requested ones, and never more than the context."""
+        """Return the most tokens that the answers can have: the requested number, but never more than the context."""
         return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
 
 

@@ -1,8 +1,8 @@
-"""Limits on the size of a JSON schema, checked before anything compiles it, so that no tenant slows down the others.
+"""Limits on the size of a JSON schema.
 
-The compiler expands each counted repetition, and its work grows faster than the expanded size: xgrammar 0.2.8 takes 6.6
-seconds of processor time for `(a|b|c){1,4000}`, and nothing stops it. No schema within these limits took xgrammar
-longer than half a second.
+They are checked before anything compiles it, so that no tenant slows down the others. The compiler expands each counted
+repetition, and its work grows faster than the expanded size: xgrammar 0.2.8 takes 6.6 seconds of processor time for
+`(a|b|c){1,4000}`, and nothing stops it. No schema within these limits took xgrammar longer than half a second.
 """
 
 import re
@@ -174,6 +174,6 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
 
 
 def _highest_count(found: re.Match[str]) -> int:
-    """Return the highest count of a repetition; if it is unbounded, one more than its minimum."""
+    """Return the highest count of a repetition. If it is unbounded, return its minimum plus one."""
     counts = [int(digits) if len(digits) < 8 else _ENDLESS for digits in found.group("least", "most") if digits]
     return max(counts) + (found["comma"] is not None and not found["most"])

@@ -1,4 +1,4 @@
-"""What is kept of a chat that says `store: true`: its messages, tools and settings, as the customer sent them."""
+"""The stored part of a chat with `store: true`: its messages, tools and settings, as the customer sent them."""
 
 import msgspec
 
@@ -15,14 +15,14 @@ _encoder = msgspec.json.Encoder()
 
 
 class KeptRequest(msgspec.Struct, frozen=True):
-    """A request to keep with its answer. `content` is a JSON object."""
+    """A request to store with its answer. `content` is a JSON object."""
 
     content: bytes
     metadata: dict[str, str]
 
 
 def kept_request(body: msgspec.Struct, *, metadata: dict[str, str] | None) -> KeptRequest:
-    """Return what is kept of a chat's body. Raises InvalidValue."""
+    """Return the part of a chat's body to store. Raises InvalidValue."""
     if any("\x00" in text for pair in (metadata or {}).items() for text in pair):
         raise InvalidValue("`metadata` has a NUL character. Remove it.", param="metadata")
     user = getattr(body, "user", None)

@@ -1,4 +1,4 @@
-"""The answers of chat and completions in the form in which customers get them.
+"""The answers of chat and completions, in the form that customers get.
 
 A customer who did not ask for a stream gets the chunks assembled into one answer.
 """

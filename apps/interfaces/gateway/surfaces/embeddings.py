@@ -1,8 +1,8 @@
-"""POST /v1/embeddings, which is refused: each base model here generates text, and vLLM embeds only with embedding
-models.
+"""POST /v1/embeddings, which is always refused.
 
-For a text-generating model, vLLM has no such route (404 without an error object). So a request is authenticated,
-limited and checked like any other, and then refused with the reason.
+Each base model here generates text, and vLLM embeds only with embedding models. For a text-generating model it has no
+such route and answers 404 without an error object. So a request is authenticated, limited and checked like any other,
+and then refused with the reason.
 """
 
 from typing import Any, Literal

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses, as plain ASGI.
 
 A request is authenticated, limited, parsed, routed and paid for before the engine sees it. A customer gets the end of
-an answer only when its usage is on disk. If a customer disconnects, the engine stops, and the customer pays for the
-tokens that it wrote.
+an answer only after its usage is on disk. If a customer disconnects, the engine stops, and the customer pays for the
+tokens it generated.
 """
 
 import asyncio
@@ -72,7 +72,10 @@ class Services:
     async def wait_to_refuse(
         self, error: DomainError, caller: InferenceCaller | None, client: Client, progress: CallProgress
     ) -> None:
-        """Count the refused request. Wait where an organization often sends too much, or an address wrong keys."""
+        """Count the refused request.
+
+        Then wait if the organization often exceeds its limits, or if the address often sends wrong keys.
+        """
         if caller is None:
             await self.refusals.wait(f"address {client.address()}")
             return
@@ -196,10 +199,10 @@ class Inference:
     async def _read(
         self, caller: InferenceCaller, client: Client, count: Callable[[int], None]
     ) -> tuple[EngineRequest, int]:
-        """Return the request and the number of tokens charged for its body: before it is read, if its length is known.
+        """Return the request and the number of tokens charged for its body.
 
-        A large body is parsed in a thread. It counts as held until the request ends, because the parsed request and
-        the engine's are as large.
+        If its length is known, they are charged before it is read. A large body is parsed in a thread. It counts as
+        held until the request ends, because the parsed request and the engine's are as large.
         """
         services, parse = self._services, self._surface.parse
         taken = tokens_unread(client.declared_bytes)
@@ -216,7 +219,7 @@ class Inference:
         return parse(raw), taken
 
     async def _require_room(self, caller: InferenceCaller, request: EngineRequest, route: Route) -> None:
-        """Check what the request needs besides tokens: its media, its schemas and the room for a stored answer."""
+        """Check the other needs of the request: its media, its schemas and the room for a stored answer."""
         self._require_media(request, route)
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
@@ -230,7 +233,7 @@ class Inference:
     async def _find_route(
         self, caller: InferenceCaller, request: EngineRequest, client: Client, progress: CallProgress
     ) -> tuple[Route, bool]:
-        """Return the route of the request once a replica can answer it, and whether one could at once."""
+        """Return the route of the request once a replica can answer it, and whether one could do so at once."""
         routes, organization_id = self._services.routes, caller.organization_id
         model_name = routes.resolve_alias(request.model_name, organization_id=organization_id)
         known = routes.known(model_name, organization_id=organization_id)
@@ -315,7 +318,7 @@ def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
 
 @dataclass(frozen=True)
 class AnswerEnding:
-    """What must be on the disk before the customer gets the end of an answer."""
+    """The records that must be on disk before the customer gets the end of an answer."""
 
     ticket: Ticket
     keeper: Keeper | None

@@ -1,4 +1,4 @@
-"""The inference routes for the OpenAPI document, by the types that read their requests."""
+"""The inference routes for the OpenAPI document, described by the types that read their requests."""
 
 from typing import Any
 

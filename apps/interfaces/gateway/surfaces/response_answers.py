@@ -124,7 +124,7 @@ class ResponseRenderer:
         return ([self._message(text, logprobs)] if text or not calls else []) + calls
 
     def _message(self, text: str | None, logprobs: Sequence[object] = ()) -> dict[str, Any]:
-        """Return the item of the text; with None, the item whose text is still to come."""
+        """Return the item of the text. With None, its text is still to come."""
         status, content = ("in_progress", []) if text is None else ("completed", [_text_part(text, logprobs)])
         return {
             "id": f"msg_{self.ulid}", "type": "message", "role": "assistant", "status": status, "content": content,

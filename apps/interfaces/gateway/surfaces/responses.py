@@ -1,6 +1,7 @@
-"""POST /v1/responses without stored state: each request is sent to the engine as a chat, and rendered as a Response.
+"""POST /v1/responses without stored state.
 
-Nothing is stored, so any reference to an earlier response is refused.
+Each request goes to the engine as a chat, and the answer is rendered as a Response. Nothing is stored, so any reference
+to an earlier response is refused.
 """
 
 import re

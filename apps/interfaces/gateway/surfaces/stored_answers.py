@@ -1,4 +1,4 @@
-"""The answer to a chat that says `store: true`, as it is kept."""
+"""The answer to a chat with `store: true`, in the form in which it is stored."""
 
 import msgspec
 
@@ -13,14 +13,14 @@ _encoder = msgspec.json.Encoder()
 
 
 class CompletionTooLarge(DomainError):
-    """The answer is complete and charged, and too large to be stored."""
+    """The answer is complete and charged, but too large to store."""
 
     code = "completion_too_large"
     status = Status.UNPROCESSABLE
 
 
 class Keeper:
-    """Keeps one answer. `assembler` gets its chunks, streamed or not."""
+    """Stores one answer. `assembler` gets its chunks, streamed or not."""
 
     def __init__(self, request: KeptRequest, renderer: Renderer, caller: InferenceCaller, request_id: str) -> None:
         self.assembler = Assembler()

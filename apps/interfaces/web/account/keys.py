@@ -31,7 +31,7 @@ from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, ren
 _SESSION_ISSUED = "issued_key"
 _LIST = Listing[ApiKey](
     name=later("API keys"),
-    hint=later("Name, prefix or maker"),
+    hint=later("Name, prefix or creator"),
     url_name="web:key_list",
     export_url_name="web:key_export",
     searched=("name", "prefix", "id", "created_by__name", "created_by__email", "issued_by__name"),
@@ -149,7 +149,7 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.KEY_MANAGE)
 def revoke(request: OrganizationRequest) -> HttpResponse:
-    """Revoke one or several keys, after their name or number was typed."""
+    """Revoke one or several keys, after the user typed the name or the number of keys."""
     return confirm(request, _REVOKE)
 
 

@@ -1,4 +1,4 @@
-"""Accepting a base model's licence for the organization, from the page that requires it."""
+"""The view that accepts a base model's licence for the organization."""
 
 from django.contrib import messages
 from django.http import HttpResponse

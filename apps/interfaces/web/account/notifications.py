@@ -43,7 +43,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.VIEW)
 def read(request: OrganizationRequest) -> HttpResponse:
-    """Mark the notification that the form names as read; without one, all of them."""
+    """Mark one notification as read. If the form names none, mark all of them."""
     chosen = request.POST.get("notification", "")
     mark_read(organization=request.organization, user=request.user, now=db_now(), notification_id=chosen)
     return redirect("web:notification_list")

@@ -83,7 +83,7 @@ def switch(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @person_view
 def create(request: HttpRequest) -> HttpResponse:
-    """Found an organization and make it the current one."""
+    """Create an organization and make it the current one."""
     assert isinstance(request.user, User)
     form = OrganizationForm(request.POST or None)
     if request.method == "POST" and form.is_valid():

@@ -1,4 +1,4 @@
-"""Projects: list, create, choose the current one; on the page of each, who works in it and what it may cost."""
+"""Projects: list, create, and choose the current one. The page of each shows its members and what it may cost."""
 
 from collections.abc import Sequence
 
@@ -64,7 +64,7 @@ class ProjectSettingsForm(ProjectForm):
         organization: Organization,
         with_privacy: bool,
     ) -> None:
-        """Create the form; `with_privacy` leaves it to the person who sees the project."""
+        """Create the form. `with_privacy` keeps the field that decides who sees the project."""
         super().__init__(data, initial={name: getattr(project, name) for name in self.base_fields})
         if not with_privacy:
             del self.fields["is_private"]
@@ -172,7 +172,7 @@ def _page(request: OrganizationRequest, project: Project, form: ProjectSettingsF
 @require_POST
 @organization_view(Permission.VIEW, is_sensitive=True)
 def set_member(request: OrganizationRequest, project_id: str) -> HttpResponse:
-    """Give a member a role in the project. Its admins do so as well."""
+    """Give a member a role in the project. The project's admins may do this too."""
     try:
         member = projects.set_project_member(
             organization=request.organization,
@@ -193,7 +193,7 @@ def set_member(request: OrganizationRequest, project_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.VIEW, is_sensitive=True)
 def remove_member(request: OrganizationRequest, project_id: str, member_id: str) -> HttpResponse:
-    """End a member's role in the project. Its admins do so as well."""
+    """End a member's role in the project. The project's admins may do this too."""
     projects.remove_project_member(
         organization=request.organization, project_id=project_id, member_id=member_id, by=request.membership.user
     )

@@ -89,7 +89,7 @@ def change_role(request: OrganizationRequest, service_account_id: str) -> HttpRe
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.MEMBER_MANAGE, is_sensitive=True)
 def remove(request: OrganizationRequest) -> HttpResponse:
-    """Remove one or several service accounts, after their name or number was typed."""
+    """Remove one or several service accounts, after the user typed the name or the number of accounts."""
     return confirm(request, _REMOVE)
 
 

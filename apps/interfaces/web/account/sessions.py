@@ -1,4 +1,4 @@
-"""The sessions in which the reader is signed in, and signing out of the others."""
+"""The sessions in which the reader is signed in: list them, and sign out of the others."""
 
 import ipaddress
 
@@ -41,7 +41,7 @@ class EndSessionForm(forms.Form):
 @require_http_methods(["GET", "HEAD", "POST"])
 @person_view
 def index(request: PersonRequest) -> HttpResponse:
-    """List the sessions; a POST ends the one it names, or all but this one."""
+    """List the sessions. A POST ends the session that it names, or all but the current one."""
     if request.method == "POST":
         return _end(request)
     rows = [

@@ -1,5 +1,6 @@
 """The keys of experiment trackers: list, store, delete."""
 
+from django import forms
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
@@ -9,9 +10,25 @@ from django.views.decorators.http import require_http_methods, require_POST
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
+from apps.core.messages.translation import later
 from apps.finetuning.runs.trackers import NAMES, list_tracker_keys, remove_tracker_key, store_tracker_key
-from apps.interfaces.web.account.tracker_forms import TrackerForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
+
+
+class TrackerForm(forms.Form):
+    kind = forms.ChoiceField(label=later("Tracker"), choices=list(NAMES.items()))
+    key = forms.CharField(
+        label=later("Key or token"),
+        max_length=400,
+        widget=forms.PasswordInput({"autocomplete": "off"}),
+        help_text=later("Stored encrypted, sent only to the tracker, and never shown again."),
+    )
+    url = forms.CharField(
+        label=later("Tracking server"),
+        max_length=400,
+        required=False,
+        help_text=later("For MLflow only, such as https://mlflow.example.com."),
+    )
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

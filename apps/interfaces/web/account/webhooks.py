@@ -1,4 +1,4 @@
-"""Webhooks: the endpoints, one endpoint with its delivery log, and what can be done with them."""
+"""Webhooks: the list of endpoints, the page of one with its delivery log, and the actions on it."""
 
 from collections.abc import Sequence
 
@@ -115,7 +115,7 @@ def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.WEBHOOK_MANAGE)
 def pause(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
-    """Pause the webhook; with `off`, resume it. Pressed twice, it stays as it is."""
+    """Pause the webhook; with `off`, resume it. Repeating either changes nothing."""
     endpoint = _get(request, webhook_id)
     is_paused = "off" not in request.POST
     was_disabled = endpoint.status == EndpointStatus.DISABLED
@@ -158,7 +158,7 @@ def replay(request: OrganizationRequest, webhook_id: str, delivery_id: str) -> H
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.WEBHOOK_MANAGE)
 def delete(request: OrganizationRequest) -> HttpResponse:
-    """Delete a webhook, after its address was typed."""
+    """Delete a webhook, after the user typed its address."""
     return confirm(request, _DELETE)
 
 

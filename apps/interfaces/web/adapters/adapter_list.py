@@ -1,4 +1,4 @@
-"""The list of adapter versions with how each is served, the same rows as CSV, and stopping to serve some of them."""
+"""The list of adapter versions with their serving states, the same rows as CSV, and the action that stops serving."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -99,7 +99,7 @@ def _exported(version: Any) -> tuple[object, ...]:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.ADAPTER_WRITE)
 def stop_serving(request: OrganizationRequest) -> HttpResponse:
-    """Stop serving one or several versions, after the name or number was typed."""
+    """Stop serving one or several versions, after the user typed the name or the number of versions."""
     return confirm(request, _STOP)
 
 

@@ -1,4 +1,4 @@
-"""The order of another form of a finished model, and its cancellation."""
+"""Conversions of a finished model: order one, and cancel it."""
 
 from django.contrib import messages
 from django.http import HttpResponse
@@ -19,7 +19,7 @@ _MAX_DIGITS = 18  # of the price that the page showed
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
 def convert(request: OrganizationRequest, version_id: str) -> HttpResponse:
-    """Order a form at the price that the button showed; without one, only what is free."""
+    """Order a conversion at the price that the button showed. Without a price, order it only if it is free."""
     version = get_version(organization=request.organization, id=version_id)
     shown = request.POST.get("price_nano", "")
     with domain_errors_shown(request):

@@ -22,7 +22,10 @@ _MAX_COMPARED = 4  # columns of the playground
 
 @dataclass(frozen=True)
 class Ancestor:
-    """What training began with, if not a base model. One that is deleted or hidden from the reader has no address."""
+    """The model that training began with, unless it was a base model.
+
+    It has no address if it is deleted or hidden from the reader.
+    """
 
     label: str
     url: str
@@ -77,7 +80,7 @@ def siblings_of(version: AdapterVersion) -> list[Sibling]:
 
 
 def comparison_url(version: AdapterVersion, siblings: Iterable[Sibling]) -> str:
-    """Return the address that compares the version with the newest other deployed ones; "" without two of them."""
+    """Return the address that compares the version with the newest other deployed ones; "" if fewer than two exist."""
     served = [one.version.model_name for one in siblings if one.serving.is_deployed]
     if len(served) < 2 or version.model_name not in served:
         return ""

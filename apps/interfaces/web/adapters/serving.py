@@ -1,4 +1,4 @@
-"""The actions on a served adapter: move an alias, roll it back, keep a version warm; and checkpoints' adapters."""
+"""The actions on a served adapter: move an alias, roll it back, keep a version warm, and use a checkpoint's adapter."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
@@ -109,7 +109,7 @@ _DELETE_ALIAS = ConfirmedAction[OrganizationRequest](
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
 def keep_warm(request: OrganizationRequest, version_id: str) -> HttpResponse:
-    """Keep the version warm at its price; ?off stops it."""
+    """Keep the version warm at its price. `?off` ends this."""
     version = get_version(organization=request.organization, id=version_id)
 
     def act() -> str:

@@ -1,4 +1,4 @@
-"""The page that uploads an adapter which was trained elsewhere."""
+"""The page that uploads an adapter trained elsewhere."""
 
 from django import forms
 from django.contrib import messages

@@ -47,7 +47,7 @@ CHANGING = ("waiting", "loading")
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, version_id: str) -> HttpResponse:
-    """Show one version; htmx asks for its state alone while it changes, or for its exports while one is made."""
+    """Show one version. While its state changes or an export is made, htmx requests only that part."""
     version = queries.get_version(organization=request.organization, id=version_id)
     if request.htmx and request.headers.get("HX-Target", "").endswith("#adapter-exports"):
         job = find_jobs_of_adapters(organization=request.organization, versions=[version]).get(version.pk)
@@ -101,7 +101,7 @@ def _rights(request: OrganizationRequest) -> dict[str, object]:
 
 
 def _exports(version: AdapterVersion, request: OrganizationRequest) -> dict[str, object]:
-    """Return what the version can be downloaded as, with its orders and pushes, and whether one of them goes on."""
+    """Return the version's downloads, conversions and pushes, and whether any of them is in progress."""
     offers = [offer for offer in list_offers(version=version) if offer.refusal is None or offer.is_open]
     pushes = shown_pushes(version)
     return {

@@ -1,4 +1,4 @@
-"""Stored completions: the list with its filter, one completion, their deletion, and a dataset made of them."""
+"""Stored completions: the list with its filter, the page of one, deletion, and datasets made of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class ShownMessage:
 
 
 class CompletionFilterForm(forms.Form):
-    """Which completions are meant: those of a model, and those with all of these pairs."""
+    """The filter of the list: a model, and pairs of metadata that a completion must all have."""
 
     model = forms.ChoiceField(required=False, label=later("Model"))
     metadata = forms.CharField(
@@ -68,7 +68,7 @@ class CompletionFilterForm(forms.Form):
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the filter of a checked form, as the domain takes it."""
+        """Return the filter of a checked form, in the form that the domain expects."""
         return {
             "model_name": self.cleaned_data.get("model") or None,
             "metadata": self.cleaned_data.get("metadata") or None,
@@ -155,7 +155,7 @@ def export(request: OrganizationRequest) -> HttpResponseBase:
 
 
 def _found(request: OrganizationRequest, chosen: CompletionFilterForm) -> QuerySet[StoredCompletion]:
-    """Return what the filter shows; nothing, if it cannot be read."""
+    """Return the completions that match the filter; none if the filter is invalid."""
     if not chosen.is_valid():
         return queries.list_completions(organization=request.organization).none()
     return queries.list_completions(organization=request.organization, **chosen.chosen)
@@ -195,7 +195,7 @@ def _shown(message: Mapping[str, object]) -> ShownMessage:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def delete(request: OrganizationRequest) -> HttpResponse:
-    """Delete one or several completions, after the id or their number was typed."""
+    """Delete one or several completions, after the user typed the id or the number of them."""
     return confirm(request, _DELETE)
 
 

@@ -1,4 +1,4 @@
-"""The list of batches, the same rows as CSV, one batch with its files, and the cancellation of batches."""
+"""Batches: the list, the same rows as CSV, the page of one with its files, and the action that cancels some of them."""
 
 from collections.abc import Sequence
 
@@ -89,7 +89,7 @@ def _exported(batch: Batch) -> tuple[object, ...]:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, batch_id: str) -> HttpResponse:
-    """Show one batch. Until it has ended, htmx asks again for its state."""
+    """Show one batch. htmx reloads its state until it has ended."""
     batch = queries.get_batch(organization=request.organization, id=batch_id)
     answered = batch.completed + batch.failed
     files = (
@@ -133,7 +133,7 @@ def download(request: OrganizationRequest, file_id: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def cancel(request: OrganizationRequest) -> HttpResponse:
-    """Cancel one or several batches, after the file's name or their number was typed."""
+    """Cancel one or several batches, after the user typed the file's name or the number of batches."""
     return confirm(request, _CANCEL)
 
 

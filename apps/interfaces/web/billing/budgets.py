@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.members.projects import names_of_projects
-from apps.accounts.queries import names_of_keys, names_of_makers
+from apps.accounts.queries import names_of_creators, names_of_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.billing.budget_settings import end_budget, set_budget, set_key_labels
 from apps.billing.budgets import get_states, list_budgets, list_key_labels
@@ -145,4 +145,4 @@ def _names_of(request: OrganizationRequest, ids: Sequence[str]) -> dict[str, str
     """Return the names of keys, members and projects, and of the target of the organization's own budget."""
     names = {"": gettext("The whole organization")} | names_of_keys(organization=request.organization, ids=ids)
     names |= names_of_projects(organization=request.organization, ids=ids)
-    return names | names_of_makers(organization=request.organization)
+    return names | names_of_creators(organization=request.organization)

@@ -1,4 +1,4 @@
-"""The page that explains a charge: from one line down to the run's seconds or the hourly tokens."""
+"""The page that explains a charge, down to the run's seconds or the tokens of each hour."""
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import render

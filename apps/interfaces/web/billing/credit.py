@@ -22,7 +22,7 @@ _SHOWN = 20
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """Show the balance and the requests; a POST sends a request. `?amount` fills in the dollars that are missing."""
+    """Show the balance and the requests; a POST sends a request. `?amount` fills in the missing dollars."""
     form = CreditRequestForm(request.POST or None, initial={"amount_usd": request.GET.get("amount", "")[:12] or "5"})
     if request.method == "POST":
         require(request.membership, Permission.JOB_WRITE)

@@ -177,7 +177,7 @@ def resume(request: OrganizationRequest) -> HttpResponse:
 @require_safe
 @organization_view(Permission.ORGANIZATION_MANAGE, is_sensitive=True)
 def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
-    """Wait for one of Stripe's pages and go there; after the return, wait for the result."""
+    """Wait for one of Stripe's pages and redirect to it. When the user comes back, wait for the result."""
     _refuse_without_payments()
     asked = _get_page(request, page_id)
     # Redirect to Stripe once, for the poll that finds the page ready: an answer to a form must not leave this origin.
@@ -191,7 +191,7 @@ def page(request: OrganizationRequest, page_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.ORGANIZATION_MANAGE)
 def ask(request: OrganizationRequest, page_id: str) -> HttpResponse:
-    """Have a task ask Stripe about an open top-up: a webhook may be late or lost."""
+    """Have a task ask Stripe about an open top-up, because a webhook may be late or lost."""
     _refuse_without_payments()
     asked = _get_page(request, page_id)
     if asked.topup is not None and asked.topup.status == TopUpStatus.OPEN:

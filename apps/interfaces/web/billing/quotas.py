@@ -1,4 +1,4 @@
-"""The quota of an organization, and what it allows its members, labels and projects within it."""
+"""The quota of an organization, and the allowances that it sets for its members, labels and projects."""
 
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
@@ -36,7 +36,7 @@ _NAMES: dict[str, tuple[str, Callable[[int], str]]] = {
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """Show what is used, held and left of each limit; a POST sets what a member, label or project may use."""
+    """Show how much of each limit is used, held and left. A POST sets an allowance of a member, label or project."""
     now = db_now()
     uses = list_target_use(organization=request.organization, now=now)
     asked = request.POST if request.method == "POST" else request.GET

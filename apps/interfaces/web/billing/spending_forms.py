@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.members.projects import list_projects
 from apps.accounts.models import ApiKey, Organization
-from apps.accounts.queries import list_keys, names_of_makers
+from apps.accounts.queries import list_keys, names_of_creators
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 from apps.core.http.forms import LARGEST_INTEGER
@@ -34,12 +34,12 @@ def _from_address(asked: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _usable_keys(organization: Organization) -> QuerySet[ApiKey]:
-    """Return the keys that are neither revoked nor expired: of these, an organization has a limited number."""
+    """Return the keys that are neither revoked nor expired. Their number is limited, so all can be listed."""
     return list_keys(organization=organization).filter(revoked_at=None).exclude(expires_at__lte=Now())
 
 
 class _ScopedForm(forms.Form):
-    """What a limit may be for. A field `scope` chooses the one that names it."""
+    """The target of a limit. The field `scope` decides which of the other fields names it."""
 
     member = forms.ChoiceField(required=False, label=later("Member"))
     project = forms.ChoiceField(required=False, label=later("Project"))
@@ -49,13 +49,13 @@ class _ScopedForm(forms.Form):
 
     def __init__(self, data: QueryDict | None, *, organization: Organization, initial: Mapping[str, object]) -> None:
         super().__init__(data, initial=dict(initial))
-        makers = names_of_makers(organization=organization).items()
+        creators = names_of_creators(organization=organization).items()
         projects = ((each.pk, each.name) for each in list_projects(organization=organization))
-        self.fields["member"].choices = [("", "–"), *makers]  # type: ignore[attr-defined]
+        self.fields["member"].choices = [("", "–"), *creators]  # type: ignore[attr-defined]
         self.fields["project"].choices = [("", "–"), *projects]  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
-        """Require what the chosen scope names; the page shows that field alone."""
+        """Require the field of the chosen scope; the page shows only this one."""
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         scope = cleaned.get("scope", "")
         if scope in _ASKED_FOR and not cleaned.get(scope) and scope not in self.errors:
@@ -64,7 +64,7 @@ class _ScopedForm(forms.Form):
 
 
 class BudgetForm(_ScopedForm):
-    """A budget. `target` is what the scope names: `name=value` of a label, or the chosen key, member or project.
+    """A budget. A checked form has its `target`: `name=value` of a label, or the id of a key, member or project.
 
     `asked` is the query of the address, which may choose the scope and a project.
     """
@@ -104,7 +104,9 @@ class BudgetForm(_ScopedForm):
 
 
 class AllowanceForm(_ScopedForm):
-    """What a member, label or project may use, with the use of the last 30 days if one is `chosen`. Empty: no limit.
+    """The allowance of a member, label or project. An empty field sets no limit.
+
+    If one is `chosen`, the form shows its use in the last 30 days.
 
     `asked` is the query of the address, which may choose the scope and a project.
     """

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 
 from apps.accounts.members.projects import names_of_projects
 from apps.accounts.models import Organization
-from apps.accounts.queries import names_of_keys, names_of_makers
+from apps.accounts.queries import names_of_creators, names_of_keys
 from apps.accounts.roles import Permission
 from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
@@ -42,11 +42,11 @@ from apps.core.database.read_times import counted_read
 from apps.core.messages.translation import later
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
+from apps.interfaces.web.billing.periods import Period, period_of
 from apps.interfaces.web.charts import day_charts
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import download_csv
-from apps.interfaces.web.shell.periods import Period, period_of
 
 PRESETS = {7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
 _MOST_DAYS = 366
@@ -222,7 +222,7 @@ def _grouped(organization: Organization, group: Group, period: Period, *, most: 
     elif group is Group.PROJECT:
         names = names_of_projects(organization=organization, ids=ids)
     else:
-        names = names_of_keys(organization=organization, ids=ids) | names_of_makers(organization=organization)
+        names = names_of_keys(organization=organization, ids=ids) | names_of_creators(organization=organization)
     without = f"{_WITHOUT} {label or group}"
     rows = [(names.get(found, found) or without, nano) for found, nano in sums.largest.items()]
     if sums.others:
@@ -243,7 +243,7 @@ def _by_job(organization: Organization, charges: Sequence[JobCharges]) -> list[J
 def _plot(
     organization: Organization, period: Period, used: Sequence[DayUse], drawn: Sequence[str], *, has_others: bool
 ) -> day_charts.Days:
-    """Return the chart of the spending by day, or by hour that of jobs and requests, which alone are counted so."""
+    """Return the chart of the spending by day, or by hour. Only jobs and requests are counted by hour."""
     shown = {subject: model_label(subject) for subject in drawn}
     days = {"first": period.first, "last": period.last}
     amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))

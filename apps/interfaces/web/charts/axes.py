@@ -1,4 +1,4 @@
-"""What several charts share: ticks, round steps of an axis, and paths."""
+"""Parts that several charts share: ticks, round steps of an axis, and paths."""
 
 import math
 from collections.abc import Iterable, Sequence

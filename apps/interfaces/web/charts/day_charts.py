@@ -96,7 +96,7 @@ def stacked_days(days: Sequence[tuple[str, dict[str, int]]], *, series: Sequence
 def lay_out(
     contents: Sequence[tuple[str, str, int, tuple[Block, ...]]], *, left: float, right: float
 ) -> tuple[Column, ...]:
-    """Return columns of equal width for (label, title, total, parts), with as many labels as there is room for."""
+    """Return columns of equal width for (label, title, total, parts), with as many labels as fit."""
     slot = (right - left) / max(1, len(contents))
     gap = min(6.0, slot * 0.25)
     longest = max([len(label) for label, *_ in contents], default=0)

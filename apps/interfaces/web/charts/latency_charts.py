@@ -50,7 +50,7 @@ def latency_chart(times: Sequence[str], values: Sequence[tuple[int | None, int |
 
 
 def _runs(places: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[float, float]]]:
-    """Yield the places between the gaps."""
+    """Yield each run of values without a gap."""
     run: list[tuple[float, float]] = []
     for each in (*places, None):
         if each is not None:

@@ -52,7 +52,7 @@ def memory_bar(parts: Iterable[tuple[str, float]], capacity: float, *, usable: f
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLines:
-    """The memory needed, against the capacities of the cards on offer."""
+    """The memory that a job needs, drawn against the capacities of the cards on offer."""
 
     width: int
     height: int

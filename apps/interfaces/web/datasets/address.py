@@ -1,4 +1,4 @@
-"""The state of a dataset's page, all of it in its address, and the choices that its selects offer."""
+"""The state of a dataset's page, which its address holds, and the choices that its selects offer."""
 
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -55,7 +55,7 @@ class Address:
 
     @property
     def fields(self) -> dict[str, object]:
-        """Everything that differs from what the page shows by default."""
+        """The fields that differ from their defaults."""
         return self._fields({})
 
     def url(self, **changes: object) -> str:

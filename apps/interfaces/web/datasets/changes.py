@@ -1,4 +1,4 @@
-"""The page that compares two versions of a dataset: the rows that changed, were added and were removed."""
+"""The page that compares two versions of a dataset: its changed, added and removed rows."""
 
 from urllib.parse import urlencode
 
@@ -23,7 +23,7 @@ _MAX_VERSIONS = 100
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
-    """Compare a version with the one before it, or with the one that the address names.
+    """Compare a version with the one that the address names, or else with the one before it.
 
     A POST has a task compare large files.
     """
@@ -54,7 +54,7 @@ def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
 def _chosen(
     request: OrganizationRequest, version: DatasetVersion, siblings: list[DatasetVersion]
 ) -> DatasetVersion | None:
-    """Return the version to compare with. Raises UnknownFile for one of another dataset."""
+    """Return the version to compare with. Raises UnknownFile if it belongs to another dataset."""
     wanted = request.GET.get("since", "")
     if not wanted:
         earlier = (each for each in siblings if each.number < version.number)

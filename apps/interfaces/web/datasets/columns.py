@@ -97,7 +97,7 @@ def dismiss(request: OrganizationRequest, file_id: str) -> HttpResponse:
 
 
 def _chosen(version: DatasetVersion, data: QueryDict) -> Mapping:
-    """Return the form's mapping; without one for its format, return the stored mapping or suggest one."""
+    """Return the form's mapping. If it has none for its format, return the stored mapping or suggest one."""
     known = version.layout.mapping
     wanted = data.get("format", "")
     if wanted not in FIELDS:

@@ -57,7 +57,7 @@ _EXPORTED = ("dataset", "version", "id", "filename", "status", "rows", "bytes", 
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """List the datasets by their newest version, with the tokens that a model counts in it."""
+    """List the datasets with their newest version and its tokens under one base model."""
     model = chosen_model(request)
     models = {name: (label, Q()) for name, label in model_options()}
     listing = replace(_LIST, filters={**_LIST.filters, "model": Filter(gettext("Count tokens for"), models)})

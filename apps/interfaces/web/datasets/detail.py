@@ -174,7 +174,7 @@ def _summary(address: Address, looked: RowContext) -> dict[str, object]:
 
 
 def _origin(version: DatasetVersion) -> tuple[str, str] | None:
-    """Return what stands before and after the link to the version that this one was made from."""
+    """Return the text before and after the link to the version that this one was made from."""
     source, layout = version.derived_from, version.layout
     if source is None or not version.repair:
         return None
@@ -211,7 +211,7 @@ def _trained_tokens(address: Address, count: TokenCount | None) -> int:
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:
-    """Return the files that it can be compared with."""
+    """Return the files that this one can be compared with."""
     versions = queries.list_versions(organization=version.organization_id).defer("errors", "line_offsets")
     return [
         (
@@ -343,7 +343,7 @@ def _shared(equal: int, near: int, file: str, urls: tuple[str, str] = ("", "")) 
 
 
 def _overlaps(address: Address, looked: RowContext) -> list[FileCheck]:
-    """Compare with the validation files this version was trained with."""
+    """Compare the version with the validation files that jobs used beside it."""
     if looked.inspection is None:
         return []
     version, checks = address.version, list[FileCheck]()

@@ -1,6 +1,6 @@
-"""What a page of a file needs computed: token counts, the inspection, the comparison with a validation file.
+"""Values that the page of a file needs: token counts, the inspection, the comparison with a validation file.
 
-Pages only read what is stored. A POST that they send computes what is missing, or has a task do it for a large file.
+Pages only read stored values. They send a POST that computes missing ones; for a large file, a task does it.
 """
 
 from apps.catalog.models import BaseModel
@@ -36,7 +36,7 @@ def prepare(
     other: DatasetVersion | None = None,
     with_inspection: bool = False,
 ) -> None:
-    """Compute or request what is missing. Repeating it is harmless."""
+    """Compute missing values or request them from a task. Repeating it is harmless."""
     count = find_token_count(version=version, base_model=base_model) if base_model else None
     if base_model and is_uncounted(version=version, base_model=base_model, count=count):
         if operations.is_counted_at_once(version):

@@ -1,4 +1,4 @@
-"""The lowest price of training on a file as its page shows it. Loaded after the page, because quotes take time."""
+"""The lowest price of training on a file. The page loads it afterwards, because quotes take time."""
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
@@ -10,7 +10,7 @@ from apps.interfaces.web.wizard.plan import Plan
 
 
 def training_draft(address: Address, model: BaseModel | None) -> Draft:
-    """Return the wizard's draft that trains what the page shows."""
+    """Return the wizard's draft for the file, model and limit that the page shows."""
     chosen = {"dataset": address.version.pk}
     if model:
         chosen["model"] = model.name

@@ -1,4 +1,4 @@
-"""The page that edits or deletes one row, and the buttons that restore or split a version. All make new versions."""
+"""The page that edits or deletes one row, and the buttons that restore or split a version. Each makes a new version."""
 
 from django.contrib import messages
 from django.http import HttpResponse
@@ -23,7 +23,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.DATASET_WRITE)
 def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
-    """Show the row at the line in the address as JSON. A POST saves it, or the file without it, as a new version."""
+    """Show one row as JSON. A POST makes a new version with the edited row, or without it."""
     version = queries.get_version(organization=request.organization, id=file_id)
     line, text, problem = _number(request.GET.get("line", "1")), request.POST.get("row"), ""
     if request.method == "POST":
@@ -71,7 +71,7 @@ def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def restore(request: OrganizationRequest, file_id: str) -> HttpResponse:
-    """Make a copy of an earlier version the newest one."""
+    """Copy an earlier version, so that the copy is the newest."""
     version = queries.get_version(organization=request.organization, id=file_id)
     with domain_errors_shown(request):
         restored = edits.restore_version(version=version, by=request.membership.user_id, now=db_now())
@@ -87,7 +87,7 @@ def restore(request: OrganizationRequest, file_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def split(request: OrganizationRequest, file_id: str) -> HttpResponse:
-    """Save the rows to train on and those to validate with as two datasets; show the first beside the second."""
+    """Save the training rows and the validation rows as two datasets, and show the first beside the second."""
     version = queries.get_version(organization=request.organization, id=file_id)
     share, seed = (_number(request.POST.get(name, "")) for name in ("share", "seed"))
     with domain_errors_shown(request):

@@ -1,4 +1,4 @@
-"""A training row as a page shows it: what the model sees, which part is trained, where it is cut. Pure."""
+"""A training row as a page shows it: the text that the model sees, its trained part, and where it is cut. Pure."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

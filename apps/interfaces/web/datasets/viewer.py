@@ -78,7 +78,7 @@ class RowContext:
     repeats: bytes | None = None  # for each row, what it `Repeats` of the compared file
 
     def lines_of(self, address: Address) -> list[int]:
-        """Return the lines of the first rows that the address asks to find, in ascending order."""
+        """Return the lines of the first rows that match the address's search, in ascending order."""
         if address.find == ERRORS:
             return sorted({error["line"] for error in address.version.errors})
         if address.find == HELD_OUT:
@@ -92,7 +92,7 @@ class RowContext:
         return [row["line"] for found in findings if found["code"] == address.find for row in found["first"]]
 
     def counts(self, address: Address) -> dict[str, int]:
-        """Return how many rows each of the FILTERS finds, of those that find any."""
+        """Return the number of rows that each of the FILTERS finds, without those that find none."""
         cut = cut_at(self.count, address.limit) or Cut(limit=address.limit)
         counts = {found["code"]: found["rows"] for found in (self.inspection.findings if self.inspection else [])}
         counts |= {OVER: cut.over, LOST: cut.untrained, HELD_OUT: sum(self.held or [])}
@@ -113,7 +113,7 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
 
 
 def cut_at(count: TokenCount | None, limit: int) -> Cut | None:
-    """Return what this limit cuts; return None if that was not counted."""
+    """Return the rows and tokens that this limit cuts; return None if they were not counted."""
     found = next((cut for cut in count.cuts if cut["limit"] == limit), None) if count else None
     return msgspec.convert(found, Cut) if found else None
 
@@ -158,7 +158,7 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
 
 
 def _search_pages(address: Address, found: SearchResult) -> dict[str, str]:
-    """Return the address of the next page, or of the part of the file that is searched next."""
+    """Return the address of the next page, or of the next part of the file to search."""
     after = address.url(first=found.last_line + 1, line=found.last_line + 1)
     is_full = len(found.rows) == ROWS_SHOWN
     return {
@@ -279,7 +279,7 @@ def _rendered(
 
 
 def pretty(raw: str) -> str:
-    """Return a row's JSON on several lines; text that is not JSON as it is."""
+    """Return a row's JSON on several lines. Text that is not JSON stays unchanged."""
     try:
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):

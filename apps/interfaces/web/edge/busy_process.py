@@ -1,7 +1,7 @@
-"""A second process for the views of callers that use much.
+"""A second process for the views of heavy users.
 
-Views share the interpreter of their process. A view that computes delays all others there, so callers that use much
-get an interpreter of their own.
+Views share the interpreter of their process. A view that computes delays all others there, so heavy users get a
+separate interpreter.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _STOP_SECONDS = 5.0  # for the requests that it answers
 
 
 class BusyProcess:
-    """ASGI: passes requests to a process of its own. Starts it, and starts it again if it ends.
+    """An ASGI application that passes requests to a second process, which it starts and restarts.
 
     `command` gets the path of the Unix socket to listen on as its last argument. The process must end when its standard
     input ends, so that it never outlives this one.
@@ -46,7 +46,7 @@ class BusyProcess:
         await self._pass(scope, receive, send)
 
     async def start(self) -> None:
-        """Begin to start the process; `is_ready` says when it answers."""
+        """Start the process without waiting for it. `is_ready` becomes true when it answers."""
         self._keeping = asyncio.create_task(self._keep())
 
     async def end(self) -> None:
@@ -70,7 +70,7 @@ class BusyProcess:
             await asyncio.sleep(_REST_SECONDS)
 
     async def _look(self) -> None:
-        """Note when the process accepts connections, however long it takes to start."""
+        """Wait until the process accepts connections, however long it takes to start, and record it."""
         while not self.is_ready:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_unix_connection(self._socket)

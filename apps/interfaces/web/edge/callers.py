@@ -1,7 +1,7 @@
 """The caller of a request, found before its body is read: its key or session, their owner, and its address.
 
-The result is cached for a minute. It decides how much a request may take and how soon; it never decides what the caller
-may do. For that, the view asks the database.
+The result is cached for a minute. It decides how much a request may use and when it runs, but never what the caller may
+do. The view asks the database for that.
 """
 
 import hashlib

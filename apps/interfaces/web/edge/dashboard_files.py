@@ -1,4 +1,4 @@
-"""The files of the dashboard, known before Django is asked for one."""
+"""The names of the dashboard's static files, for checks before a request reaches Django."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ from django.contrib.staticfiles import finders
 
 
 def has_file(path: str) -> bool:
-    """Return whether a path under `/static/` names a file, as collected or, while developing, as written."""
+    """Return whether a path under `/static/` names a collected file or, during development, a source file."""
     if settings.DEBUG:
         return finders.find(path.removeprefix(settings.STATIC_URL)) is not None
     return path in _collected()

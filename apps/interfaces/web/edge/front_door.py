@@ -15,7 +15,7 @@ INFERENCE_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/res
 
 
 class FrontDoor:
-    """ASGI application of the web process. `busy` runs the views of callers that use much."""
+    """ASGI application of the web process. `busy` runs the views of heavy users."""
 
     def __init__(
         self,

@@ -50,10 +50,10 @@ _OURS = frozenset({b"expect", b"forwarded", b"x-forwarded-for", b"x-forwarded-pr
 class PassThrough:
     """An HTTP process at `unix://<socket>` or `http://<host>:<port>`.
 
-    It receives the caller's address and scheme as `x-forwarded-for` and `x-forwarded-proto`, and must trust no other
-    sender of these. `dropped` are headers that it does not receive; `unavailable` is the error if it does not answer.
-    With `works_on`, it does not stop work when the client leaves; then the request lasts until its answer begins, so
-    that limits count all of it.
+    It receives the caller's address and scheme as `x-forwarded-for` and `x-forwarded-proto`, and must not trust these
+    headers from any other sender. `dropped` are headers that it does not receive. `unavailable` is the error if it does
+    not answer. With `works_on`, the process keeps working when the client leaves. The request then lasts until its
+    answer begins, so that limits count all of it.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class _Client:
         return self._has_sent_body.is_set()
 
     async def left(self) -> None:
-        """Return when the caller disconnects after sending its body."""
+        """Wait until the caller disconnects after sending its body."""
         await self._has_sent_body.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

@@ -1,11 +1,10 @@
-"""Fair use of the web process: no key, person, organization or address can take it from the others.
+"""Fair use of the web process: no key, person, organization or address can starve the others.
 
-Each of them has a bucket of requests and one of processor time, both per minute. The time of each request is measured,
-so no list of costly routes is needed. Concurrency is limited too: few views run at once, because they share one
-interpreter; more bodies, downloads and live streams may be open. The bodies of one organization are read at a limited
-rate. Waiting views take turns, organization by organization. Views of callers that use much run in a process of their
-own, so that they delay only each other. A refusal costs processor time too, so an address that was refused often gets
-its refusals late.
+Each of them has a limit of requests and one of processor time per minute. The time of each request is measured, so no
+list of costly routes is needed. Concurrency is limited too: few views run at once, because they share one interpreter;
+more bodies, downloads and live streams may be open. The bodies of one organization are read at a limited rate. Waiting
+views take turns, organization by organization. Views of heavy users run in a separate process, so that they delay only
+each other. A refusal costs processor time too, so an address that is refused often gets its refusals after a delay.
 
 The counts are kept in this process: with several web processes, a limit holds for each of them (docs/limits.md).
 """
@@ -103,7 +102,7 @@ class _Lane(NamedTuple):
 class LimitRequests:
     """ASGI layer that applies the limits before any costly work.
 
-    Views of callers that use much run in `busy` while it is ready, and otherwise in this process.
+    Views of heavy users run in `busy` while it is ready, and otherwise in this process.
     """
 
     def __init__(self, application: Application, limits: WebLimits, *, busy: BusyProcess | None = None) -> None:
@@ -143,7 +142,7 @@ class LimitRequests:
             await self._refuse(scope, send, run.refusal)
 
     async def _receive(self, owner: str, receive: Receive) -> Message:
-        """Return the next part of a body when the owner's rate allows it. The client cannot send on meanwhile."""
+        """Return the next part of a body when the owner's rate allows it. Until then the client cannot send more."""
         message = await receive()
         if body := message.get("body"):
             await self._bodies.wait_turn(owner, len(body))
@@ -169,7 +168,7 @@ class LimitRequests:
         return [address, *(owner for owner in (caller.credential, caller.person, caller.organization) if owner)]
 
     def _take_request(self, owners: Sequence[str]) -> None:
-        """Take one request from each owner, or from none if one has none left. Raises RateLimited."""
+        """Take one request from each owner's limit. If a limit is used up, take none and raise RateLimited."""
         for owner in owners:
             requests, seconds = self._rates(owner)
             wait = self._requests.wait_seconds(owner, requests)
@@ -182,7 +181,7 @@ class LimitRequests:
             self._requests.take(owner, self._rates(owner)[0])
 
     def _open_for(self, owners: Sequence[str], *, is_upload: bool) -> list[tuple[OpenCounts, str]]:
-        """Count one more open request and, if it is one, one more upload. Raises RateLimited."""
+        """Count one more open request, and one more upload if it is an upload. Raises RateLimited."""
         for owner in owners:
             share = _share(owner)
             if self._open[owner] >= share.open:
@@ -196,7 +195,7 @@ class LimitRequests:
         return opened
 
     def _lane_of(self, owners: Sequence[str]) -> _Lane:
-        """Return the process for a request of these owners: this one while they are quiet."""
+        """Return the process for a request of these owners: this one, unless they are heavy users."""
         if self._busy_process is None or not self._busy_process.is_ready:
             return self._own
         is_quiet = self._used_part(owners) < _QUIET_PART and not self._own.places.is_taken_by(owners[-1])
@@ -213,7 +212,7 @@ class LimitRequests:
             raise RateLimited(text, retry_after_seconds=2) from None
 
     def _used_part(self, owners: Sequence[str]) -> float:
-        """Return how much of its processor time the owner has used that used most of it."""
+        """Return the largest share of processor time that one of the owners has used."""
         return 1 - min(self._seconds.share_left(owner, self._rates(owner)[1]) for owner in owners)
 
     def _take_seconds(self, owners: Sequence[str], seconds: float) -> None:
@@ -245,7 +244,7 @@ async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
 
 @lru_cache(maxsize=256)
 def _page(status: int, message: str) -> str:
-    """Render the page. Cached, because a flood gets the same page over and over."""
+    """Render the page. It is cached, because every request of a flood gets the same page."""
     return render_to_string("shell/errors/refused.html", {"status": status, "message": message})
 
 

@@ -22,12 +22,12 @@ class NotSignedIn(DomainError):
 
 
 async def authorize_upload(scope: Scope) -> BodyAllowance:
-    """Return the limit of a whole file for a known caller, else the default one."""
+    """Return the limit of a whole file for a known caller, or the default limit for others."""
     return await _judge(scope, UPLOAD_BYTES)
 
 
 async def judge_part(scope: Scope) -> BodyAllowance:
-    """Return the limit of a part for a known caller, else the default one."""
+    """Return the limit of a part for a known caller, or the default limit for others."""
     return await _judge(scope, PART_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""A new eval with its first runs, and further runs of an eval: both show their price before anything starts."""
+"""The forms of a new eval and of further runs. Both show their price before anything starts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _CONFIG = {"type": "custom", "item_schema": {"type": "object"}, "include_sample_
 
 @dataclass(frozen=True, kw_only=True)
 class QuotedRun:
-    """A run that may start, and what it asks and costs."""
+    """A run that may start, with its request and its cost."""
 
     source: CompletionsSource
     quote: RunQuote
@@ -45,7 +45,7 @@ class QuotedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalPrice:
-    """What all runs of a form cost together. `shown` are their values and prices; a page can start them `once`."""
+    """The total price of a form's runs. `shown` has their values and prices; a page can start them only `once`."""
 
     runs: list[QuotedRun]
     available_nano: int
@@ -62,11 +62,11 @@ class EvalPrice:
 
     @property
     def confirmation(self) -> str:
-        """What the page sends back to start the runs. It is signed: a browser cannot choose `once`."""
+        """The signed text that the page sends back to start the runs. A browser cannot choose `once`."""
         return f"{self.once}-{self._sign(self.once)}"
 
     def confirmed_once(self, sent: str) -> str | None:
-        """Return the `once` of a confirmation that a page with this price sent, None for any other text."""
+        """Return the `once` of a confirmation that a page with this price sent; return None for any other text."""
         once, _, signature = sent.partition("-")
         return once if constant_time_compare(signature, self._sign(once)) else None
 
@@ -77,7 +77,7 @@ class EvalPrice:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def create(request: OrganizationRequest) -> HttpResponse:
-    """Ask for criteria, rows and models; a POST shows the price, and a confirmed one creates the eval and its runs."""
+    """Ask for criteria, rows and models. A POST shows the price; a confirmed POST creates the eval and its runs."""
     models = list_models(organization=request.organization)
     sent = request.POST if request.method == "POST" else None
     criteria = CriteriaForms(sent, models=models, initial=[{}])
@@ -95,7 +95,7 @@ def create(request: OrganizationRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
-    """Ask for a model, `?run=` if it is asked what that run asked; a confirmed POST starts the runs."""
+    """Ask for a model, which `?run=` asks the same as that run. A confirmed POST starts the runs."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
     again = queries.get_run(evaluated=evaluated, id=request.GET["run"]) if request.GET.get("run") else None
     if again is not None and not can_run_again(again):
@@ -116,9 +116,9 @@ def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
 def _start_once(
     request: OrganizationRequest, form: RunForm, price: EvalPrice, evaluate: Callable[[], Eval]
 ) -> HttpResponse | None:
-    """Start the runs of a confirmed price, and go to their eval; None if the page is to be shown.
+    """Start the runs of a confirmed price and redirect to their eval. Return None if the page must be shown again.
 
-    A page that is sent twice goes to the eval of the runs that it has started.
+    A page that is sent twice redirects to the eval of the runs that it started the first time.
     """
     once = price.confirmed_once(request.POST.get("confirmed", ""))
     if once is None or request.htmx:
@@ -144,7 +144,7 @@ def _price(
     graded_by: Sequence[SentCriterion],
     criteria: CriteriaForms | None = None,
 ) -> EvalPrice | None:
-    """Return what the runs cost, None if one cannot be made: the forms then say why."""
+    """Return the price of the runs; return None if one cannot be created. The forms then have the error."""
     runs: list[QuotedRun] = []
     for field, source in form.sources():
         if _is_compared_with_itself(form, criteria, graded_by, field, source):
@@ -171,7 +171,7 @@ def _is_compared_with_itself(
     field: str,
     source: CompletionsSource,
 ) -> bool:
-    """Return whether a model is its own baseline; the field that names it then says so."""
+    """Return whether a model is its own baseline; add the error to the field that names it."""
     text = gettext("This model is compared with itself. Choose another.")
     for number, one in enumerate(graded_by):
         if isinstance(one, PairwiseCriterion) and one.baseline_model == source.model:
@@ -197,7 +197,7 @@ def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms
 
 
 def _start(request: OrganizationRequest, evaluated: Eval, price: EvalPrice, first_id: str) -> None:
-    """Create the runs, each with its price for a limit."""
+    """Create the runs, each with its price as the limit."""
     for number, each in enumerate(price.runs):
         operations.create_run(
             evaluated=evaluated,
@@ -220,7 +220,7 @@ def _answer(
     part: str = "price",
     **context: object,
 ) -> HttpResponse:
-    """Answer with the page, or with its part alone to htmx."""
+    """Return the page; for htmx, only its part."""
     is_wrong = bool(form.errors or (criteria and criteria.errors))
     shown = {"form": form, "criteria": criteria, "price": None if is_wrong else price, **context}
     page = "evals/form.html" + (f"#{part}" if request.htmx else "")

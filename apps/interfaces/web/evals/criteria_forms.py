@@ -71,7 +71,7 @@ def _template(label: str, initial: str, help_text: str = "") -> forms.CharField:
 
 
 class CriterionForm(forms.Form):
-    """One criterion. A checked form has `criterion`; errors of another kind's fields cannot occur."""
+    """One criterion. A checked form has `criterion`. It has only the fields of its kind."""
 
     kind = forms.ChoiceField(label=later("Graded by"))
     name = forms.CharField(max_length=64, label=later("Name"))
@@ -136,7 +136,7 @@ class CriterionForm(forms.Form):
         prefix: str | None = None,
         initial: Mapping[str, object] | None = None,
     ) -> None:
-        """Create the form of a criterion of this kind. `models` are those to choose from."""
+        """Create the form of a criterion of this kind. `models` are the choices of a grading model."""
         super().__init__(data, prefix=prefix, initial={**(initial or {}), "kind": kind})
         self.criterion: SentCriterion | None = None
         own = _FIELDS_OF[kind]
@@ -152,7 +152,7 @@ class CriterionForm(forms.Form):
         self.order_fields(["kind", "name", *own])
 
     def clean(self) -> dict[str, object]:
-        """Make the criterion of the fields. What only the domain knows is checked when it is used."""
+        """Make the criterion from the fields. The domain checks the rest when it uses the criterion."""
         cleaned = with_plain_breaks(super().clean() or self.cleaned_data)
         if self.errors:
             return cleaned
@@ -192,7 +192,7 @@ def _split(text: str) -> list[str]:
 
 
 def values_of(criterion: SentCriterion) -> dict[str, object]:
-    """Return the values of a form that makes this very criterion: as JSON, if no other kind can."""
+    """Return the form values that make this same criterion. If no other kind can, they hold it as JSON."""
     values = _simple_values(criterion)
     if values is not None:
         kind = str(values["kind"])
@@ -204,7 +204,7 @@ def values_of(criterion: SentCriterion) -> dict[str, object]:
 
 
 def _whole(criterion: SentCriterion) -> SentCriterion:
-    """Return the criterion with what it leaves open."""
+    """Return the criterion with its open fields filled in."""
     if not isinstance(criterion, ScoreModelCriterion):
         return criterion
     return msgspec.structs.replace(criterion, range=list(criterion.bounds), pass_threshold=criterion.threshold)
@@ -233,8 +233,8 @@ def _simple_values(criterion: SentCriterion) -> dict[str, object] | None:
 class CriteriaForms:
     """One to MAX_CRITERIA forms of criteria, as part of a larger form.
 
-    With `data`, the forms are those that were sent; after a change of their number or of a kind (`is_changed_by`), they
-    are shown again with what was filled in, without errors.
+    With `data`, the forms are those that were sent. If their number or a kind changed (`is_changed_by`), they are shown
+    again with their values and without errors.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class CriteriaForms:
 
     @staticmethod
     def is_changed_by(data: QueryDict) -> bool:
-        """Return whether a criterion is added or removed, or its kind changed, so that nothing is checked yet."""
+        """Return whether a criterion is added or removed or its kind changed. Then nothing is checked yet."""
         return any(name in data for name in ("add", "remove", "shape"))
 
     @property
@@ -278,7 +278,7 @@ class CriteriaForms:
 
     @contextmanager
     def errors_placed(self) -> Iterator[None]:
-        """Put a DomainError of the block on the criterion that it names; others are raised."""
+        """Put a DomainError of the block on the criterion that it names. If it names none, raise it."""
         try:
             yield
         except DomainError as error:

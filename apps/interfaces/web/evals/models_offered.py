@@ -26,7 +26,7 @@ def list_models(*, organization: Organization) -> ModelChoices:
 
 
 def offer_models(models: ModelChoices, chosen: str, *, empty: str = "") -> list[tuple[str, object]]:
-    """Return the choices of a field; a model that was chosen otherwise is among them, and the domain checks it."""
+    """Return the choices of a field, with the chosen model if it is not among them. The domain checks that one."""
     known = {name for _, group in models for name, _ in group}
     own = [(chosen, chosen)] if chosen and chosen not in known and "\x00" not in chosen else []
     return [("", empty or gettext("Choose one")), *own, *models]

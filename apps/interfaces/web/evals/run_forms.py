@@ -42,7 +42,7 @@ _FIELD_OF = (
 
 
 class RunForm(forms.Form):
-    """One or two runs. `again` is a run whose rows and settings are used, so that only models are asked for."""
+    """One or two runs. If `again` is given, the form uses its rows and settings and asks only for models."""
 
     model = forms.ChoiceField(label=later("Model"))
     other_model = forms.ChoiceField(
@@ -103,7 +103,7 @@ class RunForm(forms.Form):
         return cleaned
 
     def sources(self) -> Iterator[tuple[str, CompletionsSource]]:
-        """Yield the field that names a model, and what its run asks."""
+        """Yield each field that names a model, with the request of its run."""
         for field in _MODELS:
             if name := self.cleaned_data[field]:
                 yield field, self._source(name)
@@ -125,7 +125,7 @@ class RunForm(forms.Form):
         )
 
     def place_error(self, error: DomainError, *, model_field: str) -> None:
-        """Put the error on the field that it names, or on top of the form. `model_field` names the run's model."""
+        """Put the error on the field that it names, or else above the form. `model_field` names the run's model."""
         param = error.param or ""
         found = next((field for place, field in _FIELD_OF if param.startswith(place)), None)
         field = model_field if param == "data_source.model" else found
@@ -140,7 +140,7 @@ class EvalForm(RunForm):
 
 
 def can_run_again(run: EvalRun) -> bool:
-    """Return whether another model can be asked what this run asked."""
+    """Return whether another model can answer the same rows as this run."""
     return bool(run.model_name)
 
 

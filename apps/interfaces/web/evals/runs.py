@@ -1,4 +1,4 @@
-"""One run of an eval while it goes on and after it, its graded items, and the cancellation of runs."""
+"""One run of an eval with its progress and its graded items, and the action that cancels runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class ShownItem:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStep:
-    """What a run does now, in words, and how much of it is done, in percent."""
+    """The present step of a run in words, and its progress in percent."""
 
     words: str
     percent: int
@@ -62,7 +62,7 @@ class RunStep:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpResponse:
-    """Show a run with its items. Until it has ended, htmx asks again for its state."""
+    """Show a run with its items. htmx reloads its state until it has ended."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
     run = queries.get_run(evaluated=evaluated, id=run_id)
     status = request.GET.get("status", "")
@@ -93,7 +93,7 @@ def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpRespo
 
 
 def _step(run: EvalRun) -> RunStep:
-    """Return what the run waits for: its rows are read, its answers are asked for, or its graders."""
+    """Return the present step: reading rows, preparing requests, collecting answers or collecting grades."""
     batch = run.batch
     if batch is None or not batch.total:
         is_read = run.status != EvalRunStatus.QUEUED
@@ -122,7 +122,7 @@ def _shown(row: EvalItem) -> ShownItem:
 
 
 def _question_of(item: Mapping[str, object]) -> str:
-    """Return the last message before the answer; for other rows than conversations, their values."""
+    """Return the last message before the answer; if the row is no conversation, return its values."""
     messages = item.get("input")
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):
         return text_of(messages[-1])
@@ -132,7 +132,7 @@ def _question_of(item: Mapping[str, object]) -> str:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def cancel(request: OrganizationRequest) -> HttpResponse:
-    """Cancel one or several runs, after their name or their number was typed."""
+    """Cancel one or several runs, after the user typed the name or the number of runs."""
     return confirm(request, _CANCEL)
 
 

@@ -8,7 +8,10 @@ from apps.serving.evals.models import EvalRun
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """How many answers of a run passed one criterion, or all of them. `share` is None without a graded answer."""
+    """The number of answers of a run that passed one criterion, or all criteria.
+
+    `share` is None without a graded answer.
+    """
 
     name: str
     passed: int

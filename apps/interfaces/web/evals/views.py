@@ -1,4 +1,4 @@
-"""The list of evals, the same rows as CSV, one eval with the scores of its runs by criterion, and deletion."""
+"""Evals: the list, the same rows as CSV, the page of one with the scores of its runs by criterion, and deletion."""
 
 from collections.abc import Sequence
 
@@ -77,7 +77,7 @@ def _exported(one: Eval) -> tuple[object, ...]:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
-    """Show an eval with its latest runs. Until all of them have ended, htmx asks again for them."""
+    """Show an eval with its latest runs. htmx reloads them until all have ended."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
     runs = queries.list_runs(evaluated=evaluated).defer("data_source").order_by("-created_at", "-pk")[:_SHOWN]
     shown = [shown_run(run) for run in runs]
@@ -97,7 +97,7 @@ def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def delete(request: OrganizationRequest) -> HttpResponse:
-    """Delete one or several evals with their runs, after their name or their number was typed."""
+    """Delete one or several evals with their runs, after the user typed the name or the number of evals."""
     return confirm(request, _DELETE)
 
 

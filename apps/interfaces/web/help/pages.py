@@ -1,4 +1,4 @@
-"""The pages of the help: the files of the repository, their readers, and the pages of the product that open them."""
+"""The pages of the help: the files of the repository, their audience, and the product's pages that link to them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -262,7 +262,7 @@ def read_title(page: HelpPage) -> str:
 
 
 def render_page(page: HelpPage, *, address: Callable[[str], str]) -> Rendered:
-    """Return a page as HTML whose links to other pages lead to `address` of their slug."""
+    """Return a page as HTML. `address` returns the link to another page for its slug."""
     folder = PurePosixPath(page.file).parent
 
     def resolve(target: str) -> str:
@@ -277,7 +277,7 @@ def render_page(page: HelpPage, *, address: Callable[[str], str]) -> Rendered:
 
 
 def address_of(slug: str) -> str:
-    """Return where the product shows a page, the quickstart or the reference."""
+    """Return the address at which the product shows a page, the quickstart or the reference."""
     return reverse("web:help_page", args=[slug])
 
 

@@ -15,7 +15,7 @@ _REFERENCE = "Every call with its parameters, body, answer and errors"
 
 @dataclass(frozen=True)
 class Document:
-    """What the search reads of a page."""
+    """The text of a page that the search reads."""
 
     slug: str
     title: str
@@ -25,7 +25,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Found:
-    """A page with every word, and its passages with every word: those first whose title has them."""
+    """A page with every word, and its passages with every word. Passages with the words in their title come first."""
 
     document: Document
     passages: tuple[Passage, ...]

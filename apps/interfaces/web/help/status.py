@@ -1,4 +1,4 @@
-"""The status page: which pools take jobs, which models answer, and how the organization's last requests ended."""
+"""The status page: pools that take jobs, models that answer, and outcomes of the organization's last requests."""
 
 import datetime
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _HOUR = datetime.timedelta(hours=1)
 
 @dataclass(frozen=True)
 class Part:
-    """A pool or a model, and whether it works. `note` says what follows."""
+    """A pool or a model, and whether it works. `note` names the consequence."""
 
     name: str
     detail: str
@@ -38,7 +38,7 @@ class Part:
 @require_safe
 @organization_view(Permission.VIEW)
 def show(request: OrganizationRequest) -> HttpResponse:
-    """Show what works now of what the organization may use."""
+    """Show which of the organization's pools and models work now."""
     now = db_now()
     regions = regions_of(organization=request.organization)
     pools, models = _pools(regions, now), _models(regions)

@@ -56,7 +56,7 @@ def page(request: HttpRequest, slug: str) -> HttpResponse:
 @require_safe
 @organization_view(Permission.VIEW)
 def quickstart(request: OrganizationRequest) -> HttpResponse:
-    """Show how to call a model of the reader's and how to train one, ready to paste."""
+    """Show code, ready to paste, that calls one of the reader's models and trains one."""
     model, base_name = _models(request.organization)
     context = {
         "model": model,
@@ -75,12 +75,12 @@ def reference(request: HttpRequest) -> HttpResponse:
 
 @cache
 def calls_as_html(language: str) -> str:
-    """Return the HTML of all calls, which is the same for every reader of a language."""
+    """Return the HTML of all calls. It is the same for every reader of a language."""
     return render_to_string("help/_calls.html", {"groups": api_groups()})
 
 
 def _models(organization: Organization) -> tuple[str, str]:
-    """Return the model to ask, the newest of the organization's own if there is one, and a base model to train."""
+    """Return the model to ask and a base model to train. The first is the organization's newest model if it has one."""
     base = list_base_models(only_installed=True).first()
     newest = list_versions(organization=organization).first()
     base_name = base.name if base else ""

@@ -1,4 +1,4 @@
-"""The installation's public page on how far its estimates were from actual runs. It names no tenant."""
+"""The public page that compares the installation's estimates with actual runs. It names no tenant."""
 
 import msgspec
 from django.http import HttpRequest, HttpResponse
@@ -23,7 +23,7 @@ from apps.interfaces.web.shell.access import public_view
 @public_view
 @require_safe
 def show(request: HttpRequest) -> HttpResponse:
-    """Show every pool above the floor; no sign-in is needed."""
+    """Show every pool with enough runs and organizations. No sign-in is needed."""
     with tenant():  # without an organization, so that row-level security hides all tenants' rows
         pools = [_pool(row) for row in list_public_reports()]
     context = {

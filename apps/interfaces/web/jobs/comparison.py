@@ -131,7 +131,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
 
 
 def _best(compared: list[ComparedJob]) -> ComparedJob | None:
-    """Return the job with the lowest loss on held-out rows; return None unless all evaluated on the same rows."""
+    """Return the job with the lowest loss on held-out rows; return None unless all jobs used the same rows."""
     rows = {(each.job.training_file_id, each.job.validation_file_id, *_split(each.job)) for each in compared}
     measured = [each for each in compared if each.best_loss is not None]
     if len(measured) < MIN_JOBS or len(rows) > 1:

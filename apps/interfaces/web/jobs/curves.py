@@ -1,4 +1,4 @@
-"""A job's metrics for its charts and figures: the last attempt's values of each step, thinned to what is visible."""
+"""A job's metrics for its charts and figures: the last attempt's values of each step, thinned for a chart."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -38,7 +38,7 @@ def with_number(job: FineTuningJob, name: str) -> QuerySet[Any]:
 
 
 def thinned(job: FineTuningJob) -> list[dict[str, Any]]:
-    """Return the data of evenly spread steps and evaluations, as many as a chart can show, each with the last one."""
+    """Return the data of evenly spread steps and evaluations, with the last of each, as many as a chart can show."""
     step = Cast(KeyTextTransform("step", "data"), IntegerField())
     steps = metrics_of(job).annotate(step=step).annotate(place=Window(DenseRank(), order_by=F("step").asc()))
     evaluated = with_number(job, "valid_loss").annotate(place=Window(RowNumber(), order_by=F("sequence").asc()))

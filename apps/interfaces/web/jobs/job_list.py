@@ -1,4 +1,4 @@
-"""The list of fine-tuning jobs, the same rows as CSV, and cancelling several jobs at once."""
+"""The list of fine-tuning jobs, the same rows as CSV, and the action that cancels several jobs at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.models import Project
-from apps.accounts.queries import names_of_keys, names_of_makers
+from apps.accounts.queries import names_of_creators, names_of_keys
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
@@ -97,13 +97,13 @@ def _list_of(request: OrganizationRequest) -> Listing[FineTuningJob]:
 
 
 def _owners(request: OrganizationRequest, jobs: Sequence[FineTuningJob]) -> Mapping[str, str]:
-    """Return the name of the person, service account or key that created each job, without those that are gone."""
+    """Return the names of people, service accounts and keys that create jobs, by id. Deleted ones are left out."""
     keys = names_of_keys(
         organization=request.organization,
         ids={job.created_by for job in jobs if job.created_by.startswith("key_")},
     )
     named = {id: gettext("key %(name)s") % {"name": name} for id, name in keys.items()}
-    return names_of_makers(organization=request.organization) | named
+    return names_of_creators(organization=request.organization) | named
 
 
 def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[FineTuningJob]:

@@ -8,14 +8,14 @@ from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.jobs.outcome import find_outcome, outcome_rows
 from apps.interfaces.web.jobs.recipe import recipe_lines, recipe_reasons
 from apps.interfaces.web.shell.live import with_units
-from apps.interfaces.web.wizard.compute_table import memory_parts
 from apps.interfaces.web.wizard.draft import Draft
+from apps.interfaces.web.wizard.steps.compute_table import memory_parts
 
 _SHOWN_EVALUATIONS = 100
 
 
 def overview_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]:
-    """Return what the tab shows; `speed` is that of the present attempt, in tokens per second."""
+    """Return the context of the tab. `speed` is that of the present attempt, in tokens per second."""
     evaluated = with_number(job, "valid_loss").order_by("-sequence")[:_SHOWN_EVALUATIONS]
     measured = with_number(job, "gpu_utilization").order_by("sequence").last()
     outcome = find_outcome(job)
@@ -34,7 +34,7 @@ def overview_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]
 
 
 def attempts_of(job: FineTuningJob) -> dict[str, object]:
-    """Return the attempts, and the most memory that one took."""
+    """Return the attempts, and the highest peak memory of one."""
     runs = list(job.runs.order_by("attempt"))
     return {"runs": runs, "peak_bytes": max((run.peak_memory_bytes or 0 for run in runs), default=0)}
 

@@ -58,7 +58,7 @@ def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
 
 
 def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
-    """Return the job as API calls to copy, with the values it ran with. `model` names what it began with."""
+    """Return the job as API calls to copy, with the values of its run. `model` names the model that it began with."""
     recipe, asked = recipe_of(job), stored_request(job)
     after = AfterTrainingForm(given_of(asked), judges=partial(list_judges, organization=job.organization_id))
     is_known = after.is_valid()

@@ -1,4 +1,4 @@
-"""Retraining plans: the list with their history, the form with its price, and what can be done with a plan."""
+"""Retraining plans: the list with their history, the form with its price, and the actions on a plan."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
 def create(request: OrganizationRequest) -> HttpResponse:
-    """Ask what to repeat, `?job=` if that is known; a POST shows the price, and a confirmed one creates the plan."""
+    """Ask which job to repeat; `?job=` chooses it. A POST shows the price; a confirmed POST creates the plan."""
     job_id = request.GET.get("job", "").replace("\x00", "")
     job = get_job(organization=request.organization, id=job_id) if job_id else None
     return _edit(request, PlanForm(_sent(request), organization=request.organization, job=job))
@@ -103,7 +103,7 @@ def create(request: OrganizationRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
 def edit(request: OrganizationRequest, plan_id: str) -> HttpResponse:
-    """Show the plan's form; a POST shows the price, and a confirmed one changes the plan."""
+    """Show the plan's form. A POST shows the price; a confirmed POST changes the plan."""
     plan = plans.get_plan(organization=request.organization, id=plan_id)
     return _edit(request, PlanForm(_sent(request), organization=request.organization, plan=plan))
 
@@ -113,7 +113,7 @@ def _sent(request: OrganizationRequest) -> QueryDict | None:
 
 
 def _edit(request: OrganizationRequest, form: PlanForm) -> HttpResponse:
-    """Answer with the form, or its price alone to htmx. Only values whose price was shown are kept."""
+    """Return the form; for htmx, only its price. The plan is saved only if the price of its values was shown."""
     price = None
     if form.is_valid() and form.criteria.is_valid():
         with domain_errors_on(form), form.criteria.errors_placed():
@@ -153,7 +153,7 @@ def _keep(request: OrganizationRequest, form: PlanForm) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
 def delete(request: OrganizationRequest) -> HttpResponse:
-    """Delete a plan, after its name was typed."""
+    """Delete a plan, after the user typed its name."""
     return confirm(request, _DELETE)
 
 
@@ -204,7 +204,7 @@ def switch(request: OrganizationRequest, plan_id: str) -> HttpResponse:
 
 
 def _begins(plan: RetrainingPlan) -> list[str]:
-    """Return what begins a retraining, in words."""
+    """Return in words what starts a retraining."""
     words = []
     if schedule := schedule_of(plan):
         days = schedule_words(schedule)

@@ -1,4 +1,4 @@
-"""The form of a retraining plan: which job is repeated, when, on which rows it is compared, and what it may cost."""
+"""The form of a retraining plan: the job to repeat, when, the rows to compare on, and what it may cost."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ _Choices = list[tuple[str, Any]]
 
 
 class PlanForm(forms.Form):
-    """A new plan, or the changes of `plan`. `job`, if it may be repeated, fills in what it tells about a new plan.
+    """A new plan, or the changes of `plan`. If `job` may be repeated, its values fill in a new plan.
 
     A checked form, whose `criteria` are valid as well, has `asked`, the request of the domain, and `fingerprint`, which
     names its values. With `is_changed` the number or kinds of criteria changed, and nothing is checked.
@@ -120,7 +120,7 @@ class PlanForm(forms.Form):
     def _offer(
         self, names: Sequence[str], given: Mapping[str, str], rows: QuerySet[Any], label: Callable[[Any], str]
     ) -> None:
-        """Offer the first rows in these fields, and those that are chosen already."""
+        """Offer the first objects in these fields, and those that are already chosen."""
         found = {row.pk: row for row in rows[:_MOST]}
         missing = {given[name] for name in names} - {"", *found}
         if missing := {pk for pk in missing if "\x00" not in pk}:
@@ -133,7 +133,7 @@ class PlanForm(forms.Form):
         self.fields[name].choices = choices  # type: ignore[attr-defined]
 
     def clean(self) -> dict[str, Any]:
-        """Require what begins a retraining, and a bound with the rows that must not get worse."""
+        """Require a start condition, and a bound for the rows that must not get worse."""
         cleaned: dict[str, Any] = super().clean() or self.cleaned_data
         if not cleaned.get("schedule") and cleaned.get("min_new_rows") is None and "min_new_rows" not in self.errors:
             self.add_error("schedule", gettext("Choose a schedule, a number of new rows, or both."))
@@ -179,7 +179,7 @@ def schedule_words(schedule: Schedule) -> str:
 
 
 def _schedules(chosen: str) -> _Choices:
-    """Return what a schedule may be, in groups; the one that is chosen already is among them."""
+    """Return the choices of a schedule in groups, including the one already chosen."""
     days = {*_DAYS, *_days_of(chosen)}
     groups = {
         gettext("By days"): [Schedule(Cadence.DAYS, value) for value in sorted(days)],
@@ -226,7 +226,10 @@ def _values_of(plan: RetrainingPlan) -> dict[str, object]:
 
 
 def _first_values(job: FineTuningJob | None, aliases: QuerySet[Alias]) -> dict[str, object]:
-    """Return what a new plan begins with. Twice the job's maximum leaves as much for the comparisons."""
+    """Return the first values of a new plan.
+
+    Its limit is twice the job's maximum, which leaves as much for the comparisons.
+    """
     values: dict[str, object] = {"schedule": _FIRST_SCHEDULE, "hour_utc": _FIRST_HOUR, "min_gain_points": 0}
     if job is None or job.adapter_version is None:
         return values

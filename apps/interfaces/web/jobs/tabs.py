@@ -56,13 +56,13 @@ class EventPage:
     newer: str
 
     def shown(self) -> list[dict[str, object]]:
-        """Return the events as the component takes them."""
+        """Return the events in the form that the component expects."""
         return [{"level": event.level, "message": event.message, "at": event.created_at} for event in self.events]
 
 
 @dataclass(frozen=True)
 class TrainingFile:
-    """A file of the job, with its tokens and first rows; neither is known of a deleted file."""
+    """A file of the job, with its tokens and first rows. A deleted file has neither."""
 
     role: str
     version: DatasetVersion
@@ -71,7 +71,7 @@ class TrainingFile:
 
 
 def chosen_tab(request: OrganizationRequest) -> str:
-    """Return the tab that the address names, else the overview."""
+    """Return the tab that the address names, or else the overview."""
     tab = request.GET.get("tab", "")
     return tab if tab in LABELS else ""
 
@@ -84,7 +84,7 @@ def tab_links(job: FineTuningJob, chosen: str) -> list[dict[str, object]]:
 
 
 def context_of(request: OrganizationRequest, job: FineTuningJob, tab: str) -> dict[str, object]:
-    """Return what a tab other than the overview shows."""
+    """Return the context of a tab other than the overview."""
     makers: dict[str, Callable[[OrganizationRequest, FineTuningJob], dict[str, object]]] = {
         "samples": _samples,
         "log": _log,
@@ -170,7 +170,7 @@ def _events(request: OrganizationRequest, job: FineTuningJob) -> dict[str, objec
 def _page(
     request: OrganizationRequest, job: FineTuningJob, events: QuerySet[JobEvent], asked: dict[str, str]
 ) -> EventPage:
-    """Return the page before or after the event that the address names, else the newest page."""
+    """Return the page before or after the event that the address names, or else the newest page."""
     before, after = (sequence_of(request.GET.get(name, "")) for name in ("before", "after"))
     found = list(events.filter(sequence__gt=after).order_by("sequence")[: _ON_A_PAGE + 1]) if after else []
     if found:

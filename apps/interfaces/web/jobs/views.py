@@ -59,7 +59,7 @@ class ShownPhase:
 @require_safe
 @organization_view(Permission.VIEW)
 def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
-    """Show one job with the tab of the address. While it is live, htmx asks again for its state and the tab's news."""
+    """Show one job with the tab of the address. While it is live, htmx reloads its state and the tab's new content."""
     job = queries.get_job(organization=request.organization, id=job_id)
     tab = tabs.chosen_tab(request)
     if request.htmx and request.headers.get("HX-Target", "").endswith("#tab-news"):
@@ -159,7 +159,7 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def move(request: OrganizationRequest, job_id: str) -> HttpResponse:
-    """Queue the job for another `option`, at most at the `cap` shown on the button."""
+    """Move the queued job to another `option`, at most at the `cap` shown on the button."""
     form = CapForm(request.POST)
     if not form.is_valid() or form.cap_nano is None:
         messages.error(request, gettext("The cap is an amount in dollars, such as 2.50."))
@@ -219,7 +219,7 @@ def _page(request: OrganizationRequest, job: FineTuningJob, tab: str) -> dict[st
 
 
 def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
-    """Return what stands above the tabs."""
+    """Return the context of the part above the tabs."""
     losses = with_number(job, "train_loss").order_by("sequence")
     best = with_number(job, "valid_loss").order_by("number", "sequence").first()
     now, is_live = db_now(), job.status not in JOB_TERMINAL
@@ -269,7 +269,7 @@ def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:
 
 
 def _pause_state(job: FineTuningJob) -> dict[str, object] | None:
-    """Return what a resume would hold and whether it needs a higher cap; return None unless the job is paused."""
+    """Return the amount that a resume would hold, and whether it needs a higher cap; None unless the job is paused."""
     if job.status != JobStatus.PAUSED:
         return None
     return {

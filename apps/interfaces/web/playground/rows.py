@@ -80,9 +80,9 @@ def copy_as(request: OrganizationRequest) -> JsonResponse:
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def save_row(request: OrganizationRequest) -> JsonResponse:
-    """Add the conversation, with the answer last, as a row to the next version of the dataset of saved rows.
+    """Add the conversation, which ends with the answer, as a row to the next version of the dataset of saved rows.
 
-    With a rejected answer it is a preference between the two, in a dataset of preferences.
+    With a rejected answer, add a preference between the two to a dataset of preferences.
     """
     try:
         asked = decode_body(request.body, _decoder)
@@ -95,7 +95,7 @@ def save_row(request: OrganizationRequest) -> JsonResponse:
 
 
 def _row_of(asked: Conversation, kind: RowKind) -> bytes:
-    """Return the line of the row. Raises InvalidValue with the place at fault if it cannot be trained."""
+    """Return the line of the row. Raises InvalidValue, which names the faulty place, if it cannot be trained."""
     messages = msgspec.to_builtins(asked.messages)
     row: dict[str, object] = {"messages": messages}
     if kind is RowKind.PREFERENCE:

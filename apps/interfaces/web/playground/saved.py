@@ -1,4 +1,4 @@
-"""What is kept of the playground: a member's conversations, and presets of settings."""
+"""What members save in the playground: their conversations, and presets of settings."""
 
 from urllib.parse import urlsplit
 
@@ -79,7 +79,7 @@ def delete(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.INFERENCE)
 def create_preset(request: OrganizationRequest) -> HttpResponse:
-    """Save a preset and open the page with it; the conversation in the page stays there."""
+    """Save a preset and open the page with it. The conversation stays in the page."""
     form = PresetForm(request.POST, auto_id="preset_%s")
     if form.is_valid():
         with domain_errors_on(form):

@@ -72,8 +72,8 @@ class ModelOption:
 def show(request: OrganizationRequest) -> HttpResponse:
     """Show a column for each ?model=. With one or none, show an adapter (the newest by default) and its base model.
 
-    ?preset= gives models and settings instead, and ?conversation= the messages as well. htmx asks for the field with
-    the training prompt of the models alone.
+    `?preset=` sets models and settings instead, and `?conversation=` also the messages. htmx requests only the field
+    with the models' training prompt.
     """
     bases, adapters = _options(request.organization)
     labels = {option.name: option.label for option in (*bases, *adapters)}

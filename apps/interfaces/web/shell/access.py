@@ -128,7 +128,7 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
 
 @contextmanager
 def _entering(request: HttpRequest) -> Iterator[Membership | None]:
-    """Make the rows of the reader's current organization visible; `is_inside` reports this to the page's frame."""
+    """Make the rows of the reader's current organization visible. `is_inside` tells the page's frame that they are."""
     with seeing_memberships(request):
         membership = find_membership(request)
         if membership is not None:
@@ -149,13 +149,13 @@ def _entering(request: HttpRequest) -> Iterator[Membership | None]:
 
 
 def seeing_memberships(request: HttpRequest) -> AbstractContextManager[None]:
-    """Return a transaction that sees what `find_membership` reads: the person's memberships or what they view."""
+    """Return a transaction that sees the rows for `find_membership`: memberships, or the viewed organization."""
     viewing = viewing_of(request)
     return tenant(organization=viewing.organization_id) if viewing else tenant(user=request.user)
 
 
 def find_membership(request: HttpRequest) -> Membership | None:
-    """Return the membership of the session's organization, else of the person's first.
+    """Return the membership in the session's organization, or else in the person's first one.
 
     An operator who views an organization has the role of a viewer in it, and is in no other. Both the membership and
     its organization are set on the request.

@@ -85,7 +85,7 @@ def request_samples(body: Mapping[str, object]) -> list[dict[str, str]]:
 
 
 def batch_samples(*, model: str) -> list[dict[str, str]]:
-    """Return a whole batch of one request to a model: write the file, upload it, create the batch."""
+    """Return the code of a whole batch with one request to a model: write the file, upload it, create the batch."""
     chat = "/v1/chat/completions"
     body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
     request = {"custom_id": "request-1", "method": "POST", "url": chat, "body": body}
@@ -108,7 +108,10 @@ def batch_samples(*, model: str) -> list[dict[str, str]]:
 
 
 def first_job_samples(*, model: str, sample_url: str) -> list[dict[str, str]]:
-    """Return a whole first job: get the sample, upload it, train with a cap of one dollar, wait, ask the new model."""
+    """Return the code of a whole first job.
+
+    It gets the sample, uploads it, trains with a cap of one dollar, waits, and asks the new model.
+    """
     quoted = json.dumps(model)
     python = (
         "import os\nimport time\nimport urllib.request\n\nfrom openai import OpenAI\n\n"

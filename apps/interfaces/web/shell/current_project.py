@@ -13,22 +13,22 @@ _SESSION_PROJECT = "project_id"
 
 
 def find_current_project(request: OrganizationRequest) -> Project | None:
-    """Return the chosen project; None if none is, or if it is archived or no longer for the person to see."""
+    """Return the chosen project; None if there is none, or if it is archived or hidden from the person by now."""
     chosen = request.session.get(_SESSION_PROJECT, "")
     return list_projects(organization=request.organization).filter(pk=chosen).first() if chosen else None
 
 
 def of_project(project: Project | None, rows: QuerySet[Row], *, field: str = "project") -> QuerySet[Row]:
-    """Return the rows of the chosen project, all if none is. `field` leads to theirs."""
+    """Return the rows of the project, or all rows without one. `field` is the path from a row to its project."""
     return rows.filter(**{field: project}) if project else rows
 
 
 def project_of_new_work(request: OrganizationRequest) -> Project:
-    """Return the project of what the person creates: the chosen one, or else the default project."""
+    """Return the project for new work of the person: the chosen one, or else the default project."""
     default = default_project_id(request.organization)
     return find_current_project(request) or get_project(organization=request.organization, id=default)
 
 
 def choose_project(request: OrganizationRequest, project: Project | None) -> None:
-    """Work in this project from now on; None: see all, and create in the default project."""
+    """Make this the person's project. With None, the person sees all projects and creates in the default one."""
     request.session[_SESSION_PROJECT] = project.pk if project else ""

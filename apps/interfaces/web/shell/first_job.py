@@ -60,7 +60,7 @@ class FirstJob:
 
     @property
     def missing_nano(self) -> int:
-        """Return the credit that is missing for the job's hold; 0 if the balance covers it."""
+        """Return the missing credit for the job's hold; return 0 if the balance covers it."""
         return max((self.quote.cap_nano or 0) - self.balance_nano, 0)
 
 
@@ -138,7 +138,10 @@ def _quotes(organization: Organization, model: BaseModel) -> list[PoolQuote]:
 
 @lru_cache(maxsize=32)
 def _lengths(model_id: str, chat_template_sha256: str) -> Lengths:
-    """Return the token counts of the sample under a model's template. The hash makes a new template a new entry."""
+    """Return the token counts of the sample under a model's template.
+
+    The hash is part of the cache key, so a new template is counted anew.
+    """
     model = list_base_models(only_installed=True).get(pk=model_id)
     lines = split_lines(iter([_path().read_bytes()]))
     rows = (parse_line_as(line, RowKind.CHAT) for line in lines)

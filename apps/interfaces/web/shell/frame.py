@@ -51,7 +51,10 @@ def theme_of(request: HttpRequest) -> str:
 
 @contextmanager
 def _as_reader(request: HttpRequest, organization: Organization | None) -> Iterator[None]:
-    """Make the organization's rows visible, which its own views have done already, as far as the reader sees them."""
+    """Make the organization's rows visible, as far as the reader may see them.
+
+    The organization's own views did so already.
+    """
     membership = getattr(request, "membership", None)
     rows = nullcontext() if getattr(request, "is_inside", False) else tenant(organization=organization)
     with seeing(sight_of_member(membership) if membership else None), rows:

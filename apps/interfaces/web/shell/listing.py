@@ -1,4 +1,4 @@
-"""What every list of the dashboard shares: search, filters and order in the address, pages, CSV, and saved views."""
+"""The parts that all lists of the dashboard share: search, filters and order in the address, pages, CSV, views."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Listing(Generic[Row]):
     orders: Mapping[str, tuple[str, Order]]
 
     def page(self, request: OrganizationRequest, rows: QuerySet[Row]) -> "ListPage[Row]":
-        """Return the page that the request asks for: the rows after `after` or before `before`, else the first ones."""
+        """Return the requested page: the rows after `after`, those before `before`, or else the first ones."""
         asked = self._read(request)
         chosen = self._choose(rows, asked)
         with counted_read():
@@ -95,7 +95,7 @@ class Listing(Generic[Row]):
         return reverse(of or self.url_name) + (f"?{query}" if query else "")
 
     def _read(self, request: OrganizationRequest) -> dict[str, str]:
-        """Return the words, the choice of each filter and the order; a value that is not offered counts as none."""
+        """Return the words, the choice of each filter and the order. A value that is not offered is ignored."""
 
         def choice(name: str, choices: Mapping[str, object]) -> str:
             given = request.GET.get(name, "")
@@ -113,7 +113,7 @@ class Listing(Generic[Row]):
 
 @dataclass(frozen=True, kw_only=True)
 class ListPage(Generic[Row]):
-    """One page of a list, and everything that its head and its foot show."""
+    """One page of a list, with the values of its head and its foot."""
 
     listing: Listing[Row]
     found: KeysetPage[Row]
@@ -126,7 +126,7 @@ class ListPage(Generic[Row]):
 
     @property
     def address(self) -> str:
-        """The address of this very page, for htmx to ask again."""
+        """The address of this page, which htmx reloads."""
         return self.listing.address({**self.asked, **self.found.cursor})
 
     @property
@@ -144,7 +144,7 @@ class ListPage(Generic[Row]):
 
     @property
     def query(self) -> str:
-        """What is asked of the list, as a query string; "" for the whole list in its usual order."""
+        """The search, filters and order as a query string; "" for the whole list in its usual order."""
         return self.listing.address(self.asked).partition("?")[2]
 
     @property
@@ -192,7 +192,7 @@ def render_list(
     *,
     status: int = 200,
 ) -> HttpResponse:
-    """Return the page of a list; htmx gets its partial `table` alone."""
+    """Return the page of a list; for htmx, only its partial `table`."""
     part = "#table" if request.htmx else ""
     response = render(request, template + part, {"list": page, **context}, status=status)
     patch_vary_headers(response, ["HX-Request"])

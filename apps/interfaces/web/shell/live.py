@@ -51,7 +51,7 @@ Answer = TypeVar("Answer")
 
 
 class Channel:
-    """What the watchers of one job share: when to look, and the calls that are made for all of them."""
+    """The part that the watchers of one job share: when to look, and calls made once for all of them."""
 
     def __init__(self) -> None:
         self.bells: set[asyncio.Event] = set()
@@ -64,9 +64,10 @@ class Channel:
             bell.set()
 
     async def ask(self, function: Callable[..., Answer], *of: Hashable) -> Answer:
-        """Return what the function returns in a thread, from one call for all who ask the same meanwhile.
+        """Return the result of the function, which runs in a thread.
 
-        A call that began before the bells rang does not answer those who ask after that: it may not have seen why.
+        Callers that ask the same meanwhile share the call. A call that began before the bells rang does not answer
+        callers that ask afterwards, because it may have missed the change.
         """
         key = (function, of, self.rings)
         call = self._calls.get(key)
@@ -85,9 +86,10 @@ class Hub:
 
     @contextmanager
     def listening(self, name: str) -> Iterator[tuple[Channel, asyncio.Event]]:
-        """Give the channel, and a bell of its own for one watcher. Clear the bell before you look: it rings meanwhile.
+        """Yield the channel and a bell for one watcher.
 
-        A bell that is hung up only afterwards would miss what changed while its watcher looked.
+        Clear the bell before you look, because it can ring while you do. A bell registered only after the look would
+        miss changes made during it.
         """
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._listen())

@@ -1,4 +1,4 @@
-"""The first page: what is running, what needs attention, the credit left, and how to begin."""
+"""The first page: running jobs, problems that need attention, the credit left, and how to begin."""
 
 import datetime
 
@@ -42,7 +42,7 @@ _STARTED = 3  # an organization with more jobs than that knows the first steps
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """Show the organization at a glance; htmx asks for the running jobs alone, or for the step of the first job."""
+    """Show the organization at a glance. htmx requests only the running jobs, or the step of the first job."""
     may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
     if request.htmx and request.headers.get("HX-Target", "").endswith("#train-step"):
         step = {"may_train": may_train} | _start(request.organization, may_train)
@@ -71,7 +71,7 @@ def _progress(job: FineTuningJob) -> dict[str, object]:
 
 
 def _figures(organization: Organization, now: datetime.datetime) -> dict[str, object]:
-    """Return the balance, and what was spent and finished this month."""
+    """Return the balance, and this month's spending and finished jobs."""
     jobs, month = list_jobs(organization=organization), month_of(now)
     finished = jobs.filter(status=JobStatus.SUCCEEDED, finished_at__gte=begin_of_day(month))
     return {
@@ -83,7 +83,7 @@ def _figures(organization: Organization, now: datetime.datetime) -> dict[str, ob
 
 
 def _attention(organization: Organization, now: datetime.datetime) -> dict[str, object]:
-    """Return what needs attention: failed and paused jobs, and files that cannot be trained on."""
+    """Return the items that need attention: failed and paused jobs, and files that cannot be trained on."""
     since = now - _RECENT
     jobs = list_jobs(organization=organization)
     failed = jobs.filter(status=JobStatus.FAILED, finished_at__gte=since, dismissed_at=None)
@@ -111,7 +111,7 @@ def _adapters(organization: Organization) -> dict[str, object]:
 
 
 def _start(organization: Organization, may_train: bool) -> dict[str, object]:
-    """Return what is left to do until a model of the organization's own has answered; nothing is left afterwards."""
+    """Return the steps that remain until a model of the organization has answered a request; none afterwards."""
     jobs = first_rows(list_jobs(organization=organization), _STARTED + 1)
     if len(jobs) > _STARTED or has_used_an_adapter(organization=organization):
         return {"start": None}

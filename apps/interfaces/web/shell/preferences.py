@@ -1,4 +1,4 @@
-"""How pages are shown to the reader: the time zone and language of their choice, else those of the browser."""
+"""The time zone and language in which the reader sees pages: their own choice, or else the browser's."""
 
 import datetime
 import zoneinfo

@@ -81,7 +81,7 @@ def _require_access(request: HttpRequest) -> None:
 
 
 def _loss(step: int) -> float:
-    """Return a smooth curve with a repeatable ripple; without randomness, so that screenshots compare."""
+    """Return a smooth curve with a ripple. It is not random, so that screenshots can be compared."""
     ripple = 0.03 * math.sin(step * 1.7) * math.cos(step * 0.31)
     return 0.742 + 1.05 * math.exp(-step / 120) + 0.30 * math.exp(-step / 700) + ripple
 

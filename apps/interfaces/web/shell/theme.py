@@ -26,7 +26,7 @@ _ACCENTS = (
 @public_view
 @require_POST
 def switch(request: HttpRequest) -> HttpResponse:
-    """Store `theme` (light, dark, or empty to follow the system) and return to the page it was chosen on."""
+    """Store `theme` (light, dark, or empty to follow the system) and redirect to the page where it was chosen."""
     theme = request.POST.get("theme", "")
     if theme and theme not in THEMES:
         return HttpResponseBadRequest("A theme is light, dark or empty.")

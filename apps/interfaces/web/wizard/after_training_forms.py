@@ -206,7 +206,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def given_of(requested: StoredRequest) -> dict[str, str]:
-    """Return the form values that reproduce what a job asked for, without values too long for the form."""
+    """Return the form values that reproduce a job's evaluation and exports, without values too long for the form."""
     made = requested.exports
     exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
     if requested.evaluation is None:

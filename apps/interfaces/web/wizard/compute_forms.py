@@ -1,4 +1,4 @@
-"""Forms of compute: when the adapter is needed, on how many machines, and what a run may cost."""
+"""Forms of compute: the deadline, the number of machines, and what a run may cost."""
 
 import datetime
 from collections.abc import Mapping

@@ -15,9 +15,9 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.start_points import find_start_point
 from apps.finetuning.recipes.stored_requests import stored_request
-from apps.interfaces.web.account.tracker_forms import TrackingForm, trackers_given
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS
+from apps.interfaces.web.wizard.tracking_form import TrackingForm, trackers_given
 
 FILE_NAMES = ("dataset", "validation")
 METHOD_NAMES = (
@@ -61,7 +61,10 @@ class Draft:
         return self.choices.get(name, "")
 
     def url(self, step: str = "", **changes: str) -> str:
-        """Return the address of a step of the changed draft; without one, of the last step that it reaches."""
+        """Return the address of a step of the changed draft.
+
+        Without a step, return that of the last step it reaches.
+        """
         query = {**self.with_changes(changes).choices} | ({"step": step} if step else {})
         return reverse("web:job_new") + (f"?{urlencode(query)}" if query else "")
 
@@ -71,7 +74,7 @@ class Draft:
 
 
 def start_of(job: FineTuningJob) -> str:
-    """Return what the job began with, by its name in a draft; the base model if that was deleted meanwhile."""
+    """Return the name of the job's start point in a draft; the base model if the start point was deleted."""
     name = stored_request(job).start_from.name
     try:
         return name if name and find_start_point(organization=job.organization_id, model=name) else job.base_model.name

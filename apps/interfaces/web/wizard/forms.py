@@ -39,7 +39,7 @@ _DECIMAL = {"step": "any", "inputmode": "decimal", "autocomplete": "off"}
 
 
 class RecipeForm(forms.Form):
-    """How to train. A field that is left out, or not asked yet, is chosen for the model, the method and the rows.
+    """How to train. A field that is left out or not yet shown gets a value for the model, the method and the rows.
 
     Each field's help text gives the reason for its value. `shown` names the state the values were shown for: a value
     shown for another method and left unchanged is chosen again. `renewed` names the fields whose shown values no longer
@@ -129,7 +129,7 @@ class RecipeForm(forms.Form):
         """Create the form from the values in `given`.
 
         `objectives` are those the rows allow, the usual one first. `shape` holds the values fixed by the adapter that
-        this job continues; it is {} for a new adapter. `preferred` is the way to train if `given` names none.
+        this job continues; it is {} for a new adapter. `preferred` is the method if `given` names none.
         """
         self._shape = shape
         given = {name: text for name, text in given.items() if name not in shape}
@@ -188,7 +188,7 @@ class RecipeForm(forms.Form):
 
     @property
     def is_advanced(self) -> bool:
-        """Return whether an advanced setting has an error or a value of the customer's."""
+        """Return whether an advanced setting has an error or a value that the customer set."""
         return bool({*self.errors, *self.changed} & set(_ADVANCED))
 
     @property
@@ -196,7 +196,7 @@ class RecipeForm(forms.Form):
         return [self[name] for name in self.renewed]
 
     def recipe_of(self, kind: TrainingKind) -> Hyperparameters:
-        """Return the recipe of a checked form for another way to train. Raises InvalidValue."""
+        """Return the recipe of a checked form for another method. Raises InvalidValue."""
         return self._recipe_of(kind).hyperparameters
 
     def _recipe_of(self, kind: TrainingKind) -> completion.Recipe:
@@ -236,7 +236,7 @@ class RecipeForm(forms.Form):
     def _explain(
         self, choices: Iterable[completion.RecipeChoice], limits: RecipeLimits, *, changed: Collection[str]
     ) -> None:
-        """Write into each help text why its value was chosen; a changed field shows the reason for our own choice."""
+        """Write the reason for each value into its help text. A changed field shows the reason for our own choice."""
         for choice in choices:
             limit = limits.of(choice.name)
             if choice.name not in self.fields or limit is None:

@@ -23,12 +23,12 @@ from apps.finetuning.recipes.limits import TrainingKind
 from apps.finetuning.recipes.start_points import StartPoint, find_start_point
 from apps.finetuning.runs.judges import list_judges
 from apps.finetuning.runs.trackers import list_tracker_keys
-from apps.interfaces.web.account.tracker_forms import TrackingForm
 from apps.interfaces.web.datasets.preparation import is_ready, is_uncompared, is_uncounted
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm
 from apps.interfaces.web.wizard.compute_forms import ComputeForm
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.forms import RecipeForm
+from apps.interfaces.web.wizard.tracking_form import TrackingForm
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Plan:
-    """The objects chosen so far, and their quotes on each pool. A project chooses first what the draft leaves out."""
+    """The objects chosen so far, and their quotes on each pool.
+
+    The project's defaults fill in what the draft leaves out.
+    """
 
     organization: Organization
     draft: Draft
@@ -61,13 +64,13 @@ class Plan:
 
     @cached_property
     def start(self) -> StartPoint | None:
-        """Where the weights begin: a base model, or the adapter or checkpoint to continue. Raises NotFound."""
+        """The start point of the weights: a base model, or the adapter or checkpoint to continue. Raises NotFound."""
         name = self.draft.get("model")
         return find_start_point(organization=self.organization, model=name) if name else None
 
     @property
     def base_model(self) -> BaseModel | None:
-        """The base model of the beginning. Raises NotFound."""
+        """The base model of the start point. Raises NotFound."""
         return self.start.base_model if self.start else None
 
     @cached_property
@@ -91,13 +94,13 @@ class Plan:
 
     @property
     def _suffix_of_project(self) -> str:
-        """The suffix that the project chooses: "" once the method step, which asks for one, was sent."""
+        """The project's default suffix; "" once the method step was sent, because it asks for a suffix."""
         is_asked = "shown" in self.draft.choices or "suffix" in self.draft.choices
         return self.project.default_suffix if self.project and not is_asked else ""
 
     @property
     def is_method_of_project(self) -> bool:
-        """Whether the way to train is the one that the project chooses, because the draft names none."""
+        """Whether the method is the project's default, because the draft names none."""
         if self.form is None or self.project is None or "method" in self.draft.choices:
             return False
         return self.form.kind.key == self.project.default_method
@@ -123,7 +126,7 @@ class Plan:
 
     @cached_property
     def comparison(self) -> VersionComparison | None:
-        """Which training rows repeat the validation file; None without a validation file, or while it is unknown."""
+        """The training rows that repeat the validation file; None without one, or while they are unknown."""
         if self.version is None or self.validation is None:
             return None
         return find_comparison(version=self.version, other=self.validation)
@@ -176,11 +179,11 @@ class Plan:
         return form
 
     def quotes(self) -> list[PoolQuote]:
-        """Return the quotes of the recipe, with remedies for those that do not fit. Raises what get_quotes raises."""
+        """Return the quotes of the recipe, with remedies for those that do not fit. Raises the errors of get_quotes."""
         return self._quotes([self.form.kind])[0] if self._can_be_quoted and self.form else []
 
     def quotes_of_kinds(self, kinds: Sequence[TrainingKind]) -> dict[str, list[PoolQuote]]:
-        """Return the quotes of the same recipe for each way to train, by its key. Raises what get_quotes raises."""
+        """Return the quotes of the same recipe for each method, by its key. Raises the errors of get_quotes."""
         if not self._can_be_quoted:
             return {kind.key: [] for kind in kinds}
         return dict(zip((kind.key for kind in kinds), self._quotes(kinds, with_ways=False), strict=True))
@@ -208,7 +211,7 @@ class Plan:
 
     @cached_property
     def now(self) -> datetime.datetime:
-        """The moment that prices, queues and the deadline are calculated for."""
+        """The time for which prices, queues and the deadline are calculated."""
         return db_now()
 
     @cached_property

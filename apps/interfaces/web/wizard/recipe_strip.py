@@ -7,7 +7,7 @@ from apps.core.templatetags.ui import number, tokens
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind
 from apps.interfaces.web.wizard.plan import Plan
-from apps.interfaces.web.wizard.steps import list_reachable
+from apps.interfaces.web.wizard.steps.sequence import list_reachable
 
 
 def recipe_strip(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dict[str, str]]:

@@ -73,7 +73,7 @@ def on_machines(node_count: int) -> str:
 
 
 def machine_words(node_count: int, parts: Iterable[tuple[str, float]]) -> str:
-    """Return the number of machines with the share of the time, and so of the cost, that their network takes.
+    """Return the number of machines, and the share of time and cost that their network takes.
 
     `parts` are the keys and seconds of an estimate's `time_parts`.
     """

@@ -18,12 +18,12 @@ from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.current_project import project_of_new_work
-from apps.interfaces.web.wizard.compute import quotes_of, spread
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_strip import recipe_strip
-from apps.interfaces.web.wizard.review import named_quote, rehearsal_url
-from apps.interfaces.web.wizard.steps import STEPS, choose_step, list_reachable, step_that_fixes
+from apps.interfaces.web.wizard.steps.compute import quotes_of, spread
+from apps.interfaces.web.wizard.steps.review import named_quote, rehearsal_url
+from apps.interfaces.web.wizard.steps.sequence import STEPS, choose_step, list_reachable, step_that_fixes
 
 # The parts that htmx asks for by target: the price alone, or the price with its table.
 _PARTS = {"price-live": "wizard/live/method.html", "compute-live": "wizard/live/compute.html"}
@@ -53,7 +53,7 @@ def new(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def prepare(request: OrganizationRequest) -> HttpResponse:
-    """Count and compare the files that the address names, or have tasks do it, and show the address's step."""
+    """Count and compare the files that the address names, or have tasks do it. Then show the step of the address."""
     plan = _plan(request, request.GET)
     if plan.version is not None:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
@@ -64,7 +64,7 @@ def prepare(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def rehearse(request: OrganizationRequest) -> HttpResponse:
-    """Ask for the rehearsed memory of the review that the address names, and show it once a worker has reported it."""
+    """Request the rehearsed memory of the reviewed plan, and show it once a worker has reported it."""
     plan = _plan(request, request.GET)
     quoted = named_quote(plan, quotes_of(plan)[0])
     rehearsal = quoted.rehearsal if quoted else None

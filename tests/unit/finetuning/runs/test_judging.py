@@ -50,7 +50,7 @@ def create(floor, bob):
     return create
 
 
-def test_the_key_is_for_inference_in_the_makers_name_for_minutes(create, claim, bob, floor):
+def test_the_key_is_for_inference_in_the_creators_name_for_minutes(create, claim, bob, floor):
     create()
 
     access = open_judge(lease=claim().lease, now=db_now())
@@ -170,7 +170,7 @@ def test_a_judges_key_keeps_no_expired_key_acting(create, claim, alice, floor):
         open_judge(lease=attempt.lease, now=db_now())
 
 
-def test_a_judges_keys_leave_its_makers_playground_open(create, claim, bob, monkeypatch):
+def test_a_judges_keys_leave_its_creators_playground_open(create, claim, bob, monkeypatch):
     monkeypatch.setattr(key_operations, "MAX_MEMBER_TOKENS", 1)
     create()
     open_judge(lease=claim().lease, now=db_now())
@@ -208,7 +208,7 @@ def test_a_member_who_left_judges_nothing(create, claim, bob, floor):
         open_judge(lease=attempt.lease, now=db_now())
 
 
-def test_without_its_maker_a_job_has_no_judge(create, claim, bob, floor):
+def test_without_its_creator_a_job_has_no_judge(create, claim, bob, floor):
     create()
     attempt = claim()
     Membership.objects.filter(user=bob).update(role="viewer")

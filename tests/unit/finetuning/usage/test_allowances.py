@@ -78,7 +78,7 @@ def test_a_launch_above_an_allowance_names_it_and_who_can_raise_it(roomy, organi
     job_of(roomy, alice.pk, metadata={"team": "ads"})
 
 
-def test_a_job_counts_for_the_maker_of_its_key_and_the_labels_of_both(roomy, organization, alice, key):
+def test_a_job_counts_for_the_creator_of_its_key_and_the_labels_of_both(roomy, organization, alice, key):
     set_key_labels(organization=organization, key_id=key.key.pk, labels={"team": "ads", "stage": "test"}, by=alice.pk)
 
     job = job_of(roomy, key.key.pk, metadata={"team": "search", "kind": "nightly"})

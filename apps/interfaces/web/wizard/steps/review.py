@@ -14,11 +14,11 @@ from apps.core.money import NANO_PER_CENT
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.wizard.compute import quotes_of, samples
-from apps.interfaces.web.wizard.compute_table import TableView, compute_rows
 from apps.interfaces.web.wizard.forms import TRAINED
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import value_in_words
+from apps.interfaces.web.wizard.steps.compute import quotes_of, samples
+from apps.interfaces.web.wizard.steps.compute_table import TableView, compute_rows
 
 FILES = {
     "adapter": later("Adapter"),
@@ -29,7 +29,10 @@ FILES = {
 
 
 def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
-    """Return the context of the review; a job can be launched if its pool can take it and its cap can be held."""
+    """Return the context of the review.
+
+    A job can be launched if its pool can take it and the balance covers its cap.
+    """
     quotes, problem = quotes_of(plan)
     named = named_quote(plan, quotes)
     cap_form = plan.compute_form
@@ -87,7 +90,7 @@ def rehearsal_url(plan: Plan, quoted: PoolQuote | None) -> str:
 
 
 def _missing_dollars(nano: int) -> str:
-    """Return a missing amount in whole cents, rounded up, as the form for credit takes it."""
+    """Return a missing amount in dollars, rounded up to whole cents, for the form of credit."""
     return f"{-(-nano // NANO_PER_CENT) / 100:.2f}"
 
 

@@ -52,7 +52,7 @@ class PeriodForm(forms.Form):
 
 @dataclass(frozen=True, kw_only=True)
 class Period:
-    """Whole UTC days, or the last 24 hours: from `since` until before `until`."""
+    """Whole UTC days, or the last 24 hours. `since` is included, `until` is not."""
 
     since: datetime.datetime
     until: datetime.datetime
@@ -86,9 +86,10 @@ class Period:
 def period_of(
     asked: QueryDict, *, now: datetime.datetime, presets: Mapping[int, str], most_days: int, **more: str
 ) -> Period:
-    """Return the period of an address; 30 days where it names none, or none that is possible, which the form says.
+    """Return the period of an address, or 30 days if it names none or an impossible one.
 
-    A preset of 1 day is the last 24 hours. `more` stays in the addresses of the presets.
+    For an impossible period, the form has the error. A preset of 1 day is the last 24 hours. `more` stays in the
+    addresses of the presets.
     """
     now = now.astimezone(datetime.UTC)
     tomorrow = now.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY

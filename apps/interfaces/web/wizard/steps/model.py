@@ -1,4 +1,4 @@
-"""The wizard's model step: base models, and what the organization trained before and can train further."""
+"""The wizard's model step: base models, and earlier results that the organization can train further."""
 
 from django.utils.translation import gettext
 
@@ -43,7 +43,7 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
 
 
 def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
-    """Return what can be trained further: the newest versions, and a checkpoint that the draft names."""
+    """Return the models that can be trained further: the newest versions, and the checkpoint that the draft names."""
     found: list[dict[str, object]] = [
         {
             "name": version.model_name,

@@ -13,7 +13,8 @@ from apps.finetuning.quotes.options import PoolQuote, rank_quotes
 from apps.finetuning.usage.charges import SpendCapTooLow, require_cap
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.shell.code_samples import job_samples
-from apps.interfaces.web.wizard.compute_table import (
+from apps.interfaces.web.wizard.plan import Plan, StepContext
+from apps.interfaces.web.wizard.steps.compute_table import (
     ORDERS,
     TableView,
     compute_rows,
@@ -22,7 +23,6 @@ from apps.interfaces.web.wizard.compute_table import (
     picture_rows,
     scatter_label,
 )
-from apps.interfaces.web.wizard.plan import Plan, StepContext
 
 _OF_MACHINES = ("compute.node_count", "hyperparameters.batch_size")  # what several machines cannot share
 
@@ -77,7 +77,7 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
 
 
 def _quotes_or_field_error(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
-    """Return the plan's quotes, or the error that prevents them; one that fewer machines avoid becomes the field's."""
+    """Return the plan's quotes, or the error that prevents them. If fewer machines avoid it, put it on their field."""
     quotes, problem = quotes_of(plan)
     if problem and plan.compute_form.nodes > 1 and problem.param in _OF_MACHINES:
         plan.compute_form.add_error("node_count", problem.message)
@@ -149,9 +149,9 @@ def best_quote(quotes: Sequence[PoolQuote]) -> PoolQuote | None:
 
 
 def _chosen(quotes: Sequence[PoolQuote], asked: str, ranking: Ranking, *, pool: str) -> PoolQuote | None:
-    """Return the requested option if launchable, else the first launchable one of the `pool` that a project prefers.
+    """Return the requested option if it is launchable, or else the first launchable one of the project's `pool`.
 
-    Else it is the recommended, the fastest, or the first launchable one.
+    Without either, return the recommended, the fastest, or the first launchable option.
     """
     launchable = {quoted.key: quoted for quoted in quotes if quoted.is_launchable}
     preferred = next((key for key, quoted in launchable.items() if quoted.pool.name == pool), None)
@@ -186,7 +186,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
 
 
 def spread(quoted: PoolQuote | None) -> str:
-    """Return half the range of the cost as a share of its middle, such as ±9%."""
+    """Return half the cost range as a share of its middle, such as ±9%."""
     estimate = quoted.estimate if quoted else None
     if estimate is None or not estimate.cost_nano_p50 or estimate.cost_nano_p90 is None:
         return ""

@@ -1,4 +1,4 @@
-"""The wizard's steps: what each one shows, chooses and sends, and which errors are fixed there."""
+"""The wizard's steps in order: what each one shows, chooses and sends, and the errors that are fixed there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from apps.core.errors import DomainError
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.wizard.compute import compute_context
-from apps.interfaces.web.wizard.dataset import dataset_context
 from apps.interfaces.web.wizard.draft import FILE_NAMES, METHOD_NAMES, Draft
-from apps.interfaces.web.wizard.method import method_context
-from apps.interfaces.web.wizard.model import model_context
 from apps.interfaces.web.wizard.plan import Plan, StepContext
-from apps.interfaces.web.wizard.review import review_context
+from apps.interfaces.web.wizard.steps.compute import compute_context
+from apps.interfaces.web.wizard.steps.dataset import dataset_context
+from apps.interfaces.web.wizard.steps.method import method_context
+from apps.interfaces.web.wizard.steps.model import model_context
+from apps.interfaces.web.wizard.steps.review import review_context
 
 # The recipe fields that can be changed beside the compute step's table.
 LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
@@ -20,7 +20,7 @@ LIVE_FIELDS = ("epochs", "batch_size", "max_length", "lora_rank")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step. `opens_next` is the choice without which the next step is closed.
+    """One step. The next step is closed until `opens_next` is chosen.
 
     `fields` are those that its own form sends; the rest of the draft travels in hidden fields. A new recipe drops the
     pool and the cap. `forms` are the plan's forms that must be right. A refusal of the job that names one of `params`
@@ -86,7 +86,7 @@ STEPS = {step.name: step for step in _LISTED}
 
 
 def list_reachable(draft: Draft) -> list[str]:
-    """Return the steps that can be opened: each one whose earlier steps are all answered."""
+    """Return the steps that can be opened: those whose earlier steps are all answered."""
     names = []
     for step in STEPS.values():
         names.append(step.name)
@@ -96,7 +96,7 @@ def list_reachable(draft: Draft) -> list[str]:
 
 
 def choose_step(plan: Plan, asked: str) -> str:
-    """Return the step to show: the one asked for, unless it is closed or an earlier one has an error."""
+    """Return the step to show: the requested one, unless it is closed or an earlier one has an error."""
     reachable = list_reachable(plan.draft)
     if plan.refusal:
         return "dataset"

@@ -1,4 +1,4 @@
-"""The wizard's method step: every way to train with its price and what it delivers, the recipe, and the details."""
+"""The wizard's method step: every method with its price and delivery, the recipe, and the details."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,10 +22,10 @@ from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.wizard.compute import best_quote
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import other_values
+from apps.interfaces.web.wizard.steps.compute import best_quote
 
 _WORDS = {
     "lora": later("Trains a small adapter on top of the frozen model. Best default."),

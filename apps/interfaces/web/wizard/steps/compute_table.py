@@ -65,7 +65,7 @@ class RemedyRow:
 
 
 class DeadlineMark(NamedTuple):
-    """How a finish compares with the deadline: an icon, a word for screen readers, and a tone."""
+    """The mark of an option that meets or misses the deadline: an icon, a word for screen readers, and a tone."""
 
     icon: str
     word: str
@@ -147,7 +147,7 @@ class ComputeRow:
 
     @property
     def machines(self) -> str:
-        """The number of machines with the part of the time that their network takes."""
+        """The number of machines, and the share of time that their network takes."""
         parts = self.quoted.estimate.time_parts
         return machine_words(self.quoted.node_count, [(part.key, part.seconds) for part in parts])
 
@@ -216,7 +216,10 @@ class ComputeRow:
 
 
 def compute_rows(quotes: Sequence[PoolQuote], *, view: TableView) -> list[ComputeRow]:
-    """Return the table's rows in the order asked for; what can start now comes first, and what does not fit last."""
+    """Return the table's rows in the requested order.
+
+    Options that can start now come first; those that do not fit come last.
+    """
     has_choice = sum(quoted.is_launchable for quoted in quotes) > 1
     rows = [_row(quoted, view, has_choice=has_choice) for quoted in quotes]
     return sorted(rows, key=lambda row: _rank(row, view.order))
@@ -269,7 +272,7 @@ def _remedy_row(way: Remedy, view: TableView) -> RemedyRow:
 
 
 def _rank(row: ComputeRow, order: str) -> tuple[int, bool, float]:
-    """Return the sort key of a row: within its group by cost or finish, or the recommended one first.
+    """Return the sort key of a row. Within its group, rows go by cost or finish, or the recommended one comes first.
 
     Python's sort is stable, so ties keep the quotes' own order, by cost.
     """
@@ -308,7 +311,7 @@ def _parts(estimate: Estimate) -> list[tuple[str, float]]:
 def cost_scatter(
     rows: Sequence[ComputeRow], *, chosen: ComputeRow | None, view: TableView
 ) -> scatter_charts.Scatter | None:
-    """Draw cost against finish of every row that has both; return None if no row has.
+    """Draw cost against finish time for every row that has both; return None if none has.
 
     A pool without a live worker is drawn as if one were free now. With many options, only the chosen one and those that
     no other option beats are labelled. Other options that cost many times the cheapest are left out, because they would

@@ -1,4 +1,4 @@
-"""The forms of experiment trackers: one stores an organization's key, the other chooses where a job reports."""
+"""The form that chooses the experiment trackers to which a job reports."""
 
 from collections.abc import Collection, Mapping
 
@@ -7,23 +7,6 @@ from django.utils.translation import gettext
 
 from apps.core.messages.translation import later
 from apps.finetuning.recipes.stored_requests import StoredRequest
-from apps.finetuning.runs.trackers import NAMES
-
-
-class TrackerForm(forms.Form):
-    kind = forms.ChoiceField(label=later("Tracker"), choices=list(NAMES.items()))
-    key = forms.CharField(
-        label=later("Key or token"),
-        max_length=400,
-        widget=forms.PasswordInput({"autocomplete": "off"}),
-        help_text=later("Stored encrypted, sent only to the tracker, and never shown again."),
-    )
-    url = forms.CharField(
-        label=later("Tracking server"),
-        max_length=400,
-        required=False,
-        help_text=later("For MLflow only, such as https://mlflow.example.com."),
-    )
 
 
 class TrackingForm(forms.Form):
@@ -48,5 +31,5 @@ class TrackingForm(forms.Form):
 
 
 def trackers_given(requested: StoredRequest) -> dict[str, str]:
-    """Return the form values that reproduce what a job asked for."""
+    """Return the form values that reproduce a job's trackers."""
     return {each.type: each.project.project for each in requested.integrations}

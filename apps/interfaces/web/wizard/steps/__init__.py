@@ -1,0 +1,1 @@
+"""The steps of the wizard: the page context of each, and their order."""

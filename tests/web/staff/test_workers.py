@@ -1,0 +1,64 @@
+"""Workers in the operator console: their page, and cordoning, draining and revoking them."""
+
+import html
+
+import pytest
+
+from apps.contracts import runs as wire
+from apps.core.models import AuditEntry
+from apps.finetuning.models import Worker
+
+
+@pytest.mark.parametrize(("action", "field"), [("cordon", "cordoned_at"), ("drain", "drain_requested_at")])
+def test_workers_are_cordoned_and_drained(console, floor, action, field):
+    console.post(f"/staff/workers/{floor.worker.pk}/{action}")
+
+    assert getattr(Worker.objects.get(pk=floor.worker.pk), field) is not None
+    assert AuditEntry.objects.filter(target=floor.worker.pk).exists()
+
+
+def test_a_worker_is_revoked_once_its_name_is_typed(console, floor, claim):
+    floor.job()
+    claim()
+    worker, address = floor.worker, f"/staff/workers/revoke?worker={floor.worker.pk}"
+    asked = " ".join(console.get(address).content.decode().split())
+    refused = console.post(address, {"worker": worker.pk, "confirm": "another"})
+    kept = Worker.objects.get(pk=worker.pk).revoked_at
+    done = console.post(address, {"worker": worker.pk, "confirm": worker.hostname})
+
+    assert "1 job loses its work since the last checkpoint" in asked and worker.hostname in asked
+    assert (refused.status_code, kept, done.headers["Location"]) == (422, None, f"/staff/workers/{worker.pk}")
+    assert Worker.objects.get(pk=worker.pk).revoked_at is not None
+    assert AuditEntry.objects.filter(target=worker.pk, action="worker.revoked").exists()
+
+
+def test_a_cordon_is_undone_from_its_message(console, floor):
+    page = console.post(f"/staff/workers/{floor.worker.pk}/cordon", follow=True).content.decode()
+
+    assert f'<form method="post" action="/staff/workers/{floor.worker.pk}/uncordon">' in page and "Undo" in page
+
+    console.post(f"/staff/workers/{floor.worker.pk}/drain")
+    page = console.post(f"/staff/workers/{floor.worker.pk}/uncordon", follow=True).content.decode()
+    assert "takes work again" in page and "Undo" not in page  # a cordon would not begin the drain again
+
+
+def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, claim):
+    another, job = floor.job(), floor.job()
+    claim()
+    claim().start().report(
+        wire.StepCompleted, step=1, total_steps=10, epoch=0.1, train_loss=1.0, learning_rate=1e-3, grad_norm=None,
+        trained_tokens=5, tokens_per_second=1.0, training_seconds=1.0, gpu_utilization=0.5, memory_bytes=3 * 2**30,
+    )  # fmt: skip
+    console.post(f"/staff/workers/{floor.worker.pk}/cordon")
+
+    page = html.unescape(console.get(f"/staff/workers/{floor.worker.pk}").content.decode())
+    pool = console.get(f"/staff/pools/{floor.pool.pk}").content.decode()
+
+    assert f'href="/staff/jobs/{job.pk}"' in page and f'href="/staff/jobs/{job.pk}"' in pool
+    assert f'href="/staff/workers/{floor.worker.pk}"' in pool and f'href="/staff/jobs/{another.pk}"' in pool
+    assert "Drain, moves 2 jobs" in page and "on 2 of 4 GPUs" in " ".join(pool.split())
+    assert "worker.cordoned" in page and "Olga" in page and "Cordoned" in page
+    assert "50%" in page and "3 GiB" in page
+    assert f'href="/staff/workers/{floor.worker.pk}"' in console.get("/staff/audit").content.decode()
+    assert f'href="/staff/workers/{floor.worker.pk}"' in console.get(f"/staff/jobs/{job.pk}").content.decode()
+    assert console.get("/staff/workers/worker_x").status_code == 404
