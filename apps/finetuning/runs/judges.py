@@ -75,8 +75,8 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     plan = stored_request(job).evaluation
     if plan is None or plan.grader.kind is not GraderKind.JUDGE:
         raise NotFound(gettext("This run has no judge."))
-    maker = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
-    if maker is None:
+    creator = find_actor(organization=job.organization_id, actor=job.created_by, now=now)
+    if creator is None:
         raise PermissionDenied(
             gettext("The job's creator has left, or the key that created it was revoked or has expired.")
         )
@@ -89,7 +89,7 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         requests_per_minute=calls, tokens_per_minute=calls * _TOKENS_A_CALL, concurrent_requests=_CALLS_AT_ONCE
     )
     issued = issue_member_token(
-        membership=maker,
+        membership=creator,
         now=now,
         name=name,
         lifetime=KEY_LIFETIME,

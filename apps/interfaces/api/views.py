@@ -109,7 +109,7 @@ class ApiView(APIView):
         return self.identity.key_id
 
     @property
-    def maker(self) -> User:
+    def creator(self) -> User:
         """The person who made the key, for changes that need a member's role. The audit log names the key as well."""
         return User.objects.get(pk=self.identity.created_by_id)
 

@@ -90,7 +90,7 @@ class KeyList(ApiView):
     examples = {"POST": {"name": "nightly evaluation", "scopes": ["inference"], "requests_per_minute": 60}}
 
     def get(self, request: Request, query: KeysQuery) -> ListObject[ApiKeyObject]:
-        """List API keys, newest first. `q` searches name, prefix and maker."""
+        """List API keys, newest first. `q` searches name, prefix and creator."""
         rows = queries.list_keys(organization=self.organization)
         rows = rows.filter(_STATUSES[query.status]) if query.status else rows
         rows = rows.filter(project=query.project) if query.project else rows
@@ -99,7 +99,7 @@ class KeyList(ApiView):
         return page(query, with_words_of(query, rows, fields=fields), lambda key: key_object(key, now))
 
     def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
-        """Create a key in the name of this key's maker. Its secret is in this answer only.
+        """Create a key in the name of this key's creator. Its secret is in this answer only.
 
         A key with a budget of its own cannot create keys.
         """
@@ -117,11 +117,11 @@ class KeyDetail(ApiView):
         """Revoke a key. It never works again, and stays in the list.
 
         The keys that were created or rotated with it are revoked as well, except the key that you call with. To revoke
-        another key of the same maker, your key needs all its scopes. For keys of others it needs `member.manage`.
+        another key of the same creator, your key needs all its scopes. For keys of others it needs `member.manage`.
         """
         now = db_now()
         revoked = key_operations.revoke_key(
-            organization=self.organization, key_id=key_id, by=self.maker, now=now, identity=self.identity
+            organization=self.organization, key_id=key_id, by=self.creator, now=now, identity=self.identity
         )
         return key_object(revoked, now)
 
@@ -135,7 +135,7 @@ class KeyRotation(ApiView):
 
         Both work for `overlap_hours`.
 
-        Only the maker of a key may rotate it, with that key or one that may do at least as much. Keys of service
+        Only the creator of a key may rotate it, with that key or one that may do at least as much. Keys of service
         accounts are also rotated by those who manage the account.
         """
         now = db_now()
@@ -143,7 +143,7 @@ class KeyRotation(ApiView):
             organization=self.organization,
             key_id=key_id,
             overlap=datetime.timedelta(hours=body.overlap_hours),
-            by=self.maker,
+            by=self.creator,
             now=now,
             identity=self.identity,
         )
@@ -151,14 +151,14 @@ class KeyRotation(ApiView):
 
 
 def create_key(view: ApiView, body: CreateKey, service_account_id: str = "") -> IssuedKeyObject:
-    """Create the key that was asked for, in the name of the maker of the view's key or of a service account."""
+    """Create the key that was asked for, in the name of the creator of the view's key or of a service account."""
     seconds, now = body.expires_at, db_now()
     expires_at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     issued = issue_key(
         organization=view.organization,
         name=body.name,
         scopes=frozenset(scope.value for scope in body.scopes),
-        by=view.maker,
+        by=view.creator,
         expires_at=expires_at,
         limits=KeyLimits(body.requests_per_minute, body.tokens_per_minute, body.concurrent_requests),
         now=now,

@@ -1,4 +1,4 @@
-"""Members and invitations, and the notifications of the key's maker."""
+"""Members and invitations, and the notifications of the key's creator."""
 
 from typing import Annotated, Literal, TypedDict
 
@@ -66,14 +66,14 @@ class MemberDetail(ApiView):
     def post(self, request: Request, membership_id: str, body: ChangeRole) -> MemberObject:
         """Give a member another role.
 
-        Your key needs the permissions of both roles as scopes, and its maker a role that has them. The same applies to
-        removing members and to invitations.
+        Your key needs the permissions of both roles as scopes, and its creator a role that has them. The same
+        applies to removing members and to invitations.
         """
         changed = memberships.change_role(
             organization=self.organization,
             membership_id=membership_id,
             role=body.role,
-            by=self.maker,
+            by=self.creator,
             now=db_now(),
             identity=self.identity,
         )
@@ -84,7 +84,7 @@ class MemberDetail(ApiView):
         memberships.remove_member(
             organization=self.organization,
             membership_id=membership_id,
-            by=self.maker,
+            by=self.creator,
             now=db_now(),
             identity=self.identity,
         )
@@ -143,7 +143,7 @@ class InvitationList(ApiView):
             email=body.email,
             role=body.role,
             only_for_address=body.only_for_address,
-            by=self.maker,
+            by=self.creator,
             now=db_now(),
             identity=self.identity,
         )
@@ -158,7 +158,7 @@ class InvitationDetail(ApiView):
         invitations.revoke_invitation(
             organization=self.organization,
             invitation_id=invitation_id,
-            by=self.maker,
+            by=self.creator,
             now=db_now(),
             identity=self.identity,
         )
@@ -210,17 +210,17 @@ class NotificationList(ApiView):
     examples = {"POST": {}}
 
     def get(self, request: Request, query: NotificationsQuery) -> ListObject[NotificationObject]:
-        """List the notifications of the key's maker in this organization, newest first."""
-        rows = list_notifications(organization=self.organization, user=self.maker)
+        """List the notifications of the key's creator in this organization, newest first."""
+        rows = list_notifications(organization=self.organization, user=self.creator)
         rows = rows.filter(kind=query.kind) if query.kind else rows
         rows = rows if query.is_read is None else rows.filter(read_at__isnull=not query.is_read)
         return page(query, rows, _notification_object, order=("-created_at", "-id"))
 
     def post(self, request: Request, body: ReadNotifications) -> MarkedNotifications:
-        """Mark notifications of the key's maker as read."""
+        """Mark notifications of the key's creator as read."""
         marked = mark_read(
             organization=self.organization,
-            user=self.maker,
+            user=self.creator,
             now=db_now(),
             notification_id=body.notification or "",
         )

@@ -115,7 +115,7 @@ UNTRACED = RequestTrace()
 
 
 def begin_trace(path: str, *, request_id: str, sent: str) -> RequestTrace:
-    """Return the trace of a request to a route. It continues the client's trace context, unless that is ""."""
+    """Return the trace of a request to a route, with a link to the context that the client sent, if any."""
     attributes: Attributes = {"http.request.method": "POST", "http.route": path, "anneal.request.id": request_id}
     span = tracing.begin_request(f"POST {path}", sent=sent, attributes=attributes)
     return SampledTrace(span, path) if span else UNTRACED

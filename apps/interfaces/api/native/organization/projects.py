@@ -80,13 +80,13 @@ class ProjectList(ApiView):
         return page(query, with_words_of(query, rows, fields=("name",)), _object, order=_OLDEST_FIRST)
 
     def post(self, request: Request, body: CreateProject) -> ProjectObject:
-        """Create a project. The maker of your key is a member of it."""
+        """Create a project. The creator of your key is a member of it."""
         return _object(
             projects.create_project(
                 organization=self.organization,
                 name=body.name,
                 is_private=body.is_private,
-                by=self.maker,
+                by=self.creator,
                 now=db_now(),
             )
         )
@@ -107,7 +107,7 @@ class OneProject(ApiView):
         identity = self.identity
         if Permission.KEY_MANAGE not in identity.scopes or self.kwargs["project_id"] != identity.project_id:
             return False
-        membership = find_membership(organization=self.organization, user=self.maker)
+        membership = find_membership(organization=self.organization, user=self.creator)
         return membership is not None and projects.is_project_admin(
             project_id=identity.project_id, membership=membership
         )
@@ -126,7 +126,7 @@ class ProjectDetail(OneProject):
     def post(self, request: Request, project_id: str, body: ChangeProject) -> ProjectObject:
         """Rename a project, or say who sees it and what its fine-tunes begin with.
 
-        Keys whose maker does not see a private project stop working at once, and work again when the maker does. An
+        Keys whose creator does not see a private project stop working at once, and work again when the creator does. An
         admin of the project does not change who sees it.
         """
         project = projects.get_project(organization=self.organization, id=project_id)
@@ -142,7 +142,7 @@ class ProjectDetail(OneProject):
                 default_pool=body.default_pool,
                 default_method=body.default_method,
                 default_suffix=body.default_suffix,
-                by=self.maker,
+                by=self.creator,
             )
         )
 
@@ -153,7 +153,7 @@ class ProjectArchive(ApiView):
     def post(self, request: Request, project_id: str) -> ProjectObject:
         """Archive a project. Its keys are revoked; its jobs and what they made stay."""
         return _object(
-            projects.archive_project(organization=self.organization, id=project_id, by=self.maker, now=db_now())
+            projects.archive_project(organization=self.organization, id=project_id, by=self.creator, now=db_now())
         )
 
 
@@ -202,7 +202,7 @@ class ProjectMembers(OneProject):
                 project_id=project_id,
                 membership_id=body.member,
                 role=body.role,
-                by=self.maker,
+                by=self.creator,
                 now=db_now(),
             )
         )
@@ -214,7 +214,7 @@ class ProjectMemberDetail(OneProject):
     def delete(self, request: Request, project_id: str, member_id: str) -> DeletedProjectMember:
         """End a member's role in the project. Of a private project, the member's keys stop working at once."""
         projects.remove_project_member(
-            organization=self.organization, project_id=project_id, member_id=member_id, by=self.maker
+            organization=self.organization, project_id=project_id, member_id=member_id, by=self.creator
         )
         return {"id": member_id, "object": "organization.project.member", "deleted": True}
 

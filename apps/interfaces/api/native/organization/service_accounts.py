@@ -22,7 +22,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=80)]
 
 
 class CreateServiceAccount(msgspec.Struct, forbid_unknown_fields=True):
-    """`role` is one that your key and its maker may give: both need each of its permissions."""
+    """`role` is one that your key and its creator may give: both need each of its permissions."""
 
     name: Name
     role: RoleName
@@ -71,7 +71,7 @@ class ServiceAccountList(ApiView):
                 organization=self.organization,
                 name=body.name,
                 role=body.role,
-                by=self.maker,
+                by=self.creator,
                 now=db_now(),
                 identity=self.identity,
             )
@@ -88,7 +88,7 @@ class ServiceAccountDetail(ApiView):
 
     def post(self, request: Request, service_account_id: str, body: ChangeServiceAccount) -> ServiceAccountObject:
         """Rename a service account, or give it another role. Its keys lose what the new role does not hold, at once."""
-        organization, by, identity = self.organization, self.maker, self.identity
+        organization, by, identity = self.organization, self.creator, self.identity
         if body.name is not None:
             service_accounts.rename_service_account(
                 organization=organization, id=service_account_id, name=body.name, by=by, identity=identity
@@ -110,7 +110,7 @@ class ServiceAccountDetail(ApiView):
         memberships.remove_member(
             organization=self.organization,
             membership_id=service_account_id,
-            by=self.maker,
+            by=self.creator,
             now=db_now(),
             identity=self.identity,
             kind=MemberKind.SERVICE_ACCOUNT,
