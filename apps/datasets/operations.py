@@ -82,6 +82,7 @@ def count_tokens(*, version: DatasetVersion, base_model: BaseModel, until: float
         trained_tokens=lengths.trained_tokens,
         longest_row_tokens=lengths.longest_row_tokens,
         histogram=lengths.histogram,
+        starts=lengths.starts,
         cuts=lengths.cuts,
     )
 

@@ -1,6 +1,7 @@
 """Token counts of a version under one base model, in one pass with bounded memory."""
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
@@ -25,6 +26,11 @@ class MeasuredRow(msgspec.Struct, frozen=True, gc=False):
     def longest(self) -> int:
         return max(sequence.n_tokens for sequence in self.sequences)
 
+    @property
+    def least(self) -> int | None:
+        """Return the smallest limit that leaves a trained token; None if no token is trained."""
+        return min((sequence.trained[0][0] + 1 for sequence in self.sequences if sequence.trained), default=None)
+
 
 class Cut(msgspec.Struct, kw_only=True):
     """The effect of a limit: rows it shortens, rows it leaves without trained tokens, and the tokens left."""
@@ -46,6 +52,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int
     longest_row_tokens: int
     histogram: tuple[tuple[int, int], ...]  # ascending (upper bound in tokens, rows)
+    starts: tuple[tuple[int, int, int], ...] = ()  # ascending (from, to, rows), by the rows' first trained token
     cuts: tuple[Cut, ...] = ()
 
 
@@ -66,13 +73,15 @@ def measure_rows(renderer: ChatRenderer, rows: Iterable[Row]) -> Iterator[Measur
 
 
 def count_rows(rows: Iterable[MeasuredRow], *, longest_limit: int = LIMITS[-1]) -> Lengths:
-    """Add up the rows' tokens. Memory is one entry per distinct length."""
-    lengths: Counter[int] = Counter()
+    """Add up the rows' tokens. Memory is one entry per distinct length and first trained token."""
+    lengths, starts = Counter[int](), Counter[int]()
     tokens = trained = 0
     cuts = [Cut(limit=limit) for limit in LIMITS if limit <= longest_limit]
     for row in rows:
         longest = row.longest
         lengths[longest] += 1
+        if row.least is not None:
+            starts[row.least] += 1
         row_tokens = sum([sequence.n_tokens for sequence in row.sequences])
         row_trained = sum([sequence.n_trained for sequence in row.sequences])
         tokens, trained = tokens + row_tokens, trained + row_trained
@@ -88,6 +97,7 @@ def count_rows(rows: Iterable[MeasuredRow], *, longest_limit: int = LIMITS[-1]) 
         trained_tokens=trained,
         longest_row_tokens=max(lengths, default=0),
         histogram=histogram_of(lengths),
+        starts=bars_of_starts(starts),
         cuts=tuple(cuts),
     )
 
@@ -122,6 +132,22 @@ def histogram_of(lengths: Counter[int]) -> tuple[tuple[int, int], ...]:
     if pairs[-1][0] < longest:
         pairs[-1] = (longest, pairs[-1][1])
     return tuple(pairs)
+
+
+def bars_of_starts(starts: Counter[int]) -> tuple[tuple[int, int, int], ...]:
+    """Return ascending (first, last, rows): bars of about as many rows, none across a counted limit.
+
+    `starts` counts the rows by the position of their first trained token, from 1. A bar ends at positions that occur.
+    """
+    bars: list[tuple[int, int, int]] = []
+    for start, rows in sorted(starts.items()):
+        first, last, others = bars[-1] if bars else (0, 0, 0)
+        is_near = bisect_left(LIMITS, last) == bisect_left(LIMITS, start)
+        if bars and is_near and (others + rows) * HISTOGRAM_BARS <= starts.total():
+            bars[-1] = (first, start, others + rows)
+        else:
+            bars.append((start, start, rows))
+    return tuple(bars)
 
 
 def _quantile(lengths: Counter[int], share: float) -> int:

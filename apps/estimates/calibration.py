@@ -21,7 +21,7 @@ from apps.estimates.quote import Estimate, quote
 from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
 
 # Version of the formulas that ratios refer to. Change it with the formulas: a ratio to other formulas is useless.
-PHYSICS = "6"
+PHYSICS = "7"
 
 _ROWS = 64  # an arbitrary number: rates do not depend on it
 
@@ -53,12 +53,13 @@ _MIN_RUNS_TO_WIDEN = 3
 _SPREAD_VOTES = 2.0
 _TIME_SPREAD = 0.30
 _MEMORY_SPREAD = 0.08
+_BESIDE_SPREAD = 0.54  # of the seconds beside training: half or twice at P10 and P90
 _NEIGHBOUR_VOTES = 40.0
 _SWEEPS = 2
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """Actual / physics of training time and of peak memory, where known.
+    """Actual / physics of training time, of peak memory, and of the seconds beside training, where known.
 
     The source is a finished run, or a grid point measured on made-up weights.
     """
@@ -67,6 +68,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     time_ratio: float | None = None
     memory_ratio: float | None = None
+    beside_ratio: float | None = None
     is_point: bool = False
 
 
@@ -98,6 +100,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
     time: Learned = Learned()
     memory: Learned = Learned()
+    beside: Learned = Learned()
     number: int = 0
     physics: str = PHYSICS
     runs: int = 0
@@ -123,6 +126,7 @@ def fit(observations: Sequence[Observation], *, number: int = 0, days: int = 0) 
         time_range=_robust_range(time, [o for o in recent if not o.is_point]),
         days=days,
         memory=_learn([(o.family, o.method, o.memory_ratio) for o in recent]),
+        beside=_learn([(o.family, o.method, o.beside_ratio) for o in recent]),
         number=number,
         runs=sum(not o.is_point for o in recent),
         points=sum(o.is_point for o in recent),
@@ -136,6 +140,7 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
     is_ranged = calibration.runs >= _MIN_RUNS_FOR_SPREAD
     time = _factors(calibration.time, family, method, _TIME_SPREAD if is_ranged else None)
     memory = _factors(calibration.memory, family, method, _MEMORY_SPREAD if is_ranged else None)
+    beside = _factors(calibration.beside, family, method, _BESIDE_SPREAD if is_ranged else None)
     finished = f"{calibration.runs:,} finished run{'s' if calibration.runs > 1 else ''}"
     measured = f"{calibration.points:,} measured point{'s' if calibration.points > 1 else ''}"
     origin = f"{finished} of this pool" if calibration.runs else f"{measured} of this pool"
@@ -154,6 +159,9 @@ def correct(calibration: Calibration, *, family: str, method: str) -> Correction
         memory_factor=memory[0],
         memory_p10=memory[1],
         memory_p90=memory[2],
+        beside_factor=beside[0],
+        beside_p10=beside[1],
+        beside_p90=beside[2],
     )
 
 
@@ -173,7 +181,7 @@ def _factors(
 
 
 def cross_validate(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> CrossValidation:
-    """Return the cross-validated accuracy of a calibration. `quantity` is "time_ratio" or "memory_ratio"."""
+    """Return the cross-validated accuracy of a calibration. `quantity` is the name of one of the ratios."""
     known = [o for o in observations[-MAX_RUNS:] if getattr(o, quantity)]
     before, after = [], []
     for fold in range(folds):

@@ -66,6 +66,10 @@ _PASSING, _MAX_LASTING = 0.02, 0.2
 CPU_MEMORY = PredictionInterval(p10=0.82, p50=1.0, p90=1.10, origin="four jobs measured on a CPU")
 
 
+# The seconds beside training depend on disks, networks and the model's size: without finished runs, half or twice.
+BESIDE = PredictionInterval(p10=0.5, p50=1.0, p90=2.0, origin="phases of the demo's jobs, none of this pool")
+
+
 class MemoryInterval(msgspec.Struct, frozen=True):
     """Factors of memory. `bounds` are (of the whole, of all except weights) at P10, P50 and P90."""
 
@@ -114,6 +118,16 @@ def time_interval(pool: PoolFacts, times: Duration) -> PredictionInterval:
     else:
         low, high = min(base.p10 / base.p50, learned.time_low), max(base.p90 / base.p50, learned.time_high)
     middle = learned.time_factor * base.p50
+    return PredictionInterval(p10=low * middle, p50=middle, p90=high * middle, origin=learned.origin)
+
+
+def beside_interval(pool: PoolFacts) -> PredictionInterval:
+    """Return the interval of the seconds beside training: learned from finished runs, else a wide one."""
+    learned = pool.correction
+    if learned is None:
+        return BESIDE
+    middle = learned.beside_factor
+    low, high = learned.beside_p10 or BESIDE.p10, learned.beside_p90 or BESIDE.p90
     return PredictionInterval(p10=low * middle, p50=middle, p90=high * middle, origin=learned.origin)
 
 

@@ -1,13 +1,12 @@
 """Estimate of a job on one pool: memory, time, wait and cost, with the reasons shown."""
 
-import math
-
 import msgspec
 
+from apps.estimates.bills import bill_of, cost_nano, download_seconds
 from apps.estimates.durations import Duration, duration, step_count
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix, ways_to_fit, ways_within
-from apps.estimates.intervals import PredictionInterval, memory_interval, time_interval
+from apps.estimates.intervals import memory_interval, time_interval
 from apps.estimates.physics.gpus import GIB, Gpu
 from apps.estimates.physics.memory import MemoryPart
 from apps.estimates.physics.plans import TrainingPlan
@@ -52,10 +51,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     does.
 
     Times are of the whole job. `queue_seconds` and `finish_seconds_*` are None without live workers, because the time
-    of the next one is unknown. `run_seconds_*` are from a worker's claim to the end.
+    of the next one is unknown. `run_seconds_*` are from a worker's claim to the end, `beside_seconds_*` the part of
+    them that is not training: download, start-up, evaluations, checkpoints, and `handling_seconds`.
 
-    Billing covers training seconds of all GPUs, and on spot the redone work if the pool bills it. Queue, start-up,
-    download, evaluations and checkpoints are billed only as far as a minimum charge covers them.
+    Billing covers training seconds of all GPUs, and on spot the redone work if the pool bills it. The queue is never
+    billed, and the seconds beside training only as far as a minimum charge covers them.
     """
 
     gpu_key: str
@@ -97,6 +97,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     evaluation_seconds: float | None = None
     checkpoint_seconds: float | None = None
     reference_seconds: float | None = None  # DPO: the reference's pass over every row, before training; not billed
+    beside_seconds_p10: float | None = None
+    beside_seconds_p50: float | None = None
+    beside_seconds_p90: float | None = None
     host_bytes: int = 0  # of a GPU machine's own memory: for offloaded weights, or for what follows training
     download_seconds: float = 0.0
     run_seconds_p10: float | None = None
@@ -111,6 +114,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     interruptions: float = 0.0  # expected number during the job
     redone_seconds: float = 0.0  # expected repeated work and restarts, because of interruptions
     redone_is_billed: bool = True
+
+    @property
+    def handling_seconds(self) -> float:
+        """Return the expected seconds beside training that no other figure has: loading, samples, upload and so on."""
+        known = self.download_seconds + (self.reference_seconds or 0.0) + (self.evaluation_seconds or 0.0)
+        return max((self.beside_seconds_p50 or 0.0) - known - (self.checkpoint_seconds or 0.0), 0.0)
 
 
 def quote(
@@ -149,22 +158,6 @@ def quote_placements(
     return tuple(
         _quote(task, pool, closest, other_gpus, count, with_fixes=with_fixes and count == counts[0]) for count in counts
     )
-
-
-def cost_nano(*, price_nano: int, price_per_seconds: int, seconds: int) -> int:
-    """Return the price of these billed seconds in nano-USD, rounded half up."""
-    return (2 * price_nano * seconds + price_per_seconds) // (2 * price_per_seconds)
-
-
-class _Billing(msgspec.Struct, frozen=True):
-    """Seconds of the job at P10, P50 and P90 and their cost; `whole` includes the time added by spot interruptions."""
-
-    seconds: tuple[float, float, float]
-    whole: tuple[float, float, float]
-    billed: tuple[int, int, int]
-    costs: tuple[int | None, int | None, int | None]
-    interruptions: float
-    redone: float
 
 
 def _quote(
@@ -213,7 +206,7 @@ def _quote(
         peak_bytes_p90=high,
         memory_origin=spread.origin,
         host_bytes=chosen.host_bytes,
-        download_seconds=_download_seconds(pool),
+        download_seconds=download_seconds(pool),
         is_spot=pool.is_spot,
         redone_is_billed=pool.bills_redone_work,
     )
@@ -223,9 +216,8 @@ def _quote(
 def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, times: Duration) -> Estimate:
     """Return the estimate of a job that fits, with its times and cost."""
     interval = time_interval(pool, times)
-    bill = _billing(pool, times, interval, estimate.gpu_count)
-    beside, queue = _beside_seconds(pool, times), estimate.queue_seconds
-    run = [beside + seconds for seconds in bill.whole]  # from claim to end
+    bill, queue = bill_of(pool, times, interval, estimate.gpu_count), estimate.queue_seconds
+    run = [beside + training for beside, training in zip(bill.beside, bill.whole, strict=True)]  # from claim to end
     finish = [None if queue is None else queue + seconds for seconds in run]
     cost_nano, per_million, per_a100_hour = bill.costs[1], None, None
     if cost_nano is not None:
@@ -250,6 +242,9 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
         evaluation_seconds=times.evaluation_seconds,
         checkpoint_seconds=times.checkpoint_seconds,
         reference_seconds=times.reference_seconds,
+        beside_seconds_p10=bill.beside[0],
+        beside_seconds_p50=bill.beside[1],
+        beside_seconds_p90=bill.beside[2],
         run_seconds_p10=run[0],
         run_seconds_p50=run[1],
         run_seconds_p90=run[2],
@@ -297,39 +292,6 @@ def _exceeded_limit(request: QuoteRequest) -> int | None:
     return limit if limit is not None and padded_length(request) > limit else None
 
 
-def _billing(pool: PoolFacts, times: Duration, interval: PredictionInterval, gpu_count: int) -> _Billing:
-    """Return the bill.
-
-    An interruption costs the restart and, on average, half of the time between two checkpoints.
-    """
-    lost = pool.checkpoint_seconds_apart / 2 + pool.restart_seconds
-    rate = pool.interruptions_per_hour / 3600 if pool.is_spot else 0.0
-    # Redone work can be interrupted again: a geometric series, which diverges if no run can ever finish.
-    stretch = 1 / max(0.05, 1 - rate * lost)
-    wanted = tuple(times.train_seconds * factor for factor in (interval.p10, interval.p50, interval.p90))
-    whole = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
-    seconds = whole if pool.bills_redone_work else (wanted[0], wanted[1], wanted[2])
-    beside = _beside_seconds(pool, times)
-    due = [max(each, min(pool.minimum_seconds, beside + held)) for each, held in zip(seconds, whole, strict=True)]
-    billed = (math.ceil(due[0]), math.ceil(due[1]), math.ceil(due[2]))
-    costs = tuple(_cost(pool, each, gpu_count) for each in due)
-    return _Billing(seconds, whole, billed, (costs[0], costs[1], costs[2]), whole[1] * rate, whole[1] - wanted[1])
-
-
-def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:
-    """Return the cost of the seconds, in milliseconds as they are billed."""
-    if pool.price_nano is None:
-        return None
-    ms = math.ceil(seconds * 1000) * gpu_count
-    return cost_nano(price_nano=pool.price_nano, price_per_seconds=pool.price_per_seconds * 1000, seconds=ms)
-
-
-def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
-    """Return a run's seconds besides training: the model's download, start-up, evaluations, checkpoints."""
-    before = _download_seconds(pool) + pool.startup_seconds + times.reference_seconds
-    return before + times.evaluation_seconds + times.checkpoint_seconds
-
-
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
     """Return the wait for this many free GPUs of one worker, or of as many as share them; None without such workers.
 
@@ -354,10 +316,6 @@ def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
             return None
         waits.append(sum(gpus * seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
     return max(waits)
-
-
-def _download_seconds(pool: PoolFacts) -> float:
-    return pool.download_bytes / pool.download_bytes_per_second if pool.download_bytes else 0.0
 
 
 def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:

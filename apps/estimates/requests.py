@@ -126,9 +126,10 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
     """A pool's correction from finished runs: measured / predicted, as factors on the physics.
 
-    The `p10` and `p90` factors are of the residual spread around the corrected figure. While the runs are too few for
-    them, `time_low` and `time_high` are the least range of the time. `days` counts the days on which the runs ended.
-    `origin` names, for pages, the data it was fitted on.
+    `beside_factor` is of the seconds that a run takes beside its training. The `p10` and `p90` factors are of the
+    residual spread around the corrected figure. While the runs are too few for them, `time_low` and `time_high` are the
+    least range of the time. `days` counts the days on which the runs ended. `origin` names, for pages, the data it was
+    fitted on.
     """
 
     origin: str
@@ -143,6 +144,9 @@ class Correction(msgspec.Struct, frozen=True, kw_only=True):
     memory_factor: float = 1.0
     memory_p10: float | None = None
     memory_p90: float | None = None
+    beside_factor: float = 1.0
+    beside_p10: float | None = None
+    beside_p90: float | None = None
 
 
 class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from apps.estimates.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.errors import EstimateError
 from apps.estimates.intervals import MEMORY, TIME, UNSEEN_MEMORY, UNSEEN_TIME, PredictionInterval, is_measured
 from apps.estimates.models.architectures import Architecture
@@ -21,6 +20,7 @@ from apps.estimates.models.names import Names
 from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import CONSTANTS, Constants
 from apps.estimates.published import sources
+from apps.estimates.published.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.published.predictions import Prepared, known_bytes, predict, prepare
 from apps.estimates.published.rehearsals import Rehearsed, rehearsed
 from apps.estimates.published.rows import MEMORY as MEMORY_KIND

@@ -167,6 +167,10 @@ ERRORS: dict[str, Words] = {
         "No trainer of this installation can make this form, or its size is unknown.",
         "Choose the other form, or ask the operator.",
     ),
+    "no_trainable_tokens": Words(
+        "Cut to `max_length`, no row of the training file has a token left to train on.",
+        "Set `max_length` to `least_max_length`, the smallest value with which a row trains something, or higher.",
+    ),
     "push_refused": Words(
         "The hub does not let the token write to the repository.", "Give a token with write access to the repository."
     ),

@@ -111,6 +111,7 @@ def make_training_file(organization: Organization, base_model: BaseModel, *, row
         trained_tokens=rows * 5,
         longest_row_tokens=20,
         histogram=[[20, rows]],
+        starts=[[16, 16, rows]],
     )
     version.refresh_from_db()
     return version

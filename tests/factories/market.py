@@ -90,5 +90,6 @@ def make_counted_file(organization: Organization, base_model: BaseModel) -> Data
         trained_tokens=4_100_000,
         longest_row_tokens=4_096,
         histogram=[[256, 6_000], [512, 7_000], [1_024, 3_800], [2_048, 1_200], [4_096, 240]],
+        starts=[[16, 128, 18_240]],
     )
     return DatasetVersion.objects.get(pk=version.pk)

@@ -61,6 +61,7 @@ def _scaled(found: Lengths, factor: float, version: DatasetVersion, base_model: 
         trained_tokens=round(found.trained_tokens * factor),
         longest_row_tokens=found.longest_row_tokens,
         histogram=[[bound, round(rows * factor)] for bound, rows in found.histogram],
+        starts=[[first, last, round(rows * factor)] for first, last, rows in found.starts],
         cuts=msgspec.to_builtins([_scaled_cut(cut, factor) for cut in found.cuts]),
     )
 

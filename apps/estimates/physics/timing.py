@@ -155,7 +155,7 @@ def step_time(
     slower = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
     fixed = slower - busy + k.micro_step_seconds
     communication = _communication(
-        shape, plan, gpu, stack, k, busy, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
+        shape, plan, gpu, stack, k, slower, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
     )
     useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear * tokens + shape.head * headed)
     return StepTime(
@@ -261,10 +261,10 @@ def link_bytes_per_second(gpu: Gpu, *, gpu_count: int, gpus_per_node: int, node_
 
 
 def _communication(
-    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, busy: float, *,
+    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, meanwhile: float, *,
     node_bytes_per_second: float, gpus_per_node: int,
 ) -> float:  # fmt: skip
-    """Return the seconds of the exchange that computation cannot hide."""
+    """Return the seconds of the exchange that the rest of the micro-step, `meanwhile` seconds, cannot hide."""
     n, width = plan.gpu_count, DTYPE_BYTES[plan.compute_dtype]
     if plan.cpu_offload:
         host = (3 if plan.gradient_checkpointing else 2) * stored_weight_bytes(shape, plan, stack) / max(n, 1)
@@ -294,8 +294,9 @@ def _communication(
         for count in (plan.shards, n)
     )
     seconds = (exchanged / link + between_copies / network + host / gpu.pcie_bytes_per_second) / k.link
-    # A part never overlaps (first layer, last gradients); the rest is hidden only as far as there is computation.
-    return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - busy)
+    # A part never overlaps (first layer, last gradients). The rest is hidden by computation and by launches, as far as
+    # these last: with what computation alone cannot hide, a longer row would take less time while launches are slower.
+    return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - meanwhile)
 
 
 def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, gpu: Gpu) -> float:

@@ -133,8 +133,10 @@ def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now:
     The pace is that of the steps so far, evaluations and checkpoints included, after some steps at the quoted pace.
     Between reports the time left runs down, and more slowly the longer no step comes.
     """
-    if job.status != JobStatus.RUNNING or run.leased_at is None or not job.total_steps:
+    if job.status != JobStatus.RUNNING or run.leased_at is None:
         return None
+    if not job.total_steps or job.step >= job.total_steps:
+        return None  # after the last step, the exports that were asked for have no quoted time
     pace, begun_at = _quoted_pace(job), run.training_started_at
     first = run.resume_from.step if run.resume_from else 0
     since, step = (begun_at, job.step) if begun_at else (run.leased_at, first)
@@ -142,7 +144,8 @@ def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now:
         since = reports[0].reported_at
         quoted = min(_QUOTED_SECONDS / pace, _QUOTED_SHARE * job.total_steps) if pace else 0.0
         pace = (max((since - begun_at).total_seconds(), 0.0) + quoted * pace) / (done + quoted)
-    left = pace * (job.total_steps - step) + (0.0 if begun_at else _loading_seconds(job))
+    loading, closing = _loading_seconds(job), _closing_seconds(job)
+    left = pace * (job.total_steps - step) + closing + (0.0 if begun_at else loading)
     if not 0 < left < _MOST_SECONDS:
         return None
     return left * math.exp(-max((now - since).total_seconds(), 0.0) / left) or None
@@ -158,3 +161,9 @@ def _loading_seconds(job: FineTuningJob) -> float:
     """Return the quoted seconds from a worker's claim to the first step."""
     parts = ("startup_seconds", "download_seconds", "reference_seconds")
     return sum(job.estimate.get(part) or 0.0 for part in parts)
+
+
+def _closing_seconds(job: FineTuningJob) -> float:
+    """Return the quoted seconds from the last step to the end of the run."""
+    beside = sum(job.estimate.get(part) or 0.0 for part in ("evaluation_seconds", "checkpoint_seconds"))
+    return max((job.estimate.get("beside_seconds_p50") or 0.0) - beside - _loading_seconds(job), 0.0)

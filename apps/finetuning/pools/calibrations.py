@@ -34,6 +34,7 @@ class FittedOn(msgspec.Struct, frozen=True, kw_only=True):
     other_physics: int  # left out: measured against other formulas
     time: CrossValidation
     memory: CrossValidation
+    beside: CrossValidation = CrossValidation(runs=0, physics=None, calibrated=None)
 
 
 def refit_pools(*, now: datetime.datetime) -> list[CalibrationVersion]:
@@ -131,7 +132,15 @@ def _observation(point: CalibrationPoint) -> Observation:
         method=point.method,
         time_ratio=_ratio(point.actual_seconds, point.estimated_seconds, point.time_factor),
         memory_ratio=_ratio(point.actual_peak_bytes, point.estimated_peak_bytes, point.memory_factor),
+        beside_ratio=_ratio(_beside_seconds(point), point.estimated_beside_seconds, point.beside_factor),
     )
+
+
+def _beside_seconds(point: CalibrationPoint) -> float | None:
+    """Return the seconds from the only attempt's claim to its end without its training."""
+    if point.wall_seconds is None or point.actual_seconds is None:
+        return None
+    return max(point.wall_seconds - point.actual_seconds, 0.0)
 
 
 def _ratio(actual: float | None, estimated: float | None, factor: float) -> float | None:
@@ -157,6 +166,7 @@ def _fitted_on(
         other_physics=sum(point.physics != PHYSICS for point in points),
         time=cross_validate(observations, quantity="time_ratio"),
         memory=cross_validate(observations, quantity="memory_ratio"),
+        beside=cross_validate(observations, quantity="beside_ratio"),
     )
 
 

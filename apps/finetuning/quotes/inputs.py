@@ -47,6 +47,12 @@ class CannotEstimate(InvalidValue):
     code = "unsupported_architecture"
 
 
+class NothingTrained(InvalidValue):
+    """Every row, cut to the recipe's longest row, loses its trained tokens; the message gives the least length."""
+
+    code = "no_trainable_tokens"
+
+
 def architecture_of(base_model: BaseModel) -> architectures.Architecture:
     """Return the model's dimensions from its config.json, or from its seeded catalogue row. Raises CannotEstimate."""
     config = base_model.config
@@ -63,7 +69,20 @@ def architecture_of(base_model: BaseModel) -> architectures.Architecture:
 
 
 def task_of_job(base_model: BaseModel, data: TrainingData, recipe: Hyperparameters, *, node_count: int) -> Task:
-    """Return what the job asks of any pool. Raises CannotEstimate and InvalidValue, which name the invalid field."""
+    """Return what the job asks of any pool.
+
+    Raises CannotEstimate, NothingTrained and InvalidValue, which name the invalid field.
+    """
+    if recipe.max_length < data.least_length:
+        raise NothingTrained(
+            gettext(
+                "No row would train anything: no assistant's answer begins within its first %(max_length)s tokens. "
+                "Set max_length to %(least)s or more."
+            )
+            % {"max_length": f"{recipe.max_length:,}", "least": f"{data.least_length:,}"},
+            param="hyperparameters.max_length",
+            least_max_length=data.least_length,
+        )
     if not data.tokens or not data.trained_tokens or not data.rows:
         raise InvalidValue(
             gettext(

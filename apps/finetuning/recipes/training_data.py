@@ -5,6 +5,7 @@ left out too. Running text is split into pieces of that length instead.
 """
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apps.contracts.chat import RowKind, TrainOn
@@ -13,15 +14,13 @@ from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.rows import kind_of
 from apps.estimates.requests import pieces_of
 
-_CUT = ("limit", "tokens", "trained_tokens", "untrained")
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
     """The data of one epoch.
 
     Running text `is_split`: each piece is a row. `evaluation_tokens` are read in each evaluation; `row_lengths` are
-    (tokens, rows) pairs.
+    (tokens, rows) pairs. With a longest row below `least_length`, no row would have a trained token.
     """
 
     rows: int
@@ -31,6 +30,7 @@ class TrainingData:
     row_lengths: tuple[tuple[int, int], ...]
     evaluation_tokens: int = 0
     is_split: bool = False
+    least_length: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,7 @@ def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
         row_lengths=lengths,
         evaluation_tokens=_evaluation_tokens(counted, recipe, tokens, kept),
         is_split=is_text,
+        least_length=1 if is_text or recipe.train_on == TrainOn.ALL or not count.starts else count.starts[0][0],
     )
 
 
@@ -101,30 +102,32 @@ def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:
 def _within(version: DatasetVersion, count: TokenCount, recipe: Hyperparameters) -> tuple[float, float, float]:
     """Return tokens, trained tokens and number of the rows that the recipe trains, cut to its longest row.
 
-    The figures are exact at the limits that were counted, and interpolated between two of them.
+    The figures are exact at the limits that were counted, and interpolated between two of them. The rows are also exact
+    below the first trained token of all rows: none is trained there.
     """
     max_length, rows = recipe.max_length, float(version.rows or 0)
-    trains_all, sequences = recipe.train_on == TrainOn.ALL, 2 if kind_of(version) is RowKind.PREFERENCE else 1
-
-    def trained_at(limit: int, tokens: float, trained: float, untrained: float) -> tuple[float, float, float]:
-        if trains_all:
-            return tokens, tokens, rows
-        # A row that trains nothing is longer than the limit: it would have been cut to it.
-        return max(tokens - sequences * limit * untrained, 0.0), trained, rows - untrained
-
-    whole = trained_at(count.longest_row_tokens, count.tokens, count.trained_tokens, 0.0)
     if max_length >= count.longest_row_tokens:
-        return whole
+        return count.tokens, count.tokens if recipe.train_on == TrainOn.ALL else count.trained_tokens, rows
     cuts = [cut for cut in count.cuts if cut["limit"] < count.longest_row_tokens]
-    points = [
-        (0, (0.0, 0.0, 0.0)),
-        *((cut["limit"], trained_at(*(cut[name] for name in _CUT))) for cut in cuts),
-        (count.longest_row_tokens, whole),
-    ]
-    above = bisect.bisect_left([limit for limit, _ in points], max_length)
-    (low, below_values), (high, values) = points[above - 1], points[above]
-    share = (max_length - low) / (high - low)
-    first, second, third = (
-        before + share * (after - before) for before, after in zip(below_values, values, strict=True)
-    )
-    return first, second, third
+    ends = [(cut["limit"], cut["tokens"]) for cut in cuts]
+    tokens = _between([(0, 0), *ends, (count.longest_row_tokens, count.tokens)], max_length)
+    if recipe.train_on == TrainOn.ALL:
+        return tokens, tokens, rows
+    bars = [(first, last, number) for first, last, number in count.starts if first <= max_length]
+    if not bars:
+        return 0.0, 0.0, 0.0
+    within = sum(number * min((max_length - first + 1) / (last - first + 1), 1) for first, last, number in bars)
+    kept = min(max(within, 1.0), rows)  # a bar begins with a row
+    # A row that trains nothing is longer than the limit: it would have been cut to it. Each other has a trained token.
+    sequences, least = 2 if kind_of(version) is RowKind.PREFERENCE else 1, bars[0][0]
+    tokens = max(tokens - sequences * max_length * (rows - kept), kept * least)
+    ends = [(cut["limit"], cut["trained_tokens"]) for cut in cuts if cut["limit"] >= least]
+    trained = _between([(least - 1, 0), *ends, (count.longest_row_tokens, count.trained_tokens)], max_length)
+    return tokens, min(max(trained, kept), tokens), kept
+
+
+def _between(points: Sequence[tuple[int, int]], length: int) -> float:
+    """Return the value at a length between two of the points, which ascend."""
+    above = bisect.bisect_left([limit for limit, _ in points], length)
+    (low, before), (high, after) = points[above - 1], points[above]
+    return before + (length - low) / (high - low) * (after - before)

@@ -17,6 +17,7 @@ _ESTIMATED = {
     "estimated_seconds": "train_seconds_p50",
     "estimated_seconds_p10": "train_seconds_p10",
     "estimated_seconds_p90": "train_seconds_p90",
+    "estimated_beside_seconds": "beside_seconds_p50",
     "estimated_tokens_per_second": "tokens_per_second",
     "estimated_peak_bytes": "peak_bytes",
     "estimated_peak_bytes_p10": "peak_bytes_p10",
@@ -65,6 +66,7 @@ def _record(run: Run, job: FineTuningJob, *, outcome: CalibrationOutcome, **actu
         version=correction.get("version", 0),
         time_factor=correction.get("time_factor", 1.0),
         memory_factor=correction.get("memory_factor", 1.0),
+        beside_factor=correction.get("beside_factor", 1.0),
         **{field: job.estimate.get(member) or None for field, member in _ESTIMATED.items()},
         **actual,
     )

@@ -100,7 +100,7 @@ def checking_server(floor: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> No
                 version=version, base_model=floor.base_model, organization=floor.organization,
                 defaults={
                     "chat_template_sha256": floor.base_model.chat_template_sha256, "tokens": 240,
-                    "trained_tokens": 60, "longest_row_tokens": 20, "histogram": [[20, 12]],
+                    "trained_tokens": 60, "longest_row_tokens": 20, "histogram": [[20, 12]], "starts": [[16, 16, 12]],
                 },
             )  # fmt: skip
 

@@ -345,6 +345,21 @@ def test_a_dataset_of_zero_trained_tokens_has_no_estimate(post, ask) -> None:
     assert not FineTuningJob.objects.exists()
 
 
+def test_a_longest_row_that_cuts_off_every_answer_is_refused_with_the_least_that_works(post, ask) -> None:
+    TokenCount.objects.update(starts=[[15, 15, 90], [17, 17, 10]])
+
+    for path, more in ((URL, {}), (JOBS, {"dry_run": True}), (JOBS, {})):
+        error = post(path, ask | more | {"recipe": {"max_length": 14}}, status=400)["error"]
+        assert (error["param"], error["code"]) == ("recipe.max_length", "no_trainable_tokens")
+        assert error["least_max_length"] == 15
+        assert "Set max_length to 15 or more." in error["message"]
+    assert not FineTuningJob.objects.exists()
+    cut = post(URL, ask | {"recipe": {"max_length": 15}})["pools"][0]["estimate"]
+    whole = post(URL, ask | {"recipe": {"max_length": 20}})["pools"][0]["estimate"]
+    assert 0 < cut["total_trained_tokens"] < whole["total_trained_tokens"]
+    assert cut["steps"] <= whole["steps"]
+
+
 @pytest.mark.parametrize("missing", ["hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"])
 def test_a_model_whose_config_lacks_a_field_has_no_estimate(post, ask, missing) -> None:
     config = {name: value for name, value in LLAMA_8B.items() if name != missing}

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from apps.estimates.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.physics.timing import CONSTANTS
+from apps.estimates.published.accuracy import Accuracy, Prediction, accuracy
 from apps.estimates.published.predictions import Prepared, known_bytes
 from apps.estimates.published.rows import MEMORY, TIME
 from apps.estimates.score import cards, point_of, write_table

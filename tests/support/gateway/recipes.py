@@ -85,7 +85,7 @@ class Kitchen:
                 organization=organization, version=version, base_model=base_model,
                 defaults={
                     "chat_template_sha256": base_model.chat_template_sha256, "tokens": 240, "trained_tokens": 60,
-                    "longest_row_tokens": 20, "histogram": [[20, 12]],
+                    "longest_row_tokens": 20, "histogram": [[20, 12]], "starts": [[16, 16, 12]],
                 },
             )  # fmt: skip
         while claimed := claims.claim(worker=self._floor.worker, base_models=None):

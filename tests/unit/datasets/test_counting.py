@@ -6,6 +6,8 @@ import tracemalloc
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apps.accounts.models import Organization
 from apps.catalog.queries import chat_renderer
@@ -17,7 +19,7 @@ from apps.datasets.models import TokenCount
 from apps.datasets.operations import NotReady, RowRefused, count_tokens
 from apps.datasets.queries import find_token_count, read_rows
 from apps.datasets.tasks import count, validate
-from apps.datasets.token_counts import histogram_of
+from apps.datasets.token_counts import HISTOGRAM_BARS, LIMITS, bars_of_starts, histogram_of
 from tests.factories.catalog import make_base_model, make_listed_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 
@@ -84,6 +86,9 @@ class TestCounting:
         assert count.trained_tokens == sum(row.n_trained for row in rendered) > 0
         assert count.longest_row_tokens == max(row.n_tokens for row in rendered)
         assert sum(rows for _, rows in count.histogram) == 12
+        least = count.starts[0][0]
+        assert any(row.truncate(least).n_trained for row in rendered)
+        assert not any(row.truncate(least - 1).n_trained for row in rendered)
         assert count_tokens(version=version, base_model=base_model) == count, "counted once"
 
     def test_waits_for_validation(self, organization: Organization) -> None:
@@ -130,3 +135,17 @@ class TestCounting:
         assert bounds == sorted(set(bounds)) and len(bounds) <= 24
         assert sum(rows for _, rows in pairs) == lengths.total()
         assert bounds[-1] >= max(lengths)
+
+    @given(st.dictionaries(st.integers(1, 3_000), st.integers(1, 50), max_size=300))
+    def test_bars_of_first_trained_tokens_are_exact_at_the_limits(self, rows: dict[int, int]) -> None:
+        bars = bars_of_starts(Counter(rows))
+
+        assert len(bars) <= 2 * HISTOGRAM_BARS + len(LIMITS) + 1
+        ends = [end for first, last, _ in bars for end in (first, last)]
+        assert ends == sorted(ends) and set(ends) <= set(rows)
+        for limit in (*LIMITS, *rows):
+            least = sum(number for _, last, number in bars if last <= limit)
+            most = sum(number for first, _, number in bars if first <= limit)
+            within = sum(number for start, number in rows.items() if start <= limit)
+            assert least <= within <= most
+            assert limit not in LIMITS or least == most

@@ -176,15 +176,45 @@ def test_more_gpus_finish_sooner_and_cost_is_of_all_of_them(ask, models, gpu_typ
         assert sum(part.seconds for part in each.time_parts) > 0
 
 
-def test_finish_is_queue_download_startup_and_training_and_only_training_is_billed(ask, probe):
+def test_finish_is_queue_training_and_what_is_beside_it_and_only_training_is_billed(ask, probe):
+    """The model is downloaded once, and loaded by the trainer and by what evaluates its result."""
     plain = quote(request=ask(), pool=pool(probe))
     facts = pool(probe, seconds_ahead=100.0, startup_seconds=20.0, download_bytes=10**9, download_bytes_per_second=1e8)
 
     estimate = quote(request=ask(), pool=facts)
 
     assert estimate.download_seconds == 10
-    assert estimate.finish_seconds_p50 == pytest.approx(130 + plain.train_seconds_p50)
+    assert plain.beside_seconds_p10 < plain.beside_seconds_p50 == plain.handling_seconds < plain.beside_seconds_p90
+    assert estimate.beside_seconds_p50 == pytest.approx(plain.beside_seconds_p50 + 10 + 2 * 20)
+    assert estimate.run_seconds_p90 == estimate.beside_seconds_p90 + estimate.train_seconds_p90
+    assert estimate.finish_seconds_p50 == pytest.approx(100 + estimate.beside_seconds_p50 + plain.train_seconds_p50)
     assert estimate.cost_nano_p50 == plain.cost_nano_p50
+
+
+def test_the_range_of_a_short_job_holds_what_its_minimum_charge_counts(ask, probe):
+    """Jobs of 20 rows were billed 11 to 17 seconds: nearly all of it is loading, evaluation, samples and upload."""
+    few = ask(rows=20, tokens=1_000, trained_tokens=200, epochs=1, checkpoints=None)
+    facts = pool(probe, startup_seconds=2.0, minimum_seconds=60.0, bills_redone_work=False)
+
+    estimate = quote(request=few, pool=facts)
+
+    assert estimate.train_seconds_p90 < 4
+    assert estimate.billed_seconds_p10 <= 11
+    assert 11 <= estimate.billed_seconds_p50 <= 17 <= estimate.billed_seconds_p90
+    assert estimate.run_seconds_p50 <= estimate.billed_seconds_p50 < estimate.run_seconds_p50 + 1
+
+
+def test_the_seconds_beside_training_are_those_that_runs_taught(ask, probe):
+    few = ask(rows=20, tokens=1_000, trained_tokens=200, epochs=1)
+    learned = Correction(origin="25 finished runs", runs=25, beside_factor=2.0, beside_p10=0.9, beside_p90=1.1)
+    plain, taught = (
+        quote(request=few, pool=pool(probe, minimum_seconds=60.0, correction=each)) for each in (None, learned)
+    )
+
+    assert taught.beside_seconds_p50 == pytest.approx(2 * plain.beside_seconds_p50)
+    assert taught.beside_seconds_p90 == pytest.approx(2 * 1.1 * plain.beside_seconds_p50)
+    assert taught.billed_seconds_p50 == math.ceil(taught.beside_seconds_p50 + taught.train_seconds_p50)
+    assert taught.train_seconds_p50 == plain.train_seconds_p50
 
 
 def test_spot_adds_the_work_that_interruptions_undo(ask, probe):

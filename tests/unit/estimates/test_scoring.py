@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from apps.estimates import score
-from apps.estimates.accuracy import Prediction, accuracy
 from apps.estimates.models.names import Names, gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.published import rehearsals
+from apps.estimates.published.accuracy import Prediction, accuracy
 from apps.estimates.published.predictions import memory_bytes, prepare, seconds_per_token
 from apps.estimates.published.rows import Excluded, Job, framework, read_row
 from tests.bench.estimates.scored_rows import LIST, scored_rows

@@ -326,6 +326,18 @@ def test_a_file_without_trained_tokens_is_refused_in_words(compute) -> None:
     assert "has no trained tokens" in compute(status=422, headers=LIVE)
 
 
+def test_a_longest_row_that_cuts_off_every_answer_is_refused_at_its_field(market, compute) -> None:
+    TokenCount.objects.update(starts=[[200, 240, 18_240]])
+
+    for step in ("compute", "method"):
+        page = compute(status=422, max_length="199", step=step)
+        before, _, after = page.partition('id="id_max_length"')
+        assert "Set max_length to 200 or more." in before.rpartition("<label")[2] + after[:1_000]
+        assert "Fix the highlighted fields" in page
+    assert "Set max_length to 200 or more." in compute(status=422, headers=LIVE, max_length="199")
+    assert rows(compute(max_length="200"))
+
+
 def test_viewers_outsiders_and_nobody_get_no_part_of_it(market, client_for, alice, bob, vera, charlie, rival) -> None:
     def status(person) -> int:
         return client_for(person).get(f"{market.wizard}&step=compute", headers=LIVE).status_code

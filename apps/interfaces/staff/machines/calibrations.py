@@ -86,6 +86,7 @@ def _version(pool: GpuPool, version: CalibrationVersion) -> dict[str, object]:
         "fitted_on": fitted_on,
         "time": math.exp(calibration.time.pool),
         "memory": math.exp(calibration.memory.pool),
+        "beside": math.exp(calibration.beside.pool),
         "groups": [*fitted_on.methods.items(), *fitted_on.families.items()],
         "left_out": ", ".join(left_out),
     }

@@ -45,6 +45,7 @@ _ON_A_PAGE, _DOWNLOADED_LINES = 200, 10_000
 _MAX_WORDS = 6
 _FIRST_ROWS, _FIRST_TURNS = 3, 12
 _SHOWN_CHARACTERS = 600  # of a message of a row
+_UNSHOWN = ("histogram", "starts", "cuts")  # of a token count
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _dataset(request: OrganizationRequest, job: FineTuningJob) -> dict[str, obje
     there = {role: version for role, version in versions.items() if version is not None}
     counts = {
         count.version_id: count
-        for count in list_token_counts(versions=there.values(), base_model=job.base_model).defer("histogram", "cuts")
+        for count in list_token_counts(versions=there.values(), base_model=job.base_model).defer(*_UNSHOWN)
     }
     share = job.hyperparameters.get("validation_share") or 0.0
     return {

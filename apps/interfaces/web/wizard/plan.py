@@ -188,6 +188,14 @@ class Plan:
             return {kind.key: [] for kind in kinds}
         return dict(zip((kind.key for kind in kinds), self._quotes(kinds, with_ways=False), strict=True))
 
+    def shown_at_field(self, problem: DomainError) -> bool:
+        """Return whether one of the recipe's fields caused the problem and now shows it."""
+        name = (problem.param or "").removeprefix("hyperparameters.")
+        if self.form is None or name not in self.form.fields:
+            return False
+        self.form.add_error(name, problem.message)
+        return True
+
     @property
     def _can_be_quoted(self) -> bool:
         return bool(self.version and self.base_model and self.form and self.form.is_valid() and self.form.recipe)

@@ -47,6 +47,7 @@ def test_a_finished_run_leaves_what_was_said_and_what_it_took(floor, claim, relo
         job.estimate["peak_bytes"], job.estimate["cost_nano_p50"],
     )  # fmt: skip
     assert point.wall_seconds >= 0
+    assert point.estimated_beside_seconds == job.estimate["beside_seconds_p50"]
 
 
 def test_a_run_that_did_not_fit_is_kept_without_figures_it_never_had(floor, claim):
@@ -132,6 +133,21 @@ def test_the_next_quote_is_made_with_the_version_in_use(taught, floor):
 
     assert job.estimate["correction"]["time_factor"] == pytest.approx(1.3)
     assert job.estimate["train_seconds_p50"] == pytest.approx(1.3 * taught.estimate["train_seconds_p50"])
+
+
+def test_runs_teach_what_the_pool_needs_beside_training(taught, floor):
+    """Their seconds are those from the claim to the end, without training."""
+    CalibrationPoint.objects.all().delete()
+    teach(taught, 24, time=1.0, beside=1.8)
+    before = taught.estimate
+
+    calibrations.refit_pools(now=db_now())
+
+    after = floor.job().estimate
+    assert after["correction"]["beside_factor"] == pytest.approx(1.8)
+    assert after["beside_seconds_p50"] == pytest.approx(1.8 * before["beside_seconds_p50"])
+    assert after["beside_seconds_p90"] / after["beside_seconds_p50"] < 1.2
+    assert after["billed_seconds_p50"] > before["billed_seconds_p50"]
 
 
 def test_everybody_sees_a_pool_only_above_the_floor_and_in_steps(taught, floor, charlie):

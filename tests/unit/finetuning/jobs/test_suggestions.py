@@ -91,7 +91,7 @@ FAILURES = {
     "loss zero, once": Failure(FailureCode.LOSS_IS_ZERO, recipe=TRAINED_ALL | {"epochs": 1}, obstacle=NEW_FILE),
     "no trained token": Failure(FailureCode.NO_TRAINABLE_TOKENS, {"max_length": 128}, {"max_length": 64}),
     "no trained token, longest known": Failure(
-        FailureCode.NO_TRAINABLE_TOKENS, {"max_length": 256}, {"max_length": 8}, spoil=lengthen(200)
+        FailureCode.NO_TRAINABLE_TOKENS, {"max_length": 256}, {"max_length": 16}, spoil=lengthen(200)
     ),
     "no trained token, at the context": Failure(
         FailureCode.NO_TRAINABLE_TOKENS, {"train_on": "all"}, {"max_length": 512}

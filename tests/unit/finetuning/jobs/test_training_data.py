@@ -11,13 +11,15 @@ CUTS = [
     {"limit": 512, "tokens": 30_000, "trained_tokens": 8_000, "untrained": 4},
     {"limit": 1_024, "tokens": 40_000, "trained_tokens": 10_000, "untrained": 0},
 ]
+STARTS = [[57, 256, 80], [357, 456, 16], [601, 601, 4]]
 
 
 def of(max_length: int, *, share: float = 0.0, **more: object):
     version = DatasetVersion(rows=100)
     count = TokenCount(
-        tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[500, 90], [900, 10]], cuts=CUTS
-    )
+        tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[500, 90], [900, 10]], cuts=CUTS,
+        starts=STARTS,
+    )  # fmt: skip
     recipe = Hyperparameters(max_length=max_length, validation_share=share)
     return training_data(Counted(version=version, count=count, **more), recipe)
 
@@ -29,9 +31,9 @@ def of(max_length: int, *, share: float = 0.0, **more: object):
         (900, (100, 40_000, 10_000)),
         (512, (96, 27_952, 8_000)),
         (256, (80, 14_880, 4_000)),
-        (384, (88, 21_416, 6_000)),
-        (706, (98, 33_976, 9_000)),
-        (128, (40, 7_440, 2_000)),
+        (384, (84, 19_040, 6_000)),
+        (706, (100, 35_000, 9_000)),
+        (128, (29, 1_642, 1_440)),
     ],
 )
 def test_rows_and_tokens_are_those_within_the_longest_row(max_length, expected) -> None:
@@ -41,18 +43,30 @@ def test_rows_and_tokens_are_those_within_the_longest_row(max_length, expected) 
     assert data.evaluation_tokens == 0
 
 
+@pytest.mark.parametrize(("max_length", "rows"), [(56, 0), (57, 1), (100, 18), (356, 80), (357, 80), (600, 96)])
+def test_rows_count_only_where_their_first_trained_token_is_within_the_longest_row(max_length, rows) -> None:
+    """Rows are spread evenly within a bar of first trained tokens."""
+    data = of(max_length)
+
+    assert (data.rows, data.least_length) == (pytest.approx(rows, abs=1), 57)
+    assert data.rows <= data.trained_tokens <= data.tokens
+    assert bool(data.trained_tokens) == bool(rows)
+
+
 def test_rows_that_are_trained_whole_are_all_kept_when_they_are_cut() -> None:
     count = TokenCount(tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[900, 100]], cuts=CUTS)
     recipe = Hyperparameters(max_length=256, train_on="all")
     data = training_data(Counted(version=DatasetVersion(rows=100), count=count), recipe)
 
-    assert (data.rows, data.tokens, data.trained_tokens) == (100, 20_000, 20_000)
+    assert (data.rows, data.tokens, data.trained_tokens, data.least_length) == (100, 20_000, 20_000, 1)
 
 
 def test_of_a_preference_that_trains_nothing_both_answers_are_left_out() -> None:
-    count = TokenCount(tokens=80_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[900, 100]], cuts=[
-        {"limit": 256, "tokens": 40_000, "trained_tokens": 4_000, "untrained": 20},
-    ])  # fmt: skip
+    count = TokenCount(
+        tokens=80_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[900, 100]],
+        cuts=[{"limit": 256, "tokens": 40_000, "trained_tokens": 4_000, "untrained": 20}],
+        starts=[[40, 256, 80], [300, 300, 20]],
+    )  # fmt: skip
     version = DatasetVersion(rows=100, kind="preference")
     data = training_data(Counted(version=version, count=count), Hyperparameters(max_length=256))
 
@@ -76,10 +90,13 @@ def test_a_validation_file_is_evaluated_whole_and_nothing_is_held_out_beside_it(
 
 
 def test_without_counted_limits_the_cut_is_in_proportion() -> None:
-    count = TokenCount(tokens=40_000, trained_tokens=10_000, longest_row_tokens=800, histogram=[[800, 100]], cuts=[])
+    count = TokenCount(
+        tokens=40_000, trained_tokens=8_000, longest_row_tokens=800, histogram=[[800, 100]], cuts=[],
+        starts=[[1, 1, 100]],
+    )  # fmt: skip
     data = training_data(Counted(version=DatasetVersion(rows=100), count=count), Hyperparameters(max_length=400))
 
-    assert (data.tokens, data.trained_tokens) == (20_000, 5_000)
+    assert (data.tokens, data.trained_tokens) == (20_000, 4_000)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_quotas_hold_a_run_back_and_say_why(floor, organization, claim, reload):
 
 def test_the_months_gpu_seconds_hold_back_what_would_pass_them(floor, organization, claim, reload):
     first, second = (floor.job(hyperparameters={"epochs": 40}) for _ in range(2))
-    enough_for_one = math.ceil(first.estimate["train_seconds_p50"] * 1.5)
+    enough_for_one = math.ceil(first.estimate["run_seconds_p50"] * 1.5)
     quotas.set_quota(organization=organization, by="system", now=db_now(), gpu_seconds_per_month=enough_for_one)
 
     assert claim().claimed.spec.job_id == first.pk

@@ -56,7 +56,9 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     try:
         quoted = {key: best_quote(quotes) for key, quotes in plan.quotes_of_kinds(kinds).items()}
     except DomainError as error:
-        return StepContext(values | {"needs": gettext("No quote for these choices")}, problem=error)
+        problem = None if plan.shown_at_field(error) else error
+        needs = gettext("No quote for these choices") if problem else gettext("Fix the highlighted fields")
+        return StepContext(values | {"needs": needs}, problem=problem)
     costs = {key: quote.estimate.cost_nano_p50 for key, quote in quoted.items() if quote}
     values |= {
         "methods": partial(_choices, kinds, quoted, plan),  # called by the page only, not by the live panel
