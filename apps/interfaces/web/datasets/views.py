@@ -8,6 +8,8 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
+from apps.accounts.members.projects import list_projects
+from apps.accounts.models import default_project_id
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -18,6 +20,7 @@ from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
 
@@ -32,7 +35,18 @@ class UploadForm(forms.Form):
         help_text=later("Defaults to the file name. Reuse a name to add a new version."),
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
+    project = forms.ChoiceField(
+        label=later("Project"), required=False, help_text=later("A private project hides the file from others.")
+    )
     file = forms.FileField(label=later("File"), allow_empty_file=True, max_length=1000)
+
+    def __init__(self, request: OrganizationRequest) -> None:
+        data, files = (request.POST, request.FILES) if request.method == "POST" else (None, None)
+        super().__init__(data, files)
+        projects = list_projects(organization=request.organization)
+        self.fields["project"].choices = [(each.pk, each.name) for each in projects]  # type: ignore[attr-defined]
+        chosen = find_current_project(request)
+        self.fields["project"].initial = chosen.pk if chosen else default_project_id(request.organization)
 
 
 def upload_command(separator: str = " ") -> str:
@@ -50,7 +64,7 @@ def upload_command(separator: str = " ") -> str:
 @organization_view(Permission.DATASET_WRITE)
 def upload(request: OrganizationRequest) -> HttpResponse:
     """Accept a file from a form. It streams from disk to the store, and a task validates it."""
-    form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
+    form = UploadForm(request)
     if request.method == "POST" and form.is_valid():
         file = form.cleaned_data["file"]
         with domain_errors_on(form):
@@ -62,6 +76,7 @@ def upload(request: OrganizationRequest) -> HttpResponse:
                 dataset_name=form.cleaned_data["name"] or None,
                 by=request.membership.user_id,
                 now=db_now(),
+                project=form.cleaned_data["project"],
             )
             return redirect("web:dataset_detail", version.pk)
     context = {
