@@ -81,7 +81,7 @@ STATEMENTS: dict[str, int] = {
     "web:adapter_list": 22,
     "web:adapter_push": 10,
     "web:adapter_stop": 10,
-    "web:adapter_upload": 11,
+    "web:adapter_upload": 12,
     "web:alias_delete": 10,
     "web:audit": 13,
     "web:audit_download": 10,

@@ -8,8 +8,6 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.members.projects import list_projects
-from apps.accounts.models import default_project_id
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.database.clock import db_now
@@ -20,7 +18,7 @@ from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import offer_projects
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
 
@@ -43,10 +41,7 @@ class UploadForm(forms.Form):
     def __init__(self, request: OrganizationRequest) -> None:
         data, files = (request.POST, request.FILES) if request.method == "POST" else (None, None)
         super().__init__(data, files)
-        projects = list_projects(organization=request.organization)
-        self.fields["project"].choices = [(each.pk, each.name) for each in projects]  # type: ignore[attr-defined]
-        chosen = find_current_project(request)
-        self.fields["project"].initial = chosen.pk if chosen else default_project_id(request.organization)
+        offer_projects(request, self.fields["project"])
 
 
 def upload_command(separator: str = " ") -> str:
