@@ -13,9 +13,10 @@ from apps.core.ids import IdField
 
 
 class Adapter(OrganizationModel):
-    """A named line of adapter versions over one base model."""
+    """A named line of adapter versions over one base model, in the project of the jobs that made them."""
 
     id = IdField(prefix="adp")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     name = models.CharField(max_length=120)
     base_model = models.ForeignKey("catalog.BaseModel", on_delete=models.PROTECT, related_name="+")
     created_at = models.DateTimeField(db_default=Now())

@@ -41,12 +41,14 @@ class AdapterRejected(DomainError):
 class NewVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A trained result to register.
 
-    `adapter_name` is shared by the adapter's versions; `suffix` is the part of the public name that its owner chose.
+    `adapter_name` is shared by the adapter's versions, all in one project; `suffix` is the part of the public name that
+    its owner chose.
     The names of the version are derived from `ulid`, so a job's are known before it ends. A checkpoint brings a
     `model_name` and takes no version number. A result that no engine can load as an adapter is not servable.
     """
 
     organization: Organization
+    project_id: str
     base_model: BaseModel
     adapter_name: str
     suffix: str
@@ -74,10 +76,9 @@ def publish_version(new: NewVersion) -> AdapterVersion:
     """
     _check_files(new)
     adapters = Adapter.objects.for_organization(new.organization).select_for_update()
-    found = adapters.filter(name=new.adapter_name, base_model=new.base_model, deleted_at=None).first()
-    adapter = found or Adapter.objects.create(
-        organization=new.organization, name=new.adapter_name, base_model=new.base_model
-    )
+    named = {"project_id": new.project_id, "name": new.adapter_name, "base_model": new.base_model}
+    found = adapters.filter(**named, deleted_at=None).first()
+    adapter = found or Adapter.objects.create(organization=new.organization, **named)
     model_name, number = new.model_name, None
     if model_name is None:
         model_name = model_name_of(

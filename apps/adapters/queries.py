@@ -5,6 +5,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.catalog.queries import ModelNotFound, list_base_models
@@ -16,13 +17,17 @@ _MAX_SHOWN = 100  # characters of an unknown name
 
 
 def list_versions(*, organization: Organization | str) -> QuerySet[AdapterVersion]:
-    """Return the organization's usable adapter versions, newest first."""
-    rows = AdapterVersion.objects.for_organization(organization).filter(deleted_at=None)
+    """Return the usable adapter versions that the request sees, newest first."""
+    rows = visible(AdapterVersion.objects.for_organization(organization), project="adapter__project")
+    rows = rows.filter(deleted_at=None)
     return rows.select_related("adapter__base_model").order_by("-created_at", "-id")
 
 
 def get_version(*, organization: Organization | str, id: str) -> AdapterVersion:
-    """Return one of the organization's versions by id. Raises ModelNotFound, the same for unknown and foreign ids."""
+    """Return one of the organization's versions by id.
+
+    Raises ModelNotFound, the same for unknown and foreign ids and for private projects that the request does not see.
+    """
     return _found(list_versions(organization=organization).filter(pk=id).first(), id)
 
 

@@ -14,9 +14,10 @@ from apps.datasets.validation.layout import FileLayout
 
 
 class Dataset(OrganizationModel):
-    """A name under which versions of the same data are kept."""
+    """A name under which versions of the same data are kept, in a project."""
 
     id = IdField(prefix="ds")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     name = models.CharField(max_length=120)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
@@ -24,7 +25,9 @@ class Dataset(OrganizationModel):
 
     class Meta:
         constraints = [
-            models.UniqueConstraint("organization", "name", condition=Q(deleted_at=None), name="dataset_name_once")
+            models.UniqueConstraint(
+                "organization", "project", "name", condition=Q(deleted_at=None), name="dataset_name_once"
+            )
         ]
 
     def __str__(self) -> str:
@@ -129,6 +132,7 @@ class Upload(OrganizationModel):
     """A file arriving in parts. The parts are separate objects, assembled when the upload is completed."""
 
     id = IdField(prefix="upload")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     status = models.CharField(max_length=16, choices=choices_of(UPLOAD_TRANSITIONS), default=UploadStatus.PENDING)
     purpose = models.CharField(max_length=24)
     filename = models.CharField(max_length=255)

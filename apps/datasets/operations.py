@@ -9,6 +9,7 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
@@ -141,7 +142,11 @@ def request_count(*, version: DatasetVersion, base_model: BaseModel) -> None:
 
 @transaction.atomic
 def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) -> None:
-    """Dismiss a file with errors from the list of files that need attention; nothing else changes."""
+    """Dismiss a file with errors from the list of files that need attention; nothing else changes.
+
+    Raises PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=version.dataset.project_id, actor=by)
     changed = DatasetVersion.objects.filter(
         pk=version.pk, status=DatasetVersionStatus.INVALID, dismissed_at=None
     ).update(dismissed_at=now)
@@ -154,11 +159,13 @@ def dismiss_errors(*, version: DatasetVersion, by: str, now: datetime.datetime) 
 
 @transaction.atomic
 def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) -> DatasetVersion:
-    """Delete the file: hidden at once, its bytes deleted next. Raises InvalidState.
+    """Delete the file: hidden at once, its bytes deleted next.
 
+    Raises InvalidState, and PermissionDenied for a viewer of its project.
     The row keeps name and hash, so jobs and adapters still show what they were trained on.
     """
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
+    require_work_in(project_id=version.dataset.project_id, actor=by)
     release_expired_leases(version, now)
     if version.status == DatasetVersionStatus.VALIDATING:
         raise InvalidState(gettext("The file is being validated; delete it in a moment."), param="file_id")

@@ -9,6 +9,7 @@ from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, Q, Que
 from django.db.models.functions import Lower, RowNumber
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import (
@@ -69,11 +70,16 @@ class RowPreview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_versions(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[DatasetVersion]:
-    """Return the organization's files that are not deleted, newest first, without their long columns."""
-    versions = DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
+    """Return the files that the request sees and that are not deleted, newest first, without their long columns."""
+    versions = visible(list_kept(organization=organization), project="dataset__project")
     if purpose is not None:
         versions = versions.filter(purpose=purpose)
     return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
+
+
+def list_kept(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
+    """Return all files that the organization keeps, also those that the request does not see."""
+    return DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
 
 
 def with_first_errors(versions: QuerySet[DatasetVersion], *, most: int) -> QuerySet[DatasetVersion]:
@@ -103,9 +109,12 @@ def list_newest(*, organization: Organization | str) -> QuerySet[DatasetVersion]
 
 
 def list_datasets(*, organization: Organization | str) -> QuerySet[Dataset]:
-    """Return the datasets that have files, by name, each with `version_count` and the `bytes` of its files."""
+    """Return the datasets that the request sees and that have files, by name.
+
+    Each has its `version_count` and the `bytes` of its files.
+    """
     kept = Q(versions__deleted_at=None)
-    rows = Dataset.objects.for_organization(organization).filter(deleted_at=None)
+    rows = visible(Dataset.objects.for_organization(organization).filter(deleted_at=None))
     counted = rows.annotate(version_count=Count("versions", kept), bytes=Sum("versions__bytes", filter=kept))
     return counted.filter(version_count__gt=0).order_by("name", "id")
 
@@ -136,9 +145,12 @@ def _newer() -> QuerySet[DatasetVersion]:
 
 
 def get_version(*, organization: Organization | str, id: str, param: str = "file_id") -> DatasetVersion:
-    """Return one file that is not deleted. Raises UnknownFile, the same for unknown and foreign ids."""
-    versions = DatasetVersion.objects.for_organization(organization).select_related("dataset")
-    found = versions.exclude(status=DatasetVersionStatus.DELETED).filter(pk=id).first() if "\x00" not in id else None
+    """Return one file that is not deleted.
+
+    Raises UnknownFile, the same for unknown and foreign ids and for private projects that the request does not see.
+    """
+    versions = visible(list_kept(organization=organization), project="dataset__project").select_related("dataset")
+    found = versions.filter(pk=id).first() if "\x00" not in id else None
     if found is None:
         raise UnknownFile(gettext("No such file: %(id)s.") % {"id": id[:80]}, param=param)
     return found

@@ -57,18 +57,9 @@ def find_jobs_of_adapters(
 def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
     """Return the file that the version, or the checkpoint it was, learned from; None if that is deleted."""
     files = list_versions(organization=version.organization_id)
-    return files.filter(jobs__in=_jobs_that_made(version), status=DatasetVersionStatus.READY).first()
-
-
-def find_project_id(*, version: AdapterVersion) -> str | None:
-    """Return the project of the job that made the version or its checkpoint; None if no job did."""
-    return _jobs_that_made(version).values_list("project_id", flat=True).first()
-
-
-def _jobs_that_made(version: AdapterVersion) -> QuerySet[FineTuningJob]:
     run, checkpoint = (model.objects.filter(pk=version.source).values("job") for model in (Run, Checkpoint))
-    jobs = FineTuningJob.objects.for_organization(version.organization_id)
-    return jobs.filter(Q(pk__in=run) | Q(pk__in=checkpoint))
+    jobs = FineTuningJob.objects.for_organization(version.organization_id).filter(Q(pk__in=run) | Q(pk__in=checkpoint))
+    return files.filter(jobs__in=jobs, status=DatasetVersionStatus.READY).first()
 
 
 def find_region_obstacle(*, organization: Organization | str) -> str:

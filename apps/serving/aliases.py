@@ -13,6 +13,8 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
@@ -39,8 +41,8 @@ class AliasMoved(InvalidState):
 
 
 def list_aliases(*, organization: Organization | str) -> QuerySet[Alias]:
-    """Return the organization's aliases with their versions, by adapter and name."""
-    rows = Alias.objects.for_organization(organization).select_related(
+    """Return the aliases that the request sees with their versions, by adapter and name."""
+    rows = visible(Alias.objects.for_organization(organization), project="adapter__project").select_related(
         "adapter__base_model", "version", "canary_version", "previous_version"
     )
     return rows.order_by("adapter__name", "name")
@@ -66,9 +68,10 @@ def point_alias(
 ) -> Alias:
     """Point `name` at the version, or send `canary_percent` of the alias's requests to the version as a canary.
 
-    A new alias cannot have a canary. The version must be loaded, so that no request fails. An imported alias may move
-    to another adapter. `expected` is the name of the version that the alias must stand for, without a canary; "" if it
-    must not exist yet, and None for any. Raises InvalidValue, InvalidState, AliasMoved.
+    A new alias takes no canary. The version must be loaded, so that no request fails. An imported alias may move to
+    another adapter. `expected` is the name of the version that the alias must stand for, without a canary; "" if it
+    must not exist yet, and None for any. Raises InvalidValue, InvalidState, AliasMoved, and PermissionDenied for a
+    viewer of the project.
     """
     if not 0 <= canary_percent <= 99:
         raise InvalidValue(
@@ -81,8 +84,12 @@ def point_alias(
             gettext("No replica has loaded this version yet, so requests would fail. Move the alias once it is warm."),
             param="version",
         )
-    of_name = Alias.objects.for_organization(version.organization_id).select_for_update().filter(name=name)
+    require_work_in(project_id=version.adapter.project_id, actor=by)
+    aliases = visible(Alias.objects.for_organization(version.organization_id), project="adapter__project")
+    of_name = aliases.select_for_update(of=("self",)).filter(name=name)
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
+    if alias is not None and alias.adapter_id != version.adapter_id:
+        require_work_in(project_id=alias.adapter.project_id, actor=by)
     _require_expected(alias, expected)
     if alias is None:
         alias = _create(version, name, canary_percent)
@@ -93,8 +100,9 @@ def point_alias(
     elif canary_percent and alias.version_id != version.pk:
         alias.canary_version, alias.canary_percent = version, canary_percent
     elif not canary_percent:
-        if alias.version_id != version.pk:
-            alias.previous_version = alias.version
+        if alias.version_id != version.pk:  # one of another project may be hidden from those who see the alias
+            is_near = alias.adapter.project_id == version.adapter.project_id
+            alias.previous_version = alias.version if is_near else None
         alias.version, alias.canary_version, alias.canary_percent = version, None, 0
     else:
         raise InvalidState(gettext("The alias already stands for this version."), param="version")
@@ -103,7 +111,11 @@ def point_alias(
 
 @transaction.atomic
 def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
-    """End a canary, or return to the previous version. Raises InvalidState if neither is possible."""
+    """End a canary, or return to the previous version.
+
+    Raises InvalidState when neither is possible, and PermissionDenied for a viewer of the project.
+    """
+    require_work_in(project_id=alias.adapter.project_id, actor=by)
     alias = Alias.objects.select_for_update().get(pk=alias.pk)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0
@@ -120,7 +132,11 @@ def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
 
 @transaction.atomic
 def delete_alias(*, alias: Alias, by: str) -> None:
-    """Delete the alias: requests for its name get 404. Its versions still answer under their own names."""
+    """Delete the alias: requests for its name get 404. Its versions still answer under their own names.
+
+    Raises PermissionDenied for a viewer of the project.
+    """
+    require_work_in(project_id=alias.adapter.project_id, actor=by)
     audit.record(
         organization=alias.organization_id, by=by, action="alias.deleted", target=alias.pk, model=alias.model_name
     )

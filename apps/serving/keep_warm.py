@@ -7,6 +7,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.billing.queries import get_balance
@@ -33,7 +34,11 @@ def warm_price(*, base_model: BaseModel) -> PriceRule | None:
 
 @transaction.atomic
 def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Deployment:
-    """Keep a served version placed permanently, for a price. Raises InvalidState, QuotaExceeded."""
+    """Keep a served version placed permanently, for a price.
+
+    Raises InvalidState, QuotaExceeded, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=version.adapter.project_id, actor=by)
     base_model = version.adapter.base_model
     price = warm_price(base_model=base_model)
     deployment = Deployment.objects.select_for_update().filter(adapter_version=version, removed_at=None).first()
@@ -82,7 +87,11 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
 
 @transaction.atomic
 def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
-    """Charge the amount due and end keep-warm. Then demand decides about the version's place again."""
+    """Charge what is due and end keep-warm; demand decides about the version's place again.
+
+    Raises PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=version.adapter.project_id, actor=by)
     for deployment in _kept().filter(adapter_version=version):
         _charge(deployment, now)
         Deployment.objects.filter(pk=deployment.pk).update(pinned_at=None, warm_billed_until=None)

@@ -10,6 +10,7 @@ from django.db import transaction
 from django.db.models import Case, F, Value, When
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization, Region
 from apps.accounts.notices.events import announce
 from apps.adapters.lifecycle import AdapterVersionStatus
@@ -40,7 +41,11 @@ MAX_DEPLOYMENTS_AN_HOUR = 10  # of a version
 
 @transaction.atomic
 def deploy(*, version: AdapterVersion, by: str) -> Deployment:
-    """Request that the version is served. Deploying it again changes nothing. Raises InvalidState, RateLimited."""
+    """Request that the version is served. Deploying it again changes nothing.
+
+    Raises InvalidState, RateLimited, and PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=version.adapter.project_id, actor=by)
     require_replica(version=version)
     deployment, is_new = _get_or_create_deployment(version, by=by)
     if is_new:
@@ -116,8 +121,9 @@ def _announce(version: AdapterVersion, what: Literal["deployed", "undeployed"], 
 def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> None:
     """Unload the version everywhere; requests for it get 404.
 
-    Raises InvalidState while an alias points at it.
+    Raises InvalidState while an alias points at it, and PermissionDenied for a viewer of its project.
     """
+    require_work_in(project_id=version.adapter.project_id, actor=by)
     require_unaliased(version=version)
     let_cool(version=version, by=by, now=now)
     removed = Deployment.objects.filter(adapter_version=version, removed_at=None).update(removed_at=now)

@@ -41,10 +41,10 @@ class FleetRoute:
 class Route:
     """The route of a public model name. `organization_id` is None for a base model, which every customer may use.
 
-    A route without upstreams exists but cannot answer now: it gets 503, an unknown name 404. The replicas in `draining`
-    get only requests that no other can answer. `is_loading`: a replica should load it, none has yet, and none has
-    failed. `is_cold`: no replica has a place for it until it is requested. `fleets` start replicas of its base model on
-    request.
+    A route without upstreams exists but cannot answer now: 503, where an unknown name is 404. `draining` answer only
+    what no other can. `is_loading`: a replica should load it, none has yet, and none has failed. `is_cold`: no replica
+    has a place for it until it is requested. `fleets` start replicas of its base model on request. The caller must see
+    its `private_project`, if it has one.
     """
 
     model_name: str
@@ -59,6 +59,7 @@ class Route:
     media: tuple[str, ...] = ()  # accepted input besides text
     draining: tuple[Upstream, ...] = ()
     fleets: tuple[FleetRoute, ...] = ()
+    private_project: str = ""
 
     def limited_to(self, regions: Collection[str]) -> "Route":
         """Return the route for an organization whose requests may be answered only in these regions."""
@@ -154,7 +155,11 @@ def _adapter_routes(
             loaded[version_id].append(ready[replica_id])
         elif state != LoadState.LOADING:
             refused.add(version_id)
-    deployments = list(_current_deployments().select_related("adapter_version__adapter__base_model"))
+    deployments = list(
+        _current_deployments().select_related(
+            "adapter_version__adapter__base_model", "adapter_version__adapter__project"
+        )
+    )
     wanted, cold = _wanted_and_cold(replicas, deployments, list_limited())
     versions = [d.adapter_version for d in deployments]
     return [
@@ -172,6 +177,7 @@ def _adapter_routes(
             # Merged models were trained and tested on text alone.
             media=() if _is_whole(version) else version.adapter.base_model.media,
             fleets=fleets[version.adapter.base_model_id] if _would_load(version) else (),
+            private_project=version.adapter.project_id if version.adapter.project.is_private else "",
         )
         for version in versions
     ]

@@ -72,7 +72,8 @@
       } catch (error) { if (!(error instanceof Refused)) throw error; }
     }
     const name = form.querySelector("input[name=name]")?.value ?? "";
-    const made = await ask(run, run.base, { filename: run.file.name, bytes: run.file.size, name });
+    const project = form.querySelector("select[name=project]")?.value ?? "";
+    const made = await ask(run, run.base, { filename: run.file.name, bytes: run.file.size, name, project });
     localStorage.setItem(remembered(run.file), made.id);
     return made;
   };

@@ -3,6 +3,7 @@
 import openai
 import pytest
 
+from apps.accounts.models import default_project_id
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.operations import retire_base_model
@@ -28,7 +29,9 @@ def client(key) -> openai.OpenAI:
 
 def make_adapter(organization, base_model, name: str = "ft:a/b:org:triage:01") -> AdapterVersion:
     """A deployed version under a name with every character that is hard to route."""
-    adapter = Adapter.objects.create(organization=organization, name="triage", base_model=base_model)
+    adapter = Adapter.objects.create(
+        organization=organization, project_id=default_project_id(organization), name="triage", base_model=base_model
+    )
     identifier = new_id("adpv")
     version = AdapterVersion.objects.create(
         pk=identifier, organization=organization, adapter=adapter, number=1, model_name=name,

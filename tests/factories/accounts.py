@@ -9,14 +9,17 @@ from django.test import Client
 
 from apps.accounts.login.addresses import mark_verified
 from apps.accounts.login.key_operations import IssuedKey, issue_key, issue_member_token
+from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.members.service_accounts import create_service_account
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import Membership, Organization, Project, User
 from apps.accounts.operations import create_organization
 from apps.accounts.queries import NO_LIMITS, KeyLimits
 from apps.accounts.roles import SCOPES
 from apps.core.database.clock import db_now
 
 PASSWORD = "correct-horse-battery"
+# Scopes of a key that sees no private project but its own.
+SCOPED = frozenset(SCOPES) - {"organization.manage", "member.manage", "audit.read", "webhook.manage", "adapter.delete"}
 _numbers = count(1)
 
 
@@ -59,6 +62,28 @@ def make_key(
     return issue_key(
         organization=organization, name="test", scopes=scopes, by=by, expires_at=expires_at, now=db_now(), limits=limits
     )
+
+
+def make_project_key(project: Project, by: User) -> IssuedKey:
+    return issue_key(
+        organization=project.organization, name="test", scopes=SCOPED, by=by, expires_at=None, now=db_now(),
+        project_id=project.pk,
+    )  # fmt: skip
+
+
+def give_project_role(project: Project, by: User, person: User, role: str) -> None:
+    membership = Membership.objects.get(organization=project.organization, user=person).pk
+    set_project_member(
+        organization=project.organization, project_id=project.pk, membership_id=membership, role=role, by=by,
+        now=db_now(),
+    )  # fmt: skip
+
+
+def make_private_project(organization: Organization, by: User, *members: User, name: str = "Secret") -> Project:
+    project = create_project(organization=organization, name=name, is_private=True, by=by, now=db_now())
+    for member in members:
+        give_project_role(project, by, member, "member")
+    return project
 
 
 def sign_up(client: Client, **fields: str) -> HttpResponse:

@@ -87,7 +87,9 @@ def make_training_file(organization: Organization, base_model: BaseModel, *, row
     body = (json.dumps(row) + "\n").encode() * rows
     key = object_key(organization.pk, "datasets", new_id("file", "-"), "data.jsonl")
     stored = store().put_stream(key, [body])
-    dataset = Dataset.objects.create(organization=organization, name=new_id("rows"), created_by="system")
+    dataset = Dataset.objects.create(
+        organization=organization, project_id=default_project_id(organization), name=new_id("rows"), created_by="system"
+    )
     version = DatasetVersion.objects.create(
         organization=organization,
         dataset=dataset,

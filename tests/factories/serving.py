@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from django.db import transaction
 
 from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.models import Organization, User, home_region
+from apps.accounts.models import Organization, User, default_project_id, home_region
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.catalog.operations import set_price
@@ -102,7 +102,9 @@ def make_version(organization: Organization, base_model: BaseModel, **fields: ob
     ulid = new_ulid()
     return AdapterVersion.objects.create(
         organization=organization,
-        adapter=Adapter.objects.create(organization=organization, name="bot", base_model=base_model),
+        adapter=Adapter.objects.create(
+            organization=organization, project_id=default_project_id(organization), name="bot", base_model=base_model
+        ),
         number=1,
         model_name=f"ft:{base_model.name}:{organization.slug}:bot:{ulid[-8:]}",
         lora_name=f"a-{ulid}",

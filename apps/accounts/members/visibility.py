@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from django.db.models import Model, QuerySet
 
-from apps.accounts.models import Membership, Project
+from apps.accounts.models import ApiKey, KeyKind, Membership, Project, ProjectMember
 from apps.accounts.roles import Permission, has_permission
 
 Row = TypeVar("Row", bound=Model)
@@ -16,10 +16,10 @@ Row = TypeVar("Row", bound=Model)
 
 @dataclass(frozen=True)
 class Sight:
-    """The party whose rights decide what a request sees: a membership, or a key, which is in one project."""
+    """The party whose rights decide what a request sees: a membership, or a key, which sees some private projects."""
 
     membership_id: str = ""
-    project_id: str = ""
+    project_ids: frozenset[str] = frozenset()
 
 
 _sight: ContextVar[Sight | None] = ContextVar("sight", default=None)
@@ -33,8 +33,24 @@ def sight_of_member(membership: Membership) -> Sight | None:
 
 
 def sight_of_key(*, project_id: str, scopes: Collection[str]) -> Sight | None:
-    """Return the sight of a key; None if it sees everything, as a key that may manage the organization does."""
-    return None if Permission.ORGANIZATION_MANAGE in scopes else Sight(project_id=project_id)
+    """Return what a key sees; None for everything, as a key that may manage the organization does."""
+    return None if Permission.ORGANIZATION_MANAGE in scopes else Sight(project_ids=frozenset({project_id}))
+
+
+def sight_of_inference(*, key_id: str) -> Sight | None:
+    """Return which private projects' models a key may ask; None for all.
+
+    A short-lived token sees what the member it acts for sees, or the key that it was made with.
+    """
+    key = ApiKey.objects.get(pk=key_id)
+    if key.kind == KeyKind.MEMBER and key.made_with:
+        key = ApiKey.objects.filter(pk=key.made_with).first() or key
+    creator = Membership.objects.for_organization(key.organization_id).filter(user=key.created_by_id).first()
+    manages = creator is not None and has_permission(creator.role, Permission.ORGANIZATION_MANAGE)
+    if key.kind != KeyKind.MEMBER:
+        return sight_of_key(project_id=key.project_id, scopes=key.scopes if manages else ())
+    projects = ProjectMember.objects.filter(membership=creator).values_list("project_id", flat=True)
+    return None if manages else Sight(project_ids=frozenset(projects))
 
 
 @contextmanager
@@ -55,6 +71,6 @@ def visible(rows: QuerySet[Row], *, project: str = "project") -> QuerySet[Row]:
     sight = _sight.get()
     if sight is None:
         return rows
-    private = Project.objects.filter(is_private=True).exclude(pk=sight.project_id)
+    private = Project.objects.filter(is_private=True).exclude(pk__in=sight.project_ids)
     hidden = private.exclude(members__membership=sight.membership_id)
     return rows.exclude(**{f"{project}__in": hidden.values("pk")})

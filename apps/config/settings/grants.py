@@ -28,7 +28,8 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.organization": "read",
         "accounts.region": "read",
         "accounts.membership": "read",
-        "accounts.project": "read",  # the names of those with a budget
+        "accounts.project": "read",  # the names of those with a budget, and which are private
+        "accounts.projectmember": "read",
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",
         "adapters": "read",

@@ -7,6 +7,7 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.catalog.models import BaseModel
 from apps.core import audit
 from apps.core.database.transitions import advance
@@ -97,20 +98,22 @@ def derive(
     """Save the dataset's next version, which a task writes from this one in the way that `mode` says.
 
     `row` is the new text of an edited row, empty for a deleted one. A `part` of a version belongs to a dataset of its
-    own, whose name ends with this word. Raises StorageFull.
+    own, whose name ends with this word. Raises StorageFull, and PermissionDenied for a viewer of the dataset's project.
     """
+    require_work_in(project_id=version.dataset.project_id, actor=by)
     lock_storage(version.organization_id)
     is_copy = mode == COPY
     require_storage(organization=version.organization_id, wanted_bytes=version.bytes if is_copy else version.data_bytes)
     filename = version.filename
     if not is_copy:
         filename = EXTENSIONS.sub("", filename)[: FILENAME_LIMIT - 30] + (part and f"-{part}") + ".jsonl"
-    arrival = Arrival(filename=filename, purpose=version.purpose, by=by, now=now)
+    project_id = version.dataset.project_id
+    arrival = Arrival(project_id=project_id, filename=filename, purpose=version.purpose, by=by, now=now)
     derived = new_version(organization=version.organization_id, arrival=arrival)
     derived.dataset, derived.derived_from, derived.repair = version.dataset, version, mode
     if part:
         name = f"{version.dataset.name[: NAME_LIMIT - len(part) - 1]} {part}"
-        derived.dataset = dataset_named(derived, name)
+        derived.dataset = dataset_named(derived, name, project_id)
     derived.expires_at, derived.bytes, derived.layout = version.expires_at, 0, layout or FileLayout()
     derived.given_mapping = version.given_mapping if is_copy else None
     if row is not None:  # if the transaction fails, the sweep of orphans deletes it
@@ -132,13 +135,16 @@ def remap_version(
 ) -> DatasetVersion:
     """Read a file again with these columns. A file that was never ready is read itself, else a copy as next version.
 
-    Raises InvalidState while the file is being validated, and StorageFull.
+    Raises InvalidState while the file is being validated, StorageFull, and PermissionDenied for a viewer of the
+    project.
     """
+    require_work_in(project_id=version.dataset.project_id, actor=by)
     if version.status == DatasetVersionStatus.INVALID:
         return _read_again(version, mapping, by, now)
     if version.status != DatasetVersionStatus.READY:
         raise InvalidState(gettext("The file is being validated; choose its columns in a moment."), param="file_id")
     arrival = Arrival(
+        project_id=version.dataset.project_id,
         filename=version.filename,
         purpose=version.purpose,
         by=by,

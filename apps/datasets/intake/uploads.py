@@ -15,6 +15,8 @@ from django.db import transaction
 from django.db.models import Count, Sum
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import project_of_new
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.core import audit
 from apps.core.database.tenancy import id_of
@@ -79,11 +81,13 @@ def create_upload(
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
     purposes: Sequence[str] = PURPOSES,
+    project: str = "",
 ) -> Upload:
-    """Announce a file of this many bytes, for one of the `purposes`.
+    """Announce a file of this many bytes, for one of the `purposes`, in the `project` or else in that of `by`.
 
-    Raises InvalidValue, FileTooLarge, QuotaExceeded, StorageFull.
+    Raises InvalidValue, FileTooLarge, QuotaExceeded, StorageFull, and as `project_of_new`.
     """
+    project_id = project_of_new(organization=organization, by=by, wanted=project)
     check_purpose(purpose, purposes)
     check_expiry(expires_after_seconds)
     if bytes < 1:
@@ -104,6 +108,7 @@ def create_upload(
         )
     upload = Upload.objects.create(
         organization_id=id_of(organization),
+        project_id=project_id,
         filename=clean_filename(filename),
         purpose=purpose,
         bytes=bytes,
@@ -120,8 +125,8 @@ def create_upload(
 
 
 def get_upload(*, organization: Organization | str, id: str) -> Upload:
-    """Return one upload. Raises NotFound, the same for unknown and foreign ids."""
-    uploads = Upload.objects.for_organization(organization).select_related("version")
+    """Return one upload that the request sees. Raises NotFound, the same for unknown and foreign ids."""
+    uploads = visible(Upload.objects.for_organization(organization)).select_related("version")
     found = uploads.filter(pk=id).first() if "\x00" not in id else None
     if found is None:
         raise NotFound(gettext("No such upload: %(id)s.") % {"id": id[:80]}, param="upload_id", code="upload_not_found")
@@ -260,6 +265,7 @@ def _assemble(
     now: datetime.datetime,
 ) -> DatasetVersion:
     arrival = Arrival(
+        project_id=upload.project_id,
         filename=upload.filename,
         purpose=upload.purpose,
         by=by,

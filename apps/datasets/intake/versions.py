@@ -12,6 +12,7 @@ from django.db.models import Max
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import project_of_new
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder
 from apps.core import audit
@@ -24,7 +25,7 @@ from apps.core.messages import outbox
 from apps.core.objects.store import StoredObject, bounded, object_key, store
 from apps.datasets.intake.lanes import lane_of
 from apps.datasets.models import Dataset, DatasetVersion
-from apps.datasets.queries import list_versions
+from apps.datasets.queries import list_kept
 from apps.datasets.validation.formats import Mapping
 
 PURPOSES = ("fine-tune", "evals")
@@ -47,8 +48,12 @@ class StorageFull(QuotaExceeded):
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """The metadata of an incoming file. `upload_id` is the multi-part upload it is assembled from, if any."""
+    """The metadata of an incoming file. `upload_id` is the multi-part upload it is assembled from, if any.
 
+    It becomes a version of the dataset with this name in its project.
+    """
+
+    project_id: str
     filename: str
     purpose: str
     by: str
@@ -70,12 +75,15 @@ def create_version(
     dataset_name: str | None = None,
     expires_after_seconds: int | None = None,
     mapping: Mapping | None = None,
+    project: str = "",
 ) -> DatasetVersion:
-    """Store a file and request its validation. A known dataset name makes it the dataset's next version.
+    """Store a file and request its validation. A name known in its project makes it that dataset's next version.
 
-    The bytes are streamed; a failure leaves neither row nor object. Raises InvalidValue, FileTooLarge, StorageFull.
+    It is in the `project`, or else in that of `by`. The bytes are streamed; a failure leaves neither row nor object.
+    Raises InvalidValue, FileTooLarge, StorageFull, and as `project_of_new`.
     """
     arrival = Arrival(
+        project_id=project_of_new(organization=organization, by=by, wanted=project),
         filename=filename,
         purpose=purpose,
         by=by,
@@ -115,7 +123,7 @@ def register(*, version: DatasetVersion, stored: StoredObject, arrival: Arrival)
     """Save a version whose bytes are stored; delete the bytes if that fails. Raises StorageFull."""
     name = arrival.dataset_name or EXTENSIONS.sub("", version.filename)
     try:
-        return _register(version, stored, clean_name(name, limit=NAME_LIMIT) or "dataset", arrival.upload_id)
+        return _register(version, stored, clean_name(name, limit=NAME_LIMIT) or "dataset", arrival)
     except BaseException:
         store().delete(version.object_key)
         raise
@@ -190,25 +198,26 @@ def _storage_full(left_bytes: int) -> StorageFull:
 
 
 @transaction.atomic
-def _register(version: DatasetVersion, stored: StoredObject, name: str, upload_id: str) -> DatasetVersion:
+def _register(version: DatasetVersion, stored: StoredObject, name: str, arrival: Arrival) -> DatasetVersion:
     lock_storage(version.organization_id)
-    require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=upload_id)
-    version.dataset = dataset_named(version, name)
+    require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=arrival.upload_id)
+    version.dataset = dataset_named(version, name, arrival.project_id)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
     return save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
 
 
-def dataset_named(version: DatasetVersion, name: str) -> Dataset:
-    """Return the organization's dataset of this name, created for the version if there is none."""
+def dataset_named(version: DatasetVersion, name: str, project_id: str) -> Dataset:
+    """Return the project's dataset of this name, created for the version if there is none."""
     dataset, _ = Dataset.objects.get_or_create(
-        organization_id=version.organization_id, name=name, deleted_at=None, defaults={"created_by": version.created_by}
-    )
+        organization_id=version.organization_id, project_id=project_id, name=name, deleted_at=None,
+        defaults={"created_by": version.created_by},
+    )  # fmt: skip
     return dataset
 
 
 def save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
     """Number the version, save it and request its validation. The caller has serialized uploads. Raises StorageFull."""
-    if list_versions(organization=version.organization_id).count() >= MAX_FILES:
+    if list_kept(organization=version.organization_id).count() >= MAX_FILES:
         text = gettext(
             "Your organization keeps %(max_files)s files, the most allowed: delete files you no longer need."
         ) % {"max_files": f"{MAX_FILES:,}"}

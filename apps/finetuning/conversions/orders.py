@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import Sum
 from django.utils.translation import gettext, gettext_noop
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
@@ -32,7 +33,7 @@ from apps.core.money import dollars, rated, usd_decimal
 from apps.datasets.intake.versions import lock_storage
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
 from apps.finetuning.models import Conversion
-from apps.finetuning.queries import find_project_id, find_region_obstacle
+from apps.finetuning.queries import find_region_obstacle
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
 from apps.finetuning.usage.storage import left_bytes
 
@@ -82,8 +83,9 @@ def order(*, version: AdapterVersion, kind: str, shown_nano: int, by: str, now: 
     """Order a form of the version at the price that was shown, and hold the price; an open order is returned as it is.
 
     Raises InvalidValue, ModelNotFound, InvalidState, LicenceNotAccepted, PriceRaised, RateLimited, QuotaExceeded,
-    InsufficientBalance, BudgetExceeded and SpendingStopped.
+    InsufficientBalance, BudgetExceeded, SpendingStopped, and PermissionDenied for a viewer of its project.
     """
+    require_work_in(project_id=version.adapter.project_id, actor=by)
     if kind not in KINDS:
         raise InvalidValue(gettext("Choose one of these forms: %(kinds)s.") % {"kinds": ", ".join(KINDS)}, param="kind")
     organization = version.organization
@@ -215,10 +217,9 @@ def _require_room(organization: Organization, wanted_bytes: int, now: datetime.d
 
 
 def _hold(conversion: Conversion) -> str:
-    """Hold the price, under the project of the job that made the version; return the hold's id."""
+    """Hold the price, under the project of the model; return the hold's id."""
     whose = attribution_of_actor(organization=conversion.organization, by=conversion.created_by, labels={})
-    if project_id := find_project_id(version=conversion.version):
-        whose = replace(whose, project_id=project_id)
+    whose = replace(whose, project_id=conversion.version.adapter.project_id)
     try:
         held = hold(
             organization=conversion.organization,

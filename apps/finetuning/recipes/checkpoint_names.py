@@ -1,5 +1,6 @@
 """Names of the models that checkpoints become, whether or not such a model exists yet."""
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK, model_name_of
@@ -26,14 +27,15 @@ def may_answer(job: FineTuningJob) -> bool:
 
 
 def find_named(organization: Organization | str, model_name: str) -> Checkpoint | None:
-    """Return the checkpoint that a name stands for.
+    """Return the checkpoint that a name stands for, if the request sees it.
 
     Return None if it cannot be served, or if its model already exists or was deleted.
     """
     of_job, mark, step = model_name.partition(CHECKPOINT_MARK)
     if not (mark and step.isascii() and step.isdigit() and len(step) <= _MAX_STEP):
         return None
-    rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
+    rows = visible(Checkpoint.objects.for_organization(organization), project="job__project")
+    rows = rows.filter(deleted_at=None, quarantined_at=None)
     rows = rows.filter(job__pk__endswith=of_job.rpartition(":")[2][-_ULID_SHOWN:], step=int(step))
     for checkpoint in rows.select_related("job__base_model", "job__organization"):
         if name_of(checkpoint) == model_name and may_answer(checkpoint.job):

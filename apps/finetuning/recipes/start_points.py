@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, get_version_by_name
@@ -112,8 +113,9 @@ def signed_ref(
 
 
 def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_locked: bool = False) -> Checkpoint:
-    """Return one of the organization's existing checkpoints. Raises NotFound."""
-    rows = Checkpoint.objects.for_organization(organization).filter(deleted_at=None, quarantined_at=None)
+    """Return one of the existing checkpoints that the request sees. Raises NotFound."""
+    rows = visible(Checkpoint.objects.for_organization(organization), project="job__project")
+    rows = rows.filter(deleted_at=None, quarantined_at=None)
     rows = rows.select_related("job__base_model", "job__organization", "upload").filter(pk=checkpoint_id)
     found = (rows.select_for_update(of=("self",)) if is_locked else rows).first()
     if found is None:

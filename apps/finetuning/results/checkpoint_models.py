@@ -82,6 +82,7 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) ->
     manifest, prefix = _copy(checkpoint)
     new = NewVersion(
         organization=job.organization,
+        project_id=job.project_id,
         base_model=job.base_model,
         adapter_name=job.adapter_name,
         suffix=job.suffix,

@@ -14,6 +14,7 @@ import msgspec
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import project_of_new
 from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
@@ -60,13 +61,16 @@ def upload_adapter(
     by: str,
     now: datetime.datetime,
     base_model: str = "",
+    project: str = "",
 ) -> AdapterVersion:
     """Publish an adapter, to be examined and deployed, from its adapter_config.json and adapter_model.safetensors.
 
-    A name that is known makes it the next version. Without `base_model`, the configuration names the base model, by
-    its repository. A refused upload leaves nothing. Raises InvalidValue, ModelNotFound, LicenceNotAccepted,
-    AdapterRejected, FileTooLarge, StorageFull, QuotaExceeded, RateLimited.
+    It is in the `project`, or else in that of `by`. A name that is known there makes it the next version. Without
+    `base_model`, the configuration names the base model, by its repository. A refused upload leaves nothing.
+    Raises InvalidValue, ModelNotFound, LicenceNotAccepted, AdapterRejected, FileTooLarge, StorageFull, QuotaExceeded,
+    RateLimited, and as `project_of_new`.
     """
+    project_id = project_of_new(organization=organization, by=by, wanted=project)
     suffix = plain_suffix(name, param="name")
     if not suffix:
         raise InvalidValue(gettext("Give the adapter a name, such as 'support'."), param="name")
@@ -89,7 +93,9 @@ def upload_adapter(
         listed = tuple(ManifestFile(name=name, sha256=file.sha256, bytes=file.bytes) for name, file in files.items())
         manifest = Manifest(kind="adapter", run_id="", attempt=0, step=0, files=listed)
         store().put_stream(f"{prefix}/{examinations.MANIFEST}", [msgspec.json.encode(manifest)])
-        new = _new_version(organization, base, read, manifest, prefix=prefix, suffix=suffix, ulid=ulid, by=by)
+        new = _new_version(
+            organization, project_id, base, read, manifest, prefix=prefix, suffix=suffix, ulid=ulid, by=by
+        )
         with transaction.atomic():
             lock_storage(organization)
             _require_room(organization, now)
@@ -193,6 +199,7 @@ def _require_room(organization: Organization, now: datetime.datetime) -> None:
 
 def _new_version(
     organization: Organization,
+    project_id: str,
     base: BaseModel,
     config: dict[str, object],
     manifest: Manifest,
@@ -206,6 +213,7 @@ def _new_version(
     assert isinstance(modules, list) and isinstance(config["r"], int)
     return NewVersion(
         organization=organization,
+        project_id=project_id,
         base_model=base,
         adapter_name=suffix,
         suffix=suffix,

@@ -143,6 +143,7 @@ def _is_served(job: FineTuningJob) -> bool:
 def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
     new = NewVersion(
         organization=job.organization,
+        project_id=job.project_id,
         base_model=job.base_model,
         adapter_name=job.adapter_name,
         suffix=job.suffix,

@@ -13,7 +13,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.pricing import batch_sku
 from apps.catalog.queries import active_prices, get_base_model, inference_sku
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
-from apps.serving.models import Alias
+from apps.serving.aliases import list_aliases
 
 _TEMPLATE_TOKENS = 256  # the most that a chat template adds
 _WHOLE_CONTEXT = 2**31
@@ -64,7 +64,7 @@ def largest_body(model: BaseModel) -> int:
 def require_model(*, organization: Organization | str, name: str, param: str) -> BaseModel:
     """Return the base model behind a name that the organization can ask. Raises InvalidValue."""
     try:
-        named = Alias.objects.for_organization(organization).filter(model_name=name)
+        named = list_aliases(organization=organization).filter(model_name=name)
         alias = named.first() if "\x00" not in name else None
         if alias is not None:
             return alias.adapter.base_model

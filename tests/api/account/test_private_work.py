@@ -3,48 +3,26 @@
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from apps.accounts.login.key_operations import IssuedKey, issue_key
-from apps.accounts.members.projects import create_project, set_project_member
-from apps.accounts.models import Membership, Project, default_project_id
-from apps.accounts.roles import SCOPES
+from apps.accounts.models import Project, default_project_id
 from apps.batches.models import Batch, BatchFile
-from apps.core.database.clock import db_now
 from apps.finetuning.jobs.retraining.plans import list_plans
 from apps.finetuning.models import FineTuningJob
 from apps.serving.evals.models import Eval, EvalRun
-from tests.factories.accounts import make_key
+from tests.factories.accounts import SCOPED, give_project_role, make_key, make_private_project, make_project_key
 from tests.factories.retraining import make_plan, make_production
 
 BATCHES, EVALS, PLANS = "/v1/batches", "/v1/evals", "/api/v1/fine_tuning/retraining_plans"
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
 CRITERION = {"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}
-SCOPED = frozenset(SCOPES) - {"organization.manage", "member.manage", "audit.read", "webhook.manage", "adapter.delete"}
 
 
 def post(client, path, **body):
     return client.post(path, body, format="json")
 
 
-def key_in(project: Project, by) -> IssuedKey:
-    return issue_key(
-        organization=project.organization, name="test", scopes=SCOPED, by=by, expires_at=None, now=db_now(),
-        project_id=project.pk,
-    )  # fmt: skip
-
-
-def give(project: Project, by, person, role: str) -> None:
-    membership = Membership.objects.get(organization=project.organization, user=person).pk
-    set_project_member(
-        organization=project.organization, project_id=project.pk, membership_id=membership, role=role, by=by,
-        now=db_now(),
-    )  # fmt: skip
-
-
 @pytest.fixture
 def secret_project(organization, alice, bob) -> Project:
-    project = create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
-    give(project, alice, bob, "member")
-    return project
+    return make_private_project(organization, alice, bob)
 
 
 def make_work(client) -> dict[str, str]:
@@ -66,12 +44,12 @@ def make_work(client) -> dict[str, str]:
 def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with_it(
     api_client, client_for, organization, alice, ann, bob, rival, charlie, secret_project
 ):
-    made = make_work(api_client(key_in(secret_project, bob)))
+    made = make_work(api_client(make_project_key(secret_project, bob)))
     rows = [Batch.objects.get(), BatchFile.objects.get(), Eval.objects.get()]
     assert {row.project_id for row in rows} == {secret_project.pk}
 
     readers = {
-        "its member": (api_client(key_in(secret_project, bob)), 200),
+        "its member": (api_client(make_project_key(secret_project, bob)), 200),
         "an owner's key": (api_client(make_key(organization, alice)), 200),
         "an admin": (api_client(make_key(organization, ann, scopes=SCOPED)), 404),
         "an outsider": (api_client(make_key(rival, charlie)), 404),
@@ -105,8 +83,8 @@ def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with
 def test_a_viewer_of_a_project_changes_none_of_its_batches_and_evals(
     api_client, client_for, organization, alice, bob, secret_project
 ):
-    made = make_work(api_client(key_in(secret_project, alice)))
-    give(secret_project, alice, bob, "viewer")
+    made = make_work(api_client(make_project_key(secret_project, alice)))
+    give_project_role(secret_project, alice, bob, "viewer")
     Project.objects.filter(pk=secret_project.pk).update(is_private=False)
     other = api_client(make_key(organization, bob, scopes=SCOPED))
     source = {"type": "jsonl", "source": {"type": "file_content", "content": [{"item": {}, "sample": {}}]}}
@@ -141,7 +119,7 @@ def test_a_retraining_plan_is_in_the_project_of_its_job(
     assert owner.get(one).json()["project_id"] == secret_project.pk
     assert plan.name not in client_for(ann).get("/jobs/retraining").content.decode()
 
-    give(secret_project, alice, bob, "viewer")
+    give_project_role(secret_project, alice, bob, "viewer")
     viewer = client_for(bob)
     for chosen, is_listed in (("", True), (default_project_id(organization), False), (secret_project.pk, True)):
         viewer.post("/projects/choose", {"project": chosen})

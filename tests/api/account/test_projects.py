@@ -7,6 +7,7 @@ from apps.accounts.login.key_operations import IssuedKey, issue_key, rotate_key
 from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import Membership, Project, ProjectMember, default_project_id
 from apps.accounts.roles import ROLES, SCOPES, Admin, Member, Viewer
+from apps.adapters.models import Adapter
 from apps.billing.budget_settings import set_budget
 from apps.billing.budgets import Attribution
 from apps.billing.models import Hold, TrafficHour
@@ -270,20 +271,18 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     assert sums.largest == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}
 
 
-def test_a_conversion_counts_under_the_project_of_the_job_that_made_the_version(organization, alice, floor, project):
+def test_a_conversion_counts_under_the_project_of_its_model(organization, alice, floor, project):
     set_price(sku="conversion:bytes", unit="bytes", price_nano=USD, per=10**9, by=alice.pk, now=db_now())
-    job = floor.job()
-    FineTuningJob.objects.filter(pk=job.pk).update(project=project)
-    version = make_version(organization, floor.base_model)
-    uploaded = make_version(organization, floor.base_model)
-    type(version).objects.filter(pk=version.pk).update(source=job.runs.get().pk)
+    version, other = make_version(organization, floor.base_model), make_version(organization, floor.base_model)
+    Adapter.objects.filter(pk=version.adapter_id).update(project=project)
+    version.refresh_from_db()
 
     def project_of(each) -> str:
         ordered = order(version=each, kind="merged_16bit", shown_nano=10 * USD, by=alice.pk, now=db_now())
         return Hold.objects.get(source=ordered.pk).project_id
 
     assert project_of(version) == project.pk
-    assert project_of(uploaded) == default_project_id(organization)
+    assert project_of(other) == default_project_id(organization)
 
 
 def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, organization, alice, bob, project):

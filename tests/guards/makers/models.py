@@ -1,5 +1,6 @@
 """Adapters of a tenant, where they came from, and what became of them."""
 
+from apps.accounts.models import default_project_id
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id, ulid_of
@@ -23,7 +24,10 @@ from tests.guards.makers.tenants import Tenant
 
 def adapter_version(tenant: Tenant) -> AdapterVersion:
     adapter = Adapter.objects.create(
-        organization=tenant.organization, name=tenant.canary, base_model=tenant.installation.base_model
+        organization=tenant.organization,
+        project_id=default_project_id(tenant.organization),
+        name=tenant.canary,
+        base_model=tenant.installation.base_model,
     )
     identifier = new_id("adpv")
     return AdapterVersion.objects.create(

@@ -120,9 +120,13 @@ def routes_now() -> Routes:
     return routes
 
 
+def asker(organization: Organization) -> SimpleNamespace:
+    return SimpleNamespace(organization_id=organization.pk, sight=None)
+
+
 def asked_at(model_name: str, organization: Organization) -> list[str]:
     """Return the addresses that the gateway would ask."""
-    route = routes_now().known(model_name, organization_id=organization.pk)
+    route = routes_now().known(model_name, caller=asker(organization))
     return sorted(upstream.url for upstream in route.upstreams) if route else []
 
 
@@ -249,7 +253,7 @@ def test_adapters_and_requests_stay_on_replicas_of_the_region(world: Regions, ri
     Replica.objects.filter(pk=here.pk).update(draining_at=db_now())
     assert asked_at(base.name, organization) == ["unix:///eu"], "a draining one answers what no other may"
     Replica.objects.filter(pk=here.pk).update(is_ready=False)
-    sent = refusal(lambda: asyncio.run(routes_now().find(base.name, organization_id=organization.pk)))
+    sent = refusal(lambda: asyncio.run(routes_now().find(base.name, caller=asker(organization))))
     assert sent.startswith("region_refused: Your organization is limited to eu, and this model is served in us alone.")
     cold = {route.organization_id for route in list_routes() if route.adapter_version_id and route.is_cold}
     assert organization.pk not in cold, "no request brings it back"
@@ -264,8 +268,8 @@ def test_replicas_start_where_the_organization_may_be_answered(world: Regions) -
     def started_by(model_name: str) -> set[str]:
         """Return the regions whose fleets a request asks for a replica."""
         routes = routes_now()
-        route = routes.require_known(model_name, organization_id=organization.pk)
-        routes.count(route, organization_id=organization.pk)
+        route = routes.require_known(model_name, caller=asker(organization))
+        routes.count(route, caller=asker(organization))
         return set(ReplicaFleet.objects.filter(pk__in=routes._asked_fleets).values_list("region", flat=True))
 
     names = (base.name, version.model_name)
@@ -281,7 +285,7 @@ def test_replicas_start_where_the_organization_may_be_answered(world: Regions) -
     Deployment.objects.filter(adapter_version=version).update(pinned_at=db_now())
     assert {region for region in ("eu", "us") if starts_without_requests(region)} == {"eu"}, "it is kept warm"
     ReplicaFleet.objects.filter(region="eu").update(maximum=0)
-    sent = refusal(lambda: asyncio.run(routes_now().find(base.name, organization_id=organization.pk)))
+    sent = refusal(lambda: asyncio.run(routes_now().find(base.name, caller=asker(organization))))
     assert sent.startswith("region_refused: Your organization is limited to eu, and this model is served in us alone.")
 
 

@@ -36,12 +36,14 @@ def require_actor(retraining: Retraining, now: datetime.datetime) -> None:
             "another key."
         )
         raise PermissionDenied(text)
-    project_id = retraining.plan.source_job.project_id
-    if not may_see(
-        organization=retraining.organization_id, id=project_id, actor=retraining.created_by, membership=actor
-    ):
-        text = gettext("The member or key that changed the plan last does not see the project of its job any more.")
-        raise PermissionDenied(text)
+    plan = retraining.plan
+    datasets = [each for each in (plan.dataset, plan.held_out, plan.regression) if each is not None]
+    for project_id in {plan.source_job.project_id, *(each.project_id for each in datasets)}:
+        if not may_see(
+            organization=retraining.organization_id, id=project_id, actor=retraining.created_by, membership=actor
+        ):
+            text = gettext("The member or key that changed the plan last no longer sees its job or its datasets.")
+            raise PermissionDenied(text)
 
 
 def launch(retraining: Retraining, now: datetime.datetime) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.db.models import F, Q, QuerySet, Window
+from django.db.models import Case, F, Q, QuerySet, When, Window
 from django.db.models.functions import RowNumber
 from django.utils.translation import gettext
 
@@ -241,7 +241,7 @@ def _columns(organization_id: str, request: PlanRequest, now: datetime.datetime)
     if request.max_nano <= 0:
         raise InvalidValue(gettext("The maximum price must be above zero."), param="max_usd")
     job = _source_job(organization_id, request.source_job)
-    datasets = _datasets(organization_id, request, job)
+    datasets = _datasets(request, job)
     if (request.regression is None) != (request.max_loss_points is None):
         raise InvalidValue(
             gettext("Give regression and max_loss_points together: rows that must not get worse, and by how much."),
@@ -278,18 +278,18 @@ def _source_job(organization_id: str, job_id: str) -> FineTuningJob:
     return job
 
 
-def _datasets(organization_id: str, request: PlanRequest, job: FineTuningJob) -> dict[str, Dataset | None]:
+def _datasets(request: PlanRequest, job: FineTuningJob) -> dict[str, Dataset | None]:
     held_out = request.held_out or (job.validation_file.dataset_id if job.validation_file else None)
     if held_out is None:
         text = gettext("Give a dataset of held-out rows: the job has no validation file.")
         raise InvalidValue(text, param="held_out")
     found: dict[str, Dataset | None] = {
-        "dataset": _dataset(organization_id, request.dataset, "dataset"),
-        "held_out": _dataset(organization_id, held_out, "held_out"),
+        "dataset": _dataset(job, request.dataset, "dataset"),
+        "held_out": _dataset(job, held_out, "held_out"),
         "regression": None,
     }
     if request.regression is not None:
-        found["regression"] = _dataset(organization_id, request.regression, "regression")
+        found["regression"] = _dataset(job, request.regression, "regression")
     for param in ("held_out", "regression"):
         dataset = found[param]
         if dataset is None:
@@ -301,9 +301,11 @@ def _datasets(organization_id: str, request: PlanRequest, job: FineTuningJob) ->
     return found
 
 
-def _dataset(organization_id: str, name: str, param: str) -> Dataset:
-    rows = Dataset.objects.for_organization(organization_id).filter(Q(pk=name) | Q(name=name), deleted_at=None)
-    found = rows.first()
+def _dataset(job: FineTuningJob, name: str, param: str) -> Dataset:
+    """Return the dataset with this id or name, of two with one name that of the job's project. Raises NotFound."""
+    rows = visible(Dataset.objects.for_organization(job.organization_id))
+    rows = rows.filter(Q(pk=name) | Q(name=name), deleted_at=None)
+    found = rows.order_by(Case(When(project=job.project_id, then=0), default=1), "created_at", "pk").first()
     if found is None:
         raise NotFound(gettext("There is no dataset %(name)s.") % {"name": repr(name[:80])}, param=param)
     return found

@@ -15,6 +15,8 @@ from django.conf import settings
 from apps.accounts.login.api_keys import is_well_formed
 from apps.accounts.login.bearer_keys import read_bearer, require_project_of_key, wrong_key
 from apps.accounts.login.key_operations import note_key_use
+from apps.accounts.members.visibility import Sight, sight_of_inference, sight_of_key
+from apps.accounts.models import KeyKind
 from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
 from apps.accounts.roles import Permission
 from apps.accounts.shares import get_share_holder
@@ -44,6 +46,7 @@ class InferenceCaller:
     share_holder: str  # owner of turns and limits; several organizations that never paid may share one
     cache_salt: str
     limits: tuple[OwnerLimits, OwnerLimits]  # the organization's, then the key's
+    sight: Sight | None = None  # of private projects
 
 
 @dataclass(frozen=True)
@@ -102,12 +105,13 @@ class Keys:
         return entry.caller
 
     async def for_key(self, caller: InferenceCaller, key_id: str) -> InferenceCaller:
-        """Return the caller under the id and the limits of another key of its organization. Raises Unavailable."""
+        """Return the caller with the id, limits and sight of another key of its organization. Raises Unavailable."""
         try:
             limits = await self._database.call(_limits_of_key, key_id)
+            sight = await self._database.call(lambda: sight_of_inference(key_id=key_id))
         except DATABASE_ERRORS as error:
             raise Unavailable(_AWAY) from error
-        return replace(caller, key_id=key_id, limits=(caller.limits[0], limits))
+        return replace(caller, key_id=key_id, limits=(caller.limits[0], limits), sight=sight)
 
     async def _entry(self, known: bytes, secret: str, address_of: Callable[[], str]) -> _Entry:
         """Return the entry of a key that was not looked up within FRESH_SECONDS."""
@@ -190,8 +194,15 @@ def _find(secret: str) -> tuple[KeyIdentity | None, InferenceCaller | None]:
         share_holder=share_holder,
         cache_salt=_cache_salt(identity.organization_id),
         limits=(_limits_of_organization(identity.organization_id, share_holder), _limits_of_key(identity.key_id)),
+        sight=_sight_of(identity),
     )
     return identity, caller
+
+
+def _sight_of(identity: KeyIdentity) -> Sight | None:
+    if identity.kind == KeyKind.MEMBER:
+        return sight_of_inference(key_id=identity.key_id)
+    return sight_of_key(project_id=identity.project_id, scopes=identity.scopes)
 
 
 def _limits_of_organization(organization_id: str, share_holder: str) -> OwnerLimits:

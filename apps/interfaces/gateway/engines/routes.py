@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from django.db import connection, transaction
 
+from apps.accounts.members.visibility import Sight, seeing
 from apps.accounts.queries import RegionRefused, list_limited
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.catalog.pricing import batch_sku
@@ -35,6 +37,15 @@ MIN_SECONDS_BETWEEN_REFRESHES = 0.25
 STORE_SECONDS = 5.0
 MAX_LOAD_SECONDS = 20.0  # longest wait of a request for an adapter that a replica is loading
 MAX_START_SECONDS = 60.0  # longest wait for the first replica of a base model; clients and proxies wait longer
+
+
+class Asker(Protocol):
+    """A key that asks for a model: its organization, and the private projects that it sees."""
+
+    @property
+    def organization_id(self) -> str: ...
+    @property
+    def sight(self) -> Sight | None: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +117,7 @@ class Routes:
             except DATABASE_ERRORS as error:
                 logger.warning("routes not refreshed: %s", error)
 
-    async def find(self, model_name: str, *, organization_id: str) -> Route:
+    async def find(self, model_name: str, *, caller: Asker) -> Route:
         """Return the route of a base model or of the organization's own adapter once a replica can answer it.
 
         The caller has checked the balance. If the route is ready, the caller counts the request once it is paid for.
@@ -114,69 +125,69 @@ class Routes:
         RegionRefused if only replicas in regions that the organization may not use have it; Unavailable if no replica
         has it in time.
         """
-        ready = self.known(model_name, organization_id=organization_id)
+        ready = self.known(model_name, caller=caller)
         if ready is not None and ready.upstreams:
             return ready
         if ready is None:
             with suppress(*DATABASE_ERRORS):
                 await self._refresh_since(time.monotonic())
-                await self._ask_for_checkpoint(model_name, organization_id)
-        model_name = self.resolve_alias(model_name, organization_id=organization_id)
-        await self._count_request(self._visible(model_name, organization_id), organization_id)
-        await self._wait_while(self._is_starting, model_name, organization_id, seconds=MAX_START_SECONDS)
-        await self._ask_for_place(self._visible(model_name, organization_id))
-        await self._wait_while(self._is_loading, model_name, organization_id, seconds=MAX_LOAD_SECONDS)
-        route = self.require_known(model_name, organization_id=organization_id)
+                await self._ask_for_checkpoint(model_name, caller)
+        model_name = self.resolve_alias(model_name, caller=caller)
+        await self._count_request(self._visible(model_name, caller), caller)
+        await self._wait_while(self._is_starting, model_name, caller, seconds=MAX_START_SECONDS)
+        await self._ask_for_place(self._visible(model_name, caller))
+        await self._wait_while(self._is_loading, model_name, caller, seconds=MAX_LOAD_SECONDS)
+        route = self.require_known(model_name, caller=caller)
         if not route.upstreams:
-            self._require_region(route, organization_id)
+            self._require_region(route, caller)
             raise Unavailable("The model is not loaded and cannot answer yet. Try again shortly.", param="model")
         return route
 
     async def _wait_while(
-        self, is_pending: Callable[[str, str], bool], model_name: str, organization_id: str, *, seconds: float
+        self, is_pending: Callable[[str, Asker], bool], model_name: str, caller: Asker, *, seconds: float
     ) -> None:
         """Wait until the table no longer shows this, or until the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(lambda: not is_pending(model_name, organization_id))
+                await self._news.wait_for(lambda: not is_pending(model_name, caller))
 
-    async def _ask_for_checkpoint(self, model_name: str, organization_id: str) -> None:
-        """Request the model of a checkpoint that is named for the first time. Wait for its route.
+    async def _ask_for_checkpoint(self, model_name: str, caller: Asker) -> None:
+        """Request the model of a checkpoint that is named for the first time, and wait for its route.
 
         Raises one of DATABASE_ERRORS; Unavailable if it takes too long.
         """
-        if CHECKPOINT_MARK not in model_name or self._visible(model_name, organization_id) is not None:
+        if CHECKPOINT_MARK not in model_name or self._visible(model_name, caller) is not None:
             return
-        if not await self._database.call(request_model, organization_id=organization_id, model_name=model_name):
+        if not await self._database.call(_request_model, caller, model_name):
             return
         try:
             async with asyncio.timeout(MAX_LOAD_SECONDS), self._news:
-                await self._news.wait_for(lambda: self._visible(model_name, organization_id) is not None)
+                await self._news.wait_for(lambda: self._visible(model_name, caller) is not None)
         except TimeoutError as late:
             message = "The model of this checkpoint is being made. Try again shortly."
             raise Unavailable(message, param="model") from late
 
-    def known(self, model_name: str, *, organization_id: str) -> Route | None:
+    def known(self, model_name: str, *, caller: Asker) -> Route | None:
         """Return the route of a name that the organization may use, even if no replica can answer it, or None."""
-        return self._visible(self.resolve_alias(model_name, organization_id=organization_id), organization_id)
+        return self._visible(self.resolve_alias(model_name, caller=caller), caller)
 
-    def require_known(self, model_name: str, *, organization_id: str) -> Route:
+    def require_known(self, model_name: str, *, caller: Asker) -> Route:
         """Return the route of a name that the organization may use, even if no replica can answer it.
 
         Raises ModelNotFound.
         """
-        route = self.known(model_name, organization_id=organization_id)
+        route = self.known(model_name, caller=caller)
         if route is None:  # unknown or another organization's: no name in the message, so both answers are identical
             raise ModelNotFound(
                 "The model does not exist or you do not have access to it. GET /v1/models lists yours.", param="model"
             )
         return route
 
-    def count(self, route: Route, *, organization_id: str) -> None:
-        """Add the request to the next batch of counts: those of its adapter, and of the fleets that can answer it."""
+    def count(self, route: Route, *, caller: Asker) -> None:
+        """Count the request in the next batch: of its adapter, and of the fleets where it can be answered."""
         if route.adapter_version_id:
             self._asked[route.adapter_version_id] += 1
-        base = self._visible(route.base_model_name, organization_id)
+        base = self._visible(route.base_model_name, caller)
         answering = route.upstreams or (base.upstreams if base is not None else ())
         regions = {upstream.region for upstream in answering} or {fleet.region for fleet in route.fleets[:1]}
         self._asked_fleets.update(fleet.fleet_id for fleet in route.fleets if fleet.region in regions)
@@ -187,11 +198,11 @@ class Routes:
             self._asked[route.adapter_version_id] += 0
             await self._store_at_once()
 
-    async def _count_request(self, route: Route | None, organization_id: str) -> None:
-        """Count the request. If its adapter is cold or a replica must start first, store the counts at once."""
+    async def _count_request(self, route: Route | None, caller: Asker) -> None:
+        """Count the request; of a cold adapter, and if a replica must start first, store the counts at once."""
         if route is None:
             return
-        self.count(route, organization_id=organization_id)
+        self.count(route, caller=caller)
         if route.is_cold or (route.fleets and not route.upstreams):
             await self._store_at_once()
 
@@ -220,27 +231,29 @@ class Routes:
             self._asked_fleets |= fleets
             raise
 
-    def resolve_alias(self, model_name: str, *, organization_id: str) -> str:
-        """Return the name of the version that an alias of the organization stands for in this request.
+    def resolve_alias(self, model_name: str, *, caller: Asker) -> str:
+        """Return the version name that an alias of the organization stands for in this request.
 
         The canary is drawn here, so call this once per request. An alias never has the name of a model.
         """
-        alias = self._table.aliases.get((organization_id, model_name))
-        if alias is None or self._visible(model_name, organization_id) is not None:
+        alias = self._table.aliases.get((caller.organization_id, model_name))
+        if alias is None or self._visible(model_name, caller) is not None:
             return model_name
         is_canary = alias.canary_target and random.randrange(100) < alias.canary_percent  # noqa: S311 - not a secret
         return alias.canary_target if is_canary else alias.target
 
-    def _visible(self, model_name: str, organization_id: str) -> Route | None:
+    def _visible(self, model_name: str, caller: Asker) -> Route | None:
         route = self._table.routes.get(model_name)
-        if route is None or route.organization_id not in (None, organization_id):
+        if route is None or route.organization_id not in (None, caller.organization_id):
             return None
-        regions = self._table.regions.get(organization_id)
+        if route.private_project and not _sees(caller, route.private_project):
+            return None
+        regions = self._table.regions.get(caller.organization_id)
         return route if regions is None else route.limited_to(regions)
 
-    def _require_region(self, route: Route, organization_id: str) -> None:
-        """Raise RegionRefused if all replicas that could answer are in regions that the organization may not use."""
-        regions = self._table.regions.get(organization_id)
+    def _require_region(self, route: Route, caller: Asker) -> None:
+        """Raise RegionRefused if all replicas that could answer are where the organization's data may not be."""
+        regions = self._table.regions.get(caller.organization_id)
         named = (self._table.routes.get(name) for name in (route.model_name, route.base_model_name))
         able = [each for each in named if each is not None]
         found = {one.region for each in able for one in each.upstreams}
@@ -253,16 +266,16 @@ class Routes:
                 param="model",
             )
 
-    def _is_starting(self, model_name: str, organization_id: str) -> bool:
-        """Return whether a fleet may start the first replica that could answer, or reuse one that drains."""
-        route = self._visible(model_name, organization_id)
+    def _is_starting(self, model_name: str, caller: Asker) -> bool:
+        """Return whether a fleet may start the first replica that could answer, or take one back that drains."""
+        route = self._visible(model_name, caller)
         if route is None or route.upstreams or not route.fleets:
             return False
-        base = self._visible(route.base_model_name, organization_id)
+        base = self._visible(route.base_model_name, caller)
         return base is not None and set(base.upstreams) <= set(base.draining)
 
-    def _is_loading(self, model_name: str, organization_id: str) -> bool:
-        route = self._visible(model_name, organization_id)
+    def _is_loading(self, model_name: str, caller: Asker) -> bool:
+        route = self._visible(model_name, caller)
         return route is not None and route.is_loading
 
     @property
@@ -307,6 +320,15 @@ def _prices_of(
 def _price_of(prices: dict[tuple[str, str | None], Price], skus: Iterable[str], organization_id: str) -> Price | None:
     owned = (prices.get((sku, owner)) for sku in skus for owner in (organization_id, None))
     return next((price for price in owned if price is not None), None)
+
+
+def _sees(caller: Asker, project_id: str) -> bool:
+    return caller.sight is None or project_id in caller.sight.project_ids
+
+
+def _request_model(caller: Asker, model_name: str) -> bool:
+    with seeing(caller.sight):
+        return request_model(organization_id=caller.organization_id, model_name=model_name)
 
 
 def _read() -> _Table:

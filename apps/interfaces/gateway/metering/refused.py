@@ -28,11 +28,8 @@ class RefusedRequests:
         self._counts: Counter[tuple[str, str, str, str, Refusal]] = Counter()
 
     def count(self, caller: InferenceCaller, model_name: str, refusal: Refusal) -> None:
-        """Count one request.
-
-        A name without a model of the organization is not kept, because anyone can invent names.
-        """
-        route = self._routes.known(model_name, organization_id=caller.organization_id)
+        """Count one request. Names that the organization has no model for are not kept: anyone can invent them."""
+        route = self._routes.known(model_name, caller=caller)
         model = (route.model_name, route.adapter_version_id) if route else ("", "")
         self._counts[caller.organization_id, caller.key_id, *model, refusal] += 1
 

@@ -142,7 +142,7 @@ class Metering:
         is_checkpoint = route is None and CHECKPOINT_MARK in request.model_name
         if is_checkpoint:
             base_model = request.model_name.split(":")[1]
-            route = self._routes.known(base_model, organization_id=caller.organization_id)
+            route = self._routes.known(base_model, caller=caller)
         if route is None:
             if is_checkpoint:
                 await self._spending_slices.require_room(caller.organization_id, caller.key_id, 1)

@@ -64,7 +64,7 @@ class Embeddings:
                     raise MissingParameter(f"`{name}` is required.", param=name)
             assert body.model is not None
             progress.model_name = body.model
-            services.routes.require_known(body.model, organization_id=caller.organization_id)
+            services.routes.require_known(body.model, caller=caller)
             raise EmbeddingsUnsupported(
                 "This model writes text; no engine here makes embeddings of it. Use /v1/chat/completions.",
                 param="model",

@@ -233,18 +233,18 @@ class Inference:
     async def _find_route(
         self, caller: InferenceCaller, request: EngineRequest, client: Client, progress: CallProgress
     ) -> tuple[Route, bool]:
-        """Return the route of the request once a replica can answer it, and whether one could do so at once."""
-        routes, organization_id = self._services.routes, caller.organization_id
-        model_name = routes.resolve_alias(request.model_name, organization_id=organization_id)
-        known = routes.known(model_name, organization_id=organization_id)
+        """Return the route of the request once a replica can answer it, and whether one could at once."""
+        routes = self._services.routes
+        model_name = routes.resolve_alias(request.model_name, caller=caller)
+        known = routes.known(model_name, caller=caller)
         if known is not None:
             await self._require_room(caller, request, known)
-            known = routes.known(model_name, organization_id=organization_id)  # as it is now
+            known = routes.known(model_name, caller=caller)  # as it is now
         is_ready = known is not None and bool(known.upstreams)
         if not is_ready:  # it may start a replica, take the place of another adapter, or copy a checkpoint
             await self._services.metering.require_affordable(caller, known, request, is_batched=client.is_batched)
             progress.trace.enter(RequestPhase.REPLICA)
-        route = await routes.find(model_name, organization_id=organization_id)
+        route = await routes.find(model_name, caller=caller)
         if not is_ready:
             progress.trace.enter(RequestPhase.ADMISSION)
         progress.trace.annotate({"gen_ai.request.model": route.model_name})
@@ -255,7 +255,7 @@ class Inference:
     async def _answer(
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
     ) -> None:
-        routes, organization_id = self._services.routes, caller.organization_id
+        routes = self._services.routes
         route, is_ready = await self._find_route(caller, request, client, progress)
         ulid, upstreams = client.ulid, self._services.upstreams
         usage_id, charged_id = f"use_{ulid}", ""
@@ -263,7 +263,7 @@ class Inference:
             try:
                 upstreams.turns.require_spare(caller.share_holder, [each.replica_id for each in route.upstreams])
             except Unavailable:
-                routes.count(route, organization_id=organization_id)  # the batch is paid for, and asks again
+                routes.count(route, caller=caller)  # the batch is paid for, and asks again
                 raise
             usage_id, charged_id = new_id("use"), f"{REPEATABLE_PREFIX}{ulid}"
         ticket = await self._services.metering.admit(
@@ -271,7 +271,7 @@ class Inference:
         )
         progress.is_metered = True
         if is_ready:  # what waited was counted, so that a replica has it
-            routes.count(route, organization_id=organization_id)
+            routes.count(route, caller=caller)
         renderer = self._surface.renderer(ulid, route.model_name, request)
         keeper = None
         if request.stored and isinstance(renderer, Renderer):

@@ -10,6 +10,7 @@ from django.urls import reverse
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
+from apps.accounts.models import Project
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, list_versions
@@ -21,6 +22,7 @@ from apps.core.templatetags.ui import method_name
 from apps.finetuning.queries import find_jobs_of_adapters
 from apps.interfaces.web.adapters.views import CHANGING
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 from apps.serving.models import Deployment
 from apps.serving.operations import undeploy
@@ -61,13 +63,15 @@ _EXPORTED = (
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    page = _LIST.page(request, _listed(request))
+    project = find_current_project(request)
+    page = _LIST.page(request, _listed(request, project))
     states = serving_states(versions=page.rows)
     made_by = find_jobs_of_adapters(organization=request.organization, versions=page.rows)
     context = {
         "rows": [
             {"version": version, "serving": states[version.pk], "job": made_by.get(version.pk)} for version in page.rows
         ],
+        "project": project,
         "is_changing": any(state.state in CHANGING for state in states.values()),
         "may_write": has_permission(request.membership.role, Permission.ADAPTER_WRITE),
         "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
@@ -78,14 +82,13 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    return _LIST.export(request, _listed(request), header=_EXPORTED, cells=_exported)
+    return _LIST.export(request, _listed(request, find_current_project(request)), header=_EXPORTED, cells=_exported)
 
 
-def _listed(request: OrganizationRequest) -> QuerySet[AdapterVersion]:
+def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[AdapterVersion]:
     deployed = Deployment.objects.filter(adapter_version=OuterRef("pk"), removed_at=None)
-    return list_versions(organization=request.organization).annotate(
-        is_deployed=Exists(deployed), name=Lower("adapter__name")
-    )
+    rows = of_project(project, list_versions(organization=request.organization), field="adapter__project")
+    return rows.annotate(is_deployed=Exists(deployed), name=Lower("adapter__name"))
 
 
 def _exported(version: Any) -> tuple[object, ...]:

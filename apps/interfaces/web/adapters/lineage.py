@@ -44,8 +44,10 @@ def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
         return None
     start = stored_request(job).start_from
     if start.version:
-        versions = AdapterVersion.objects.for_organization(job.organization_id).select_related("adapter")
-        version = versions.filter(pk=start.version).first()
+        versions = AdapterVersion.objects.for_organization(job.organization_id).filter(pk=start.version)
+        version = visible(versions, project="adapter__project").select_related("adapter").first()
+        if version is None and versions.exists():
+            return Ancestor(start.model or start.version, "")
         if version is None or version.deleted_at is not None:
             return Ancestor(f"{start.model or start.version} (deleted)", "")
         url = reverse("web:adapter_detail", args=[version.pk])

@@ -17,6 +17,7 @@ from apps.core.objects.store import CHUNK_BYTES
 from apps.finetuning.recipes.limits import SERVABLE_RANKS
 from apps.finetuning.results.uploaded_adapters import MAX_BYTES, upload_adapter
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import offer_projects
 
 
 class AdapterUploadForm(forms.Form):
@@ -32,15 +33,23 @@ class AdapterUploadForm(forms.Form):
             *((each.name, each.display_name) for each in list_base_models(only_installed=True)),
         ],
     )
+    project = forms.ChoiceField(
+        label=later("Project"), required=False, help_text=later("A private project hides the model from others.")
+    )
     adapter_config = forms.FileField(label=CONFIG_FILE, widget=forms.FileInput({"accept": ".json"}))
     weights = forms.FileField(label=WEIGHTS_FILE, widget=forms.FileInput({"accept": ".safetensors"}))
+
+    def __init__(self, request: OrganizationRequest) -> None:
+        data, files = (request.POST, request.FILES) if request.method == "POST" else (None, None)
+        super().__init__(data, files)
+        offer_projects(request, self.fields["project"])
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.ADAPTER_WRITE)
 def upload(request: OrganizationRequest) -> HttpResponse:
     """Ask for the two files that PEFT writes; a POST checks them and serves the adapter."""
-    form = AdapterUploadForm(request.POST, request.FILES) if request.method == "POST" else AdapterUploadForm()
+    form = AdapterUploadForm(request)
     if request.method == "POST" and form.is_valid():
         sent = form.cleaned_data
         with domain_errors_on(form):
@@ -50,6 +59,7 @@ def upload(request: OrganizationRequest) -> HttpResponse:
                 config=sent["adapter_config"].chunks(CHUNK_BYTES),
                 weights=sent["weights"].chunks(CHUNK_BYTES),
                 base_model=sent["base_model"],
+                project=sent["project"],
                 by=request.membership.user_id,
                 now=db_now(),
             )

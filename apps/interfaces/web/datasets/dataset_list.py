@@ -10,7 +10,7 @@ from django.http import HttpResponse, HttpResponseBase
 from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.models import Organization
+from apps.accounts.models import Organization, Project
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
@@ -25,6 +25,7 @@ from apps.finetuning.usage.storage import counted_bytes
 from apps.interfaces.web.datasets.address import chosen_model, model_options
 from apps.interfaces.web.datasets.views import IN_PARTS_FROM_BYTES, UploadForm, upload_command
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
 _OLDER_SHOWN = 5
@@ -61,7 +62,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
     model = chosen_model(request)
     models = {name: (label, Q()) for name, label in model_options()}
     listing = replace(_LIST, filters={**_LIST.filters, "model": Filter(gettext("Count tokens for"), models)})
-    page = listing.page(request, queries.list_newest(organization=request.organization))
+    project = find_current_project(request)
+    page = listing.page(request, _listed(request, project))
     counts = {count.version_id: count for count in queries.list_token_counts(versions=page.rows, base_model=model)}
     older = queries.list_older(newest=page.rows, most=_OLDER_SHOWN)
     context = {
@@ -70,7 +72,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
             for version in page.rows
         ],
         "model": model,
-        "form": UploadForm(),
+        "project": project,
+        "form": UploadForm(request),
         "parts_from_bytes": IN_PARTS_FROM_BYTES,
         "max_upload_bytes": settings.MAX_UPLOAD_BYTES,
         "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
@@ -81,10 +84,14 @@ def index(request: OrganizationRequest) -> HttpResponse:
     return render_list(request, "datasets/index.html", page, context)
 
 
+def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[DatasetVersion]:
+    return of_project(project, queries.list_newest(organization=request.organization), field="dataset__project")
+
+
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    versions = queries.list_newest(organization=request.organization)
+    versions = _listed(request, find_current_project(request))
     return _LIST.export(request, versions, header=_EXPORTED, cells=_exported)
 
 

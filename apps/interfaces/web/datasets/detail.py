@@ -8,6 +8,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext, ngettext, ngettext_lazy
 from django.views.decorators.http import require_http_methods
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.chat import RowKind, TrainOn
@@ -169,7 +170,7 @@ def _summary(address: Address, looked: RowContext) -> dict[str, object]:
         "siblings": siblings,
         "origin": _origin(version),
         "is_undoable": _is_undoable(version, siblings),
-        "jobs": version.jobs.select_related("base_model").order_by("-created_at")[:10],
+        "jobs": visible(version.jobs.all()).select_related("base_model").order_by("-created_at")[:10],
     }
 
 
@@ -347,7 +348,8 @@ def _overlaps(address: Address, looked: RowContext) -> list[FileCheck]:
     if looked.inspection is None:
         return []
     version, checks = address.version, list[FileCheck]()
-    jobs = version.jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
+    jobs = visible(visible(version.jobs.all()), project="validation_file__dataset__project")
+    jobs = jobs.exclude(validation_file=None).exclude(validation_file=address.against or None)
     latest = jobs.select_related("validation_file").order_by("-created_at")[:_MAX_JOBS]
     used = {job.validation_file.pk: job.validation_file for job in latest if job.validation_file}
     for other in used.values():

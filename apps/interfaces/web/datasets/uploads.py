@@ -24,6 +24,7 @@ class Announcement(msgspec.Struct, forbid_unknown_fields=True):
     filename: str
     bytes: int
     name: str = ""
+    project: str = ""
 
 
 class Wanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,6 +48,7 @@ def create(request: OrganizationRequest) -> HttpResponse:
             mime_type="application/octet-stream",
             dataset_name=body.name,
             is_planned=True,
+            project=body.project,
             by=request.membership.user_id,
             now=db_now(),
         )

@@ -18,6 +18,7 @@ from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import offer_projects
 
 IN_PARTS_FROM_BYTES = 32 * 1024**2  # smaller files go in one request: it is quicker, and sending it again costs little
 
@@ -32,7 +33,15 @@ class UploadForm(forms.Form):
         help_text=later("Defaults to the file name. Reuse a name to add a new version."),
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
+    project = forms.ChoiceField(
+        label=later("Project"), required=False, help_text=later("A private project hides the file from others.")
+    )
     file = forms.FileField(label=later("File"), allow_empty_file=True, max_length=1000)
+
+    def __init__(self, request: OrganizationRequest) -> None:
+        data, files = (request.POST, request.FILES) if request.method == "POST" else (None, None)
+        super().__init__(data, files)
+        offer_projects(request, self.fields["project"])
 
 
 def upload_command(separator: str = " ") -> str:
@@ -50,7 +59,7 @@ def upload_command(separator: str = " ") -> str:
 @organization_view(Permission.DATASET_WRITE)
 def upload(request: OrganizationRequest) -> HttpResponse:
     """Accept a file from a form. It streams from disk to the store, and a task validates it."""
-    form = UploadForm(request.POST, request.FILES) if request.method == "POST" else UploadForm()
+    form = UploadForm(request)
     if request.method == "POST" and form.is_valid():
         file = form.cleaned_data["file"]
         with domain_errors_on(form):
@@ -62,6 +71,7 @@ def upload(request: OrganizationRequest) -> HttpResponse:
                 dataset_name=form.cleaned_data["name"] or None,
                 by=request.membership.user_id,
                 now=db_now(),
+                project=form.cleaned_data["project"],
             )
             return redirect("web:dataset_detail", version.pk)
     context = {

@@ -19,7 +19,7 @@ from apps.core.database.search import with_words
 from apps.core.messages.translation import later
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
-from apps.datasets.queries import RowPreview, list_token_counts, read_rows
+from apps.datasets.queries import RowPreview, list_token_counts, list_versions, read_rows
 from apps.finetuning import queries
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer
@@ -191,6 +191,8 @@ def _page(
 
 def _dataset(request: OrganizationRequest, job: FineTuningJob) -> dict[str, object]:
     versions = {gettext("Training file"): job.training_file, gettext("Validation file"): job.validation_file}
+    named = [version.pk for version in versions.values() if version is not None]
+    seen = set(list_versions(organization=request.organization).filter(pk__in=named).values_list("pk", flat=True))
     there = {role: version for role, version in versions.items() if version is not None}
     counts = {
         count.version_id: count
@@ -199,7 +201,8 @@ def _dataset(request: OrganizationRequest, job: FineTuningJob) -> dict[str, obje
     share = job.hyperparameters.get("validation_share") or 0.0
     return {
         "files": [
-            TrainingFile(role, version, counts.get(version.pk), _first_rows(version)) for role, version in there.items()
+            TrainingFile(role, version, counts.get(version.pk), _first_rows(version) if version.pk in seen else [])
+            for role, version in there.items()
         ],
         "held_out": share if job.validation_file is None else 0.0,
     }

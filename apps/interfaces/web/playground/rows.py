@@ -27,6 +27,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import request_samples
+from apps.interfaces.web.shell.current_project import project_of_new_work
 from apps.serving.aliases import list_aliases
 
 _DATASETS = {RowKind.CHAT: "Playground rows", RowKind.PREFERENCE: "Playground preferences"}
@@ -87,7 +88,7 @@ def save_row(request: OrganizationRequest) -> JsonResponse:
     try:
         asked = decode_body(request.body, _decoder)
         kind = RowKind.PREFERENCE if asked.rejected else RowKind.CHAT
-        version = _append(request.organization, _row_of(asked, kind), kind, by=request.membership.user_id)
+        version = _append(request, _row_of(asked, kind), kind)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
     url = reverse("web:dataset_detail", args=[version.pk])
@@ -112,10 +113,12 @@ def _row_of(asked: Conversation, kind: RowKind) -> bytes:
     return line
 
 
-def _append(organization: Organization, row: bytes, kind: RowKind, *, by: str) -> DatasetVersion:
+def _append(request: OrganizationRequest, row: bytes, kind: RowKind) -> DatasetVersion:
+    organization, project = request.organization, project_of_new_work(request)
     lock(f"playground rows:{organization.pk}")
     name = _DATASETS[kind]
-    before = list_versions(organization=organization).filter(dataset__name=name).order_by("-number").first()
+    versions = list_versions(organization=organization).filter(dataset__name=name, dataset__project=project)
+    before = versions.order_by("-number").first()
 
     def chunks() -> Iterator[bytes]:
         if before is not None:
@@ -128,9 +131,10 @@ def _append(organization: Organization, row: bytes, kind: RowKind, *, by: str) -
         filename=f"{name.lower().replace(' ', '-')}.jsonl",
         purpose="fine-tune",
         chunks=chunks(),
-        by=by,
+        by=request.membership.user_id,
         now=db_now(),
         dataset_name=name,
+        project=project.pk,
     )
 
 

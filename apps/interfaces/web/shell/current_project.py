@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from django import forms
 from django.db.models import Model, QuerySet
 
 from apps.accounts.members.projects import get_project, list_projects
@@ -27,6 +28,14 @@ def project_of_new_work(request: OrganizationRequest) -> Project:
     """Return the project for new work of the person: the chosen one, or else the default project."""
     default = default_project_id(request.organization)
     return find_current_project(request) or get_project(organization=request.organization, id=default)
+
+
+def offer_projects(request: OrganizationRequest, field: forms.Field) -> None:
+    """Let a choice field name the projects that the person sees, first that of new work."""
+    projects = list_projects(organization=request.organization)
+    field.choices = [(each.pk, each.name) for each in projects]  # type: ignore[attr-defined]
+    chosen = find_current_project(request)
+    field.initial = chosen.pk if chosen else default_project_id(request.organization)
 
 
 def choose_project(request: OrganizationRequest, project: Project | None) -> None:

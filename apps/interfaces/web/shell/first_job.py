@@ -39,7 +39,7 @@ from apps.finetuning.quotes.queries import quote_counted
 from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.training_data import Counted
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import project_of_new_work
 
 SAMPLE = "samples/banking-questions.jsonl"
 DATASET_NAME = "Sample: banking questions"
@@ -91,12 +91,13 @@ def train(request: OrganizationRequest) -> HttpResponse:
         first = find_first_job(organization=request.organization)
         if first and first.model.name == request.POST.get("model"):
             require_maximum(cap_nano=first.quote.cap_nano or 0, shown_nano=int(cap))
+        project_id = project_of_new_work(request).pk
         asked = JobRequest(
             base_model=request.POST.get("model", ""),
-            training_file=_sample_version(request.organization, by=request.membership.user_id).pk,
+            training_file=_sample_version(request.organization, project_id, by=request.membership.user_id).pk,
             shown_max_nano=int(cap),
             suffix=_SUFFIX,
-            project=project.pk if (project := find_current_project(request)) else "",
+            project=project_id,
             idempotency_key=f"first-job:{once}",
         )
         job = create_job(organization=request.organization, request=asked, by=request.membership.user_id, now=db_now())
@@ -104,10 +105,12 @@ def train(request: OrganizationRequest) -> HttpResponse:
     return redirect("web:overview")
 
 
-def _sample_version(organization: Organization, *, by: str) -> DatasetVersion:
-    """Return the organization's own copy of the sample file; store it if there is none. Raises StorageFull."""
+def _sample_version(organization: Organization, project_id: str, *, by: str) -> DatasetVersion:
+    """Return the project's own copy of the sample file; store it if there is none. Raises StorageFull."""
     lock(f"sample file:{organization.pk}")
-    kept = list_versions(organization=organization).filter(dataset__name=DATASET_NAME, status__in=_USABLE)
+    kept = list_versions(organization=organization).filter(
+        dataset__project=project_id, dataset__name=DATASET_NAME, status__in=_USABLE
+    )
     return kept.order_by("-number").first() or create_version(
         organization=organization,
         filename=Path(SAMPLE).name,
@@ -116,6 +119,7 @@ def _sample_version(organization: Organization, *, by: str) -> DatasetVersion:
         by=by,
         now=db_now(),
         dataset_name=DATASET_NAME,
+        project=project_id,
     )
 
 

@@ -22,7 +22,7 @@ from apps.interfaces.web.help.search import find_titles
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.wizard.draft import Draft
-from apps.serving.models import Alias
+from apps.serving.aliases import list_aliases
 
 
 @never_cache
@@ -46,7 +46,7 @@ class _Help:
 def _kinds(membership: Membership) -> list[Searched]:
     """Return the kinds that a member of this role can open."""
     organization = membership.organization
-    aliases = Alias.objects.for_organization(organization).order_by("name", "id")
+    aliases = list_aliases(organization=organization).order_by("name", "id")
     kinds: list[Searched] = [
         HitKind(
             later("Datasets"),

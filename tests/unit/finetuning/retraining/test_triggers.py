@@ -258,5 +258,5 @@ def test_a_plan_begins_nothing_in_a_project_that_its_key_does_not_see_any_more(
 
     Project.objects.filter(pk=theirs.pk if hidden == "the job's" else other.pk).update(is_private=True)
 
-    with pytest.raises(PermissionDenied, match="does not see the project"):
+    with pytest.raises(PermissionDenied, match="no longer sees its job"):
         require_actor(begun, db_now())

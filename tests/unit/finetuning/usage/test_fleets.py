@@ -346,7 +346,7 @@ def test_a_request_for_an_adapter_waits_while_the_only_replica_drains(floor, ela
 def is_starting(model_name: str, organization) -> bool:
     routes = Routes(SimpleNamespace(call=None))
     routes._table = _Table({route.model_name: route for route in list_routes()}, {}, 0.0, {})
-    return routes._is_starting(model_name, organization.pk)
+    return routes._is_starting(model_name, SimpleNamespace(organization_id=organization.pk, sight=None))
 
 
 def test_limits_that_make_no_sense_are_refused(floor, engine, fleet):

@@ -22,7 +22,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=80)]
 
 
 class CreateProject(msgspec.Struct, forbid_unknown_fields=True):
-    """With `is_private`, only members of the project and owners of the organization see its jobs and keys."""
+    """With `is_private`, only members of the project and owners of the organization see what is in it."""
 
     name: Name
     is_private: bool = False
