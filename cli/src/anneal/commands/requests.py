@@ -62,8 +62,8 @@ class JobOptions:
         if "training_file" not in request:
             raise typer.BadParameter("This option is required.", param_hint="--file")
         for name, option in (("training_file", "--file"), ("validation_file", "--validation-file")):
-            if Path(given := str(request.get(name) or "")).is_file():
-                text = f"{given} is a file here. Give the id that `anneal files upload {given}` prints."
+            if Path(file := str(request.get(name) or "")).is_file():
+                text = f"{file} is a file here. Give the id that `anneal files upload {file}` prints."
                 raise typer.BadParameter(text, param_hint=option)
         return request
 
