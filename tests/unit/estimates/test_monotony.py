@@ -60,7 +60,7 @@ def test_more_work_takes_no_less_time(facts, length, longer, rows, more, epochs,
 
 
 @pytest.mark.parametrize("length", [128, 256, 512, 1_024, 2_048])
-def test_rows_of_twice_the_length_take_longer(facts, length):
+def test_rows_of_twice_the_length_take_no_less_time(facts, length):
     short, long = (seconds(facts, length=each, rows=1_000, epochs=1) for each in (length, 2 * length))
 
-    assert short is not None and (long is None or long >= short)
+    assert short is not None and (long is None or long >= short * (1 - 1e-9))
