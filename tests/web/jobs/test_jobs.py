@@ -215,7 +215,7 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     assert "CUDA out of memory at step 3." in page
     assert "You paid nothing." in page
     assert "Traceback: no room" in page
-    assert "Our problem" in page and "Train with QLoRA" in page and re.search(r"about [\d.]+¢", page)
+    assert "Our problem" in page and "Train with QLoRA" in page and re.search(r"about (\$[\d.]+|[\d.]+¢)", page)
     assert "method=qlora" in page
 
 

@@ -79,11 +79,11 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
 def _quotes_or_field_error(plan: Plan) -> tuple[list[PoolQuote], DomainError | None]:
     """Return the plan's quotes, or the error that prevents them, unless a field of this step shows it."""
     quotes, problem = quotes_of(plan)
-    if problem and plan.shown_at_field(problem):
-        return quotes, None
     if problem and plan.compute_form.nodes > 1 and problem.param in _OF_MACHINES:
         plan.compute_form.add_error("node_count", problem.message)
-        problem = None
+        return quotes, None
+    if problem and plan.shown_at_field(problem):
+        return quotes, None
     return quotes, problem
 
 
