@@ -69,6 +69,8 @@ def post(client, path, **body):
 def test_a_file_is_in_the_project_of_its_key_and_hidden_with_it(clients, secret_project):
     version = upload(clients["its member"])
     assert version.dataset.project_id == secret_project.pk
+    shown = clients["its member"].get(f"{DATASETS}/{version.dataset_id}").json()
+    assert shown["project_id"] == secret_project.pk
 
     one, native, dataset = f"{FILES}/{version.pk}", f"/api/v1/files/{version.pk}", f"{DATASETS}/{version.dataset_id}"
     reads = [one, f"{one}/content", f"{native}/rows", f"{native}/findings", f"{native}/columns", dataset,

@@ -61,6 +61,9 @@ def test_a_model_is_hidden_with_its_project(clients, version, alias):
     reads = [f"/v1/models/{name}", f"/v1/models/{alias.model_name}", f"/api/v1/adapters/{version.pk}",
              f"{native}/serving", f"{native}/files", f"{native}/conversions", f"{native}/pushes",
              f"/api/v1/aliases/{alias.pk}"]  # fmt: skip
+    shown = clients["its member"].get(f"/api/v1/adapters/{version.pk}").json()
+    assert shown["project_id"] == version.adapter.project_id
+
     statuses = {"its member": 200, "an owner": 200, "nobody": 401}
     for who, client in clients.items():
         status = statuses.get(who, 404)

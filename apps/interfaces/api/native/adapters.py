@@ -41,6 +41,7 @@ class AdapterObject(TypedDict):
     object: Literal["adapter"]
     id: str
     name: str
+    project_id: str
     version: int | None
     model: str
     base_model: str
@@ -122,6 +123,7 @@ def _adapter_objects(organization: Organization, versions: list[AdapterVersion])
             "object": "adapter",
             "id": version.pk,
             "name": version.adapter.name,
+            "project_id": version.adapter.project_id,
             "version": version.number,
             "model": version.model_name,
             "base_model": version.adapter.base_model.name,

@@ -47,6 +47,7 @@ class DatasetObject(TypedDict):
     object: Literal["dataset"]
     id: str
     name: str
+    project_id: str
     created_at: int
     version_count: int
     bytes: int
@@ -115,6 +116,7 @@ def _dataset_object(dataset: Any) -> DatasetObject:
         "object": "dataset",
         "id": dataset.pk,
         "name": dataset.name,
+        "project_id": dataset.project_id,
         "created_at": int(dataset.created_at.timestamp()),
         "version_count": dataset.version_count,
         "bytes": dataset.bytes or 0,
