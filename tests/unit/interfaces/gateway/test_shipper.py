@@ -138,7 +138,7 @@ class Platform:
         self.records = []
         self.is_roomy = True
 
-    def known(self, name, *, organization_id):
+    def known(self, name, *, caller):
         return SimpleNamespace(model_name="ft:v1", adapter_version_id="adpv_1") if name == "ft:production" else None
 
     def has_room(self) -> bool:
