@@ -113,7 +113,9 @@ class TokenCount(OrganizationModel):
     longest_row_tokens = models.PositiveIntegerField()
     histogram = models.JSONField(help_text="Ascending [upper bound in tokens, rows] pairs.")
     starts = models.JSONField(
-        default=list, help_text="Ascending [from, to, rows], by the position of the rows' first trained token."
+        default=list,
+        db_default=[],
+        help_text="Ascending [from, to, rows], by the position of the rows' first trained token.",
     )
     cuts = models.JSONField(default=list, help_text="What each usual limit would cut: apps.datasets.token_counts.Cut.")
     refusal = models.JSONField(

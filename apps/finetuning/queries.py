@@ -72,8 +72,9 @@ def find_region_obstacle(*, organization: Organization | str) -> str:
 
 
 def list_events(*, job: FineTuningJob) -> QuerySet[JobEvent]:
-    """Return the job's events, newest first."""
-    return job.events.order_by("-sequence")
+    """Return the job's events, newest first, without samples if the request does not see the job's files."""
+    events = job.events.order_by("-sequence")
+    return events if _sees_files(job) else events.exclude(type="samples")
 
 
 def list_news(*, job: FineTuningJob) -> QuerySet[JobEvent]:
@@ -87,8 +88,17 @@ def list_log_lines(*, job: FineTuningJob) -> QuerySet[JobEvent]:
 
 
 def list_samples(*, job: FineTuningJob) -> QuerySet[JobEvent]:
-    """Return the model's answers to the sample prompts, by step; a later attempt repeats some steps."""
-    return job.events.filter(type="samples")
+    """Return the model's answers to the sample prompts, by step; a later attempt repeats some steps.
+
+    Prompts are rows of the job's files, so a request that does not see the files gets none.
+    """
+    return job.events.filter(type="samples") if _sees_files(job) else job.events.none()
+
+
+def _sees_files(job: FineTuningJob) -> bool:
+    named = {job.training_file_id, job.validation_file_id} - {None}
+    files = DatasetVersion.objects.for_organization(job.organization_id).filter(pk__in=named)
+    return visible(files, project="dataset__project").count() == len(named)
 
 
 def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) -> list[JobEvent]:

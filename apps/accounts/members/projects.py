@@ -99,13 +99,15 @@ def may_see(*, organization: Organization | str, id: str, actor: str, membership
 
 
 def project_of_new(*, organization: Organization | str, by: str, wanted: str = "") -> str:
-    """Return the project for new work of a member or a key: the wanted one, else the key's, else the default.
+    """Return the project for new work: of a member, the wanted one or the default; of a key, its own.
 
     For a member, raises the errors of `require_project`.
     """
-    found = wanted or project_of_actor(organization=organization, actor=by) or default_project_id(organization)
+    own = project_of_actor(organization=organization, actor=by) or default_project_id(organization)
     membership = Membership.objects.for_organization(organization).filter(user=by).first()
-    return require_project(organization=organization, id=found, membership=membership).pk if membership else found
+    if membership is None:
+        return own
+    return require_project(organization=organization, id=wanted or own, membership=membership).pk
 
 
 def may_work_in(*, project_id: str, membership: Membership) -> bool:

@@ -24,6 +24,16 @@ MOVE = """
 """
 
 
+# An alias that moved between projects does not return to a version that its callers may not see.
+FORGET = """
+    UPDATE serving_alias SET previous_version_id = NULL
+    FROM adapters_adapterversion AS previous
+    JOIN adapters_adapter AS theirs ON theirs.id = previous.adapter_id, adapters_adapter AS own
+    WHERE previous.id = serving_alias.previous_version_id AND own.id = serving_alias.adapter_id
+      AND own.project_id <> theirs.project_id
+"""
+
+
 def project(*, is_null: bool) -> models.ForeignKey:
     return models.ForeignKey(
         null=is_null, on_delete=django.db.models.deletion.PROTECT, related_name="+", to="accounts.project"
@@ -35,12 +45,13 @@ class Migration(migrations.Migration):
         ("accounts", "0002_project_defaults"),
         ("adapters", "0001_initial"),
         ("finetuning", "0007_traceparent"),
+        ("serving", "0002_fleets"),
     ]
 
     operations = [
         migrations.AddField(model_name="adapter", name="project", field=project(is_null=True)),
         migrations.RunSQL(
-            [MOVE, "SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED"], migrations.RunSQL.noop
+            [MOVE, FORGET, "SET CONSTRAINTS ALL IMMEDIATE", "SET CONSTRAINTS ALL DEFERRED"], migrations.RunSQL.noop
         ),
         migrations.AlterField(model_name="adapter", name="project", field=project(is_null=False)),
     ]

@@ -15,6 +15,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='tokencount',
             name='starts',
-            field=models.JSONField(default=list, help_text="Ascending [from, to, rows], by the position of the rows' first trained token."),
+            field=models.JSONField(db_default=[], default=list, help_text="Ascending [from, to, rows], by the position of the rows' first trained token."),
         ),
     ]

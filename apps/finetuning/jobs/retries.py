@@ -17,7 +17,7 @@ from apps.core.objects.store import ObjectMissing
 from apps.datasets.intake.revisions import fit_version, repair_version
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
-from apps.datasets.queries import find_token_count
+from apps.datasets.queries import find_token_count, get_version
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning import events
 from apps.finetuning.jobs.admission import CannotLaunch, require_maximum
@@ -60,6 +60,8 @@ def retry_job(
     before = FineTuningJob.objects.for_organization(job.organization_id).filter(idempotency_key=key).first()
     if before is not None:
         return before
+    for version in filter(None, (job.training_file, job.validation_file)):
+        get_version(organization=job.organization_id, id=version.pk)  # raises if the request does not see it
     # Count and compare the job's files where that is missing. A file that cannot be counted may be repaired.
     counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
     count = find_token_count(version=version, base_model=counting)

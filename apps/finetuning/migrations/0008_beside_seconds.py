@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='calibrationpoint',
             name='beside_factor',
-            field=models.FloatField(default=1.0),
+            field=models.FloatField(db_default=1.0, default=1.0),
         ),
         migrations.AddField(
             model_name='calibrationpoint',

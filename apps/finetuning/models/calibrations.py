@@ -30,7 +30,7 @@ class CalibrationPoint(OrganizationModel):
     version = models.PositiveIntegerField(default=0, help_text="Calibration of the pool in the estimate; 0: none.")
     time_factor = models.FloatField(default=1.0)
     memory_factor = models.FloatField(default=1.0)
-    beside_factor = models.FloatField(default=1.0)
+    beside_factor = models.FloatField(default=1.0, db_default=1.0)
     estimated_seconds = models.FloatField(null=True, help_text="Training time alone, as billed.")
     estimated_seconds_p10 = models.FloatField(null=True)
     estimated_seconds_p90 = models.FloatField(null=True)

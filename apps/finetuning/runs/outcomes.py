@@ -10,6 +10,7 @@ from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import CalibrationOutcome
 from apps.finetuning.models import CalibrationPoint, FineTuningJob, Run
 from apps.finetuning.quotes.inputs import architecture_of
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.usage.charges import trained_ms
 
 # Field of the row -> member of the estimate stored with the job.
@@ -33,14 +34,18 @@ _SEVERAL_POOLS = "several pools"  # of a job that moved after it began: its time
 
 
 def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: datetime.datetime) -> None:
-    """Record the job's actual figures. Call after billing the job: time and cost cover all its attempts."""
+    """Record the job's actual figures. Call after billing the job: time and cost cover all its attempts.
+
+    The time of a job with exports is not recorded, because a quote has no time for exports.
+    """
     seconds = trained_ms(job=job) / 1000 / job.gpu_count
+    is_timed = job.started_at is not None and not stored_request(job).exports
     _record(
         run,
         job,
         outcome=CalibrationOutcome.SUCCEEDED,
         actual_seconds=seconds or None,
-        wall_seconds=(now - job.started_at).total_seconds() if job.started_at else None,
+        wall_seconds=(now - job.started_at).total_seconds() if is_timed else None,
         actual_tokens_per_second=tokens / seconds if tokens and seconds else None,
         actual_peak_bytes=max((each.peak_memory_bytes or 0 for each in job.runs.all()), default=0) or None,
         actual_cost_nano=job.cost_nano,

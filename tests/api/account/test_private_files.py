@@ -5,6 +5,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from apps.accounts.members.visibility import seeing, sight_of_key
 from apps.accounts.models import Project, default_project_id
+from apps.contracts import runs as wire
+from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
 from apps.datasets import operations
@@ -142,6 +144,28 @@ def test_pages_and_search_leave_out_hidden_files(client_for, organization, alice
     assert admin.post(f"{one}/restore").status_code == admin.post(f"{one}/split", {"share": "0.1"}).status_code == 404
     open_version = make_ready_version(organization)
     assert admin.get(f"/datasets/{open_version.pk}/changes?since={version.pk}").status_code == 404
+
+
+def test_samples_of_a_hidden_file_are_hidden_and_its_failed_job_is_retried_by_those_who_see_it(
+    clients, client_for, alice, ann, bob, floor, claim, secret_project
+):
+    job = floor.job()  # in an open project
+    Dataset.objects.filter(pk=job.training_file.dataset_id).update(project=secret_project)
+    attempt = claim().start()
+    sample = wire.Sample(prompt="Charged twice", reference="billing", answer="Refund")
+    attempt.report(wire.SamplesGenerated, step=4, samples=(sample,))
+    url = f"/v1/fine_tuning/jobs/{job.pk}"
+
+    for who, client, is_seen in (("its member", bob, True), ("an owner", alice, True), ("an admin", ann, False)):
+        events = clients[who].get(f"{url}/events")
+        assert events.status_code == 200
+        assert ("Charged twice" in events.content.decode()) == is_seen, who
+        page = client_for(client).get(f"/jobs/{job.pk}?tab=samples")
+        assert ("Charged twice" in page.content.decode()) == is_seen, who
+
+    attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="No room."))
+    refused = post(clients["an admin"], f"/api{url}/retry")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "file_id")
 
 
 def test_a_name_in_use_in_a_hidden_project_is_free_elsewhere(clients):

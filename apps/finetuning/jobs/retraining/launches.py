@@ -38,7 +38,10 @@ def require_actor(retraining: Retraining, now: datetime.datetime) -> None:
         raise PermissionDenied(text)
     plan = retraining.plan
     datasets = [each for each in (plan.dataset, plan.held_out, plan.regression) if each is not None]
-    for project_id in {plan.source_job.project_id, *(each.project_id for each in datasets)}:
+    projects = {plan.source_job.project_id, *(each.project_id for each in datasets)}
+    if plan.alias is not None:
+        projects.add(plan.alias.adapter.project_id)
+    for project_id in projects:
         if not may_see(
             organization=retraining.organization_id, id=project_id, actor=retraining.created_by, membership=actor
         ):

@@ -249,12 +249,13 @@ def with_units(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _frame(event: JobEvent, figures: Mapping[str, object]) -> bytes:
+    """Return an event of the stream, without sample answers: the page reads those when a tab shows them."""
     name = "metric" if event.type == "metrics" else "state" if event.type == "state" else "log"
     data = {
         "message": event.message,
         "level": event.level,
         "at": event.created_at.isoformat(),
-        **with_units(event.data),
+        **with_units({key: value for key, value in event.data.items() if key != "samples"}),
         **(figures if name == "metric" else {}),
     }
     return f"id: {event.sequence}\nevent: {name}\ndata: {json.dumps(data)}\n\n".encode()
