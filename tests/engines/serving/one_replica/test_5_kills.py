@@ -19,6 +19,7 @@ from tests.support.engines.replica import Replica, pausing
 from tests.support.engines.world import ENDLESS, GOOD, OTHER
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow  # as a whole: each test goes on with what the one before left
 GATEWAYS_READ_ROUTES_SECONDS = 1.0  # apps.interfaces.gateway.engines.routes
 
 
@@ -69,7 +70,6 @@ def test_kill_9_during_the_start_leaves_no_orphan_for_10_seconds(replica: Replic
     replica.wait_for_new_engine(state.generation)
 
 
-@pytest.mark.slow
 def test_agent_reloads_everything_into_the_next_engine_and_then_clears_old_files(
     replica: Replica, adapters: dict[str, DesiredAdapter]
 ) -> None:
@@ -83,7 +83,6 @@ def test_agent_reloads_everything_into_the_next_engine_and_then_clears_old_files
     assert replica.complete(GOOD).json()["choices"][0]["text"] != replica.complete(OTHER).json()["choices"][0]["text"]
 
 
-@pytest.mark.slow
 def test_sigterm_ends_routing_first_then_answers_then_the_agent(replica: Replica) -> None:
     """The engine stands still until the door has closed, so that nothing ends by itself."""
     engine_core = replica.wait_for_title("VLLM::EngineCor").pid
