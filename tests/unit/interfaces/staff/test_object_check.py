@@ -2,6 +2,8 @@
 
 import datetime
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,12 @@ from apps.interfaces.staff.management.object_check import compare_objects
 from tests.factories.datasets import make_version
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _own_store(settings: Any, tmp_path: Path) -> None:
+    """Compare with a store of this test alone: the one that tests share has thousands of organizations."""
+    settings.OBJECT_STORE = f"file://{tmp_path}/objects"
 
 
 def test_what_is_missing_and_what_no_row_names_is_found_in_every_organization(
