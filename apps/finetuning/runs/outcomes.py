@@ -39,13 +39,13 @@ def record_success(*, run: Run, job: FineTuningJob, tokens: int | None, now: dat
     The time of a job with exports is not recorded, because a quote has no time for exports.
     """
     seconds = trained_ms(job=job) / 1000 / job.gpu_count
-    is_timed = job.started_at is not None and not stored_request(job).exports
+    started_at = None if stored_request(job).exports else job.started_at
     _record(
         run,
         job,
         outcome=CalibrationOutcome.SUCCEEDED,
         actual_seconds=seconds or None,
-        wall_seconds=(now - job.started_at).total_seconds() if is_timed else None,
+        wall_seconds=(now - started_at).total_seconds() if started_at else None,
         actual_tokens_per_second=tokens / seconds if tokens and seconds else None,
         actual_peak_bytes=max((each.peak_memory_bytes or 0 for each in job.runs.all()), default=0) or None,
         actual_cost_nano=job.cost_nano,
