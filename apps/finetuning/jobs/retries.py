@@ -61,7 +61,8 @@ def retry_job(
     if before is not None:
         return before
     for version in filter(None, (job.training_file, job.validation_file)):
-        get_version(organization=job.organization_id, id=version.pk)  # raises if the request does not see it
+        if version.status != DatasetVersionStatus.DELETED:  # the suggestion says so
+            get_version(organization=job.organization_id, id=version.pk)  # raises if the request does not see it
     # Count and compare the job's files where that is missing. A file that cannot be counted may be repaired.
     counting, version, validation = counting_model(job.base_model), job.training_file, job.validation_file
     count = find_token_count(version=version, base_model=counting)
