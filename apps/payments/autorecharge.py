@@ -197,7 +197,6 @@ def charge(*, topup_id: str) -> None:
         _give_up(topup, "The invoice total did not match.")
         return
     sync_topup(topup_id=topup.pk)
-    AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)
 
 
 def _no_longer_ordered(topup: TopUp) -> str:
@@ -234,15 +233,21 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
     if reason == "authentication_required":
         _ask_owner(topup)
         return
+    _count_decline(topup, reason)
     gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
-    now = db_now()
-    with transaction.atomic():
-        if not try_advance(topup, to=TopUpStatus.FAILED, transitions=TOPUP, failure=reason[:200], declined_at=now):
-            return  # its webhook was first
-        if reason in HARD_DECLINES:
-            _stop(topup.organization_id, f"The bank declined the card: {reason}.")
-        else:
-            _pause(topup.organization_id, reason)
+    _give_up(topup, reason)
+
+
+@transaction.atomic
+def _count_decline(topup: TopUp, reason: str) -> None:
+    """Pause or stop the order, once for a charge: a repeated call and the webhook of the void change nothing."""
+    undecided = TopUp.objects.filter(pk=topup.pk, declined_at=None).exclude(status=TopUpStatus.PAID)
+    if not undecided.update(declined_at=db_now(), failure=reason[:200]):
+        return
+    if reason in HARD_DECLINES:
+        _stop(topup.organization_id, f"The bank declined the card: {reason}.")
+    else:
+        _pause(topup.organization_id, reason)
 
 
 def settle_decline(*, topup_id: str, reason: str) -> None:

@@ -228,7 +228,10 @@ class StripeEvent(models.Model):
     object_id = models.CharField(max_length=_STRIPE_ID)
     object_type = models.CharField(max_length=80)
     customer_id = models.CharField(
-        max_length=_STRIPE_ID, blank=True, db_default="", help_text="In whose turn it is handled; empty: in one of all."
+        max_length=_STRIPE_ID,
+        blank=True,
+        db_default="",
+        help_text="The organization in whose turn it is handled; empty: all such events share one turn.",
     )
     created_at = models.DateTimeField(help_text="By Stripe's clock.")
     received_at = models.DateTimeField(db_default=Now())

@@ -27,7 +27,7 @@ from apps.core.money import NANO_PER_CENT
 from apps.payments.customers import ensure_customer, keep_card
 from apps.payments.dunning import review
 from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT, PageStatus, TopUpStatus
-from apps.payments.models import HostedPage, PageKind, TopUp, TopUpOrigin
+from apps.payments.models import AutoRecharge, HostedPage, PageKind, TopUp, TopUpOrigin
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused, StripeUnavailable
 from apps.payments.stripe.gateway import CURRENCY
@@ -226,7 +226,8 @@ def _settle_if_declined(topup: TopUp, payment_intent_id: str) -> None:
     """Have a charge ended that the bank declined after the call to Stripe had returned. Calls Stripe."""
     reason = gateway.get_payment(payment_intent_id=payment_intent_id).failure
     if reason:
-        key, payload = f"payments.decline:{topup.pk}", {"topup_id": topup.pk, "reason": reason}
+        period = int(db_now().timestamp()) // _SYNCED_EVERY_SECONDS  # a later sync repeats what Stripe refused
+        key, payload = f"payments.decline:{topup.pk}:{period}", {"topup_id": topup.pk, "reason": reason}
         with transaction.atomic():
             outbox.publish(topic="payments.decline", key=key, payload=payload, organization=topup.organization_id)
 
@@ -253,6 +254,8 @@ def _credit(
         by="stripe",
         reason="Automatic top-up" if topup.origin == TopUpOrigin.AUTO else "Top-up",
     )
+    if topup.origin == TopUpOrigin.AUTO:
+        AutoRecharge.objects.filter(organization_id=topup.organization_id).update(failures=0, paused_until=None)
     review(organization_id=topup.organization_id, now=db_now())
 
 

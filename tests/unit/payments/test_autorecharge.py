@@ -179,6 +179,33 @@ def test_a_late_decline_ends_the_charge_when_it_is_reported(
     assert (order.failures, order.paused_until is not None) == (1, True)
 
 
+def test_three_late_declines_pause_it_for_a_day(near_twin: Twin, organization: Organization, undecided: TopUp) -> None:
+    for number in (1, 2, 3):
+        autorecharge.settle_decline(topup_id=TopUp.objects.get(status="requested").pk, reason="insufficient_funds")
+        assert AutoRecharge.objects.get().failures == number
+        if number < autorecharge.SOFT_FAILURES:
+            AutoRecharge.objects.update(paused_until=None)
+            run()
+
+    paused_until = AutoRecharge.objects.get().paused_until
+    assert paused_until is not None and paused_until > db_now() + datetime.timedelta(hours=23)
+
+
+def test_a_late_decline_whose_charge_stripe_does_not_void_counts_once_and_ends_with_the_next_report(
+    near_twin: Twin, undecided: TopUp
+) -> None:
+    decline(near_twin, undecided, "insufficient_funds")
+    near_twin.faults.append(Fault(400, "/void"))
+
+    autorecharge.settle_decline(topup_id=undecided.pk, reason="insufficient_funds")
+    undecided.refresh_from_db()
+    assert (undecided.status, AutoRecharge.objects.get().failures) == ("requested", 1)
+    deliver_due(lane="payments")
+
+    undecided.refresh_from_db()
+    assert (undecided.status, AutoRecharge.objects.get().failures) == ("failed", 1)
+
+
 def test_a_charge_that_the_bank_never_decides_ends_and_makes_room_for_another(
     near_twin: Twin, organization: Organization, undecided: TopUp
 ) -> None:

@@ -122,6 +122,7 @@ class Owing(RuleBasedStateMachine):
         lease_slice(organization=self.ours, required_nano=1, by="gateway")
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_a_debtor_is_stopped_in_time_and_a_payer_never(db: None) -> None:
     run_state_machine_as_test(Owing, settings=STEPS)
