@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from django.db import transaction
 from django.db.models import F, Sum, Window
-from django.db.models.functions import RowNumber
+from django.db.models.functions import Least, RowNumber
 from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Organization, key_of
@@ -21,11 +21,15 @@ from apps.billing.operations import insufficient_balance, require_spending, sett
 from apps.billing.queries import open_slices, stopped_organizations
 from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import list_unrated, rate_in_parts, rate_organization
+from apps.billing.usage.spending import RATED
 from apps.core.database.clock import db_now
 from apps.core.money import dollars
 
 SLICE_SECONDS = 60
-_SHARE_OF_WALLET = 20  # a slice grows by at most 5 % of the wallet, or by what the current request needs
+# A slice grows by at most these parts of the wallet and of a key's own limit, or by what the current request needs, so
+# that something is left for the other gateways.
+_SHARE_OF_WALLET = 20
+_SHARE_OF_KEY = 8
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,14 @@ def lease_slice(
     more = max(required_nano, wallet.balance_nano // _SHARE_OF_WALLET)
     if room := room_nano(organization=wallet.owner_id, attribution=whose):
         more = min(more, room[0])
-    if (left_nano := _left_of_key(wallet, key_id, required_nano)) is not None:
-        more = min(more, left_nano)
+    if limited := _limit_of_key(wallet, key_id):
+        limit_nano, left_nano = limited
+        if left_nano < required_nano:
+            raise BudgetExceeded(
+                gettext("This request needs %(amount)s. The limit of its key is %(limit)s, of which %(left)s is left.")
+                % {"amount": dollars(required_nano), "limit": dollars(limit_nano), "left": dollars(left_nano)}
+            )
+        more = min(more, max(required_nano, left_nano // _SHARE_OF_KEY))
     found = _lock_open(wallet, hold_id) if hold_id else None
     grown = _grow(found, more) if found else _open(organization, more, by, whose)
     post(
@@ -71,8 +81,24 @@ def lease_slice(
     return Slice(hold_id=grown.pk, amount_nano=grown.amount_nano)
 
 
-def _left_of_key(wallet: LedgerAccount, key_id: str, required_nano: int) -> int | None:
-    """Return what a key with a limit of its own may still spend; None without one. Raises BudgetExceeded."""
+@transaction.atomic
+def take_limit(*, organization: Organization | str, key_id: str) -> int | None:
+    """Take from a key what it may still spend of its own limit, and return it in nano-USD; None without a limit.
+
+    The key goes on with what its open slices hold.
+    """
+    limited = _limit_of_key(lock_wallet(organization=organization), key_id)
+    if limited is None:
+        return None
+    ApiKey.objects.for_organization(organization).filter(pk=key_id).update(spend_limit_nano=limited[0] - limited[1])
+    return limited[1]
+
+
+def _limit_of_key(wallet: LedgerAccount, key_id: str) -> tuple[int, int] | None:
+    """Return a key's own limit and what is left of it; None without a limit.
+
+    What it used counts from when a gateway reported it, charged or not. Until then its reservation is in a slice.
+    """
     keys = ApiKey.objects.for_organization(wallet.owner_id).filter(pk=key_id).exclude(spend_limit_nano=None)
     found = keys.values_list("spend_limit_nano", "created_at").first()
     if found is None:
@@ -80,16 +106,12 @@ def _left_of_key(wallet: LedgerAccount, key_id: str, required_nano: int) -> int 
     limit_nano, created_at = found
     assert limit_nano is not None  # those without one are excluded
     set_aside = open_slices().filter(organization_id=wallet.owner_id, key_id=key_id)
-    aside_nano = set_aside.aggregate(nano=Sum(F("amount_nano") - F("captured_nano"), default=0))["nano"]
+    unused_nano = F("amount_nano") - Least("used_nano", "amount_nano")
+    aside_nano = set_aside.aggregate(nano=Sum(unused_nano, default=0))["nano"]
     since = created_at.astimezone(datetime.UTC).date()
     series = UsageSeries.objects.filter(organization_id=wallet.owner_id, key_id=key_id, day__gte=since)
-    left_nano: int = limit_nano - aside_nano - series.aggregate(nano=Sum("posted_nano", default=0))["nano"]
-    if left_nano < required_nano:
-        raise BudgetExceeded(
-            gettext("This key may spend %(limit)s in all, has %(left)s left, and this needs %(amount)s.")
-            % {"limit": dollars(limit_nano), "left": dollars(max(left_nano, 0)), "amount": dollars(required_nano)}
-        )
-    return left_nano
+    used_nano = int(series.aggregate(nano=Sum(RATED, default=0))["nano"])
+    return limit_nano, max(limit_nano - aside_nano - used_nano, 0)
 
 
 def _lock_open(wallet: LedgerAccount, hold_id: str) -> Hold | None:

@@ -13,6 +13,7 @@ from apps.accounts.queries import KeyLimits, find_actor, get_key_limits
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.queries import get_version_by_name, list_versions
 from apps.billing.usage.metering import price_ceiling
+from apps.billing.usage.slices import take_limit
 from apps.catalog.queries import active_prices, get_base_model, inference_sku, list_base_models
 from apps.contracts.evaluation import EvaluationPlan, GraderKind
 from apps.contracts.worker_api import JudgeAccess
@@ -25,7 +26,7 @@ KEY_LIFETIME = datetime.timedelta(minutes=30)
 _SILENT = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
 _VERSIONS_OFFERED = 100
 # What a judge needs, so that a worker which was taken over spends little more: it waits for limits of the gateway, a
-# run gets so many keys in all, and each spends at most so many times the price of all calls.
+# run gets so many keys, and all of them spend together at most so many times the price of all calls.
 _MOST_KEYS, _CALLS_AT_ONCE, _TOKENS_A_CALL, _SPENT_AT_MOST = 4, 2, 4_000, 2
 _FEWEST_CALLS = 10  # the gateway sets more aside for a call than it costs
 _PARAM = "evaluation.grader"
@@ -67,9 +68,9 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
 def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     """Return the judge's URL, model and a key for the run's worker, issued in the name of the job's creator.
 
-    Raises StaleLease, NotFound (the plan has no judge), PermissionDenied (the creator may no longer use inference), and
-    RateLimited above _MOST_KEYS of the run. The key has the limits of the key that created the job, if they are lower,
-    and a limit of its own on what it spends.
+    Raises StaleLease, NotFound (the plan has no judge, or it was deleted), PermissionDenied (the creator may no longer
+    use inference), and RateLimited above _MOST_KEYS of the run. The key has the limits of the key that created the job,
+    if they are lower, and a limit on what it spends: what the run's earlier keys left of theirs.
     """
     run, job = lock_run(lease=lease)
     plan = stored_request(job).evaluation
@@ -81,7 +82,8 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
             gettext("The job's creator has left, or the key that created it was revoked or has expired.")
         )
     keys, name = ApiKey.objects.for_organization(job.organization_id), f"Judge of {job.pk}"
-    if keys.filter(name=name, created_at__gte=run.created_at).count() >= _MOST_KEYS:
+    earlier = list(keys.filter(name=name, created_at__gte=run.created_at).order_by("created_at", "pk"))
+    if len(earlier) >= _MOST_KEYS:
         raise RateLimited(gettext("This run asked for a judge too often."), retry_after_seconds=3600)
     made_with = keys.filter(pk=job.created_by).first()
     calls = max(2 * plan.max_answers, _FEWEST_CALLS)  # of the base model and of the tuned one
@@ -95,15 +97,20 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         lifetime=KEY_LIFETIME,
         project_id=job.project_id,
         limits=_lower(needed, get_key_limits(key_id=made_with.pk)) if made_with else needed,
-        spend_limit_nano=_SPENT_AT_MOST * _price_nano(job.organization_id, plan.grader.model, calls * _TOKENS_A_CALL),
+        spend_limit_nano=take_limit(organization=job.organization_id, key_id=earlier[-1].pk)
+        if earlier
+        else _spend_limit_nano(job.organization_id, plan.grader.model, calls * _TOKENS_A_CALL),
         most=_MOST_KEYS,
         made_with=made_with,
     )
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)
 
 
-def _price_nano(organization_id: str, model_name: str, tokens: int) -> int:
-    """Return the price of so many of the model's tokens, of the dearer kind."""
+def _spend_limit_nano(organization_id: str, model_name: str, tokens: int) -> int | None:
+    """Return _SPENT_AT_MOST times the price of so many of the model's tokens, of the dearer kind.
+
+    None while the model has no price. Raises NotFound for a model that was deleted.
+    """
     base = (
         get_version_by_name(organization=organization_id, model_name=model_name).adapter.base_model
         if model_name.startswith("ft:")
@@ -111,7 +118,8 @@ def _price_nano(organization_id: str, model_name: str, tokens: int) -> int:
     )
     skus = [inference_sku(base, direction=direction) for direction in ("input", "output")]
     rules = active_prices(skus=skus, organization=organization_id).values()
-    return max((price_ceiling(quantity=tokens, price_nano=each.price_nano, per=each.per) for each in rules), default=0)
+    prices = [price_ceiling(quantity=tokens, price_nano=each.price_nano, per=each.per) for each in rules]
+    return _SPENT_AT_MOST * max(prices) if prices else None
 
 
 def _lower(needed: KeyLimits, own: KeyLimits) -> KeyLimits:

@@ -14,7 +14,7 @@ from apps.accounts.models import ApiKey, Membership, User
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits, list_keys
 from apps.billing.budget_settings import set_budget, set_key_labels
 from apps.billing.budgets import BudgetExceeded, attribution_of_key, period_of, room_nano
-from apps.billing.models import UsageSeries
+from apps.billing.models import Hold, UsageSeries
 from apps.billing.usage.slices import close_slice, lease_slice
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
@@ -83,25 +83,32 @@ def test_a_judge_that_loops_spends_at_most_twice_what_its_calls_cost(create, cla
         sku = f"inference:{way}:{floor.base_model.name}"
         set_price(sku=sku, unit="tokens", price_nano=nano, per=1_000_000, by="system", now=db_now())
     create(make_adapter(floor.organization, floor.base_model).model_name if is_own else "")
-    key_id = find_key(secret=open_judge(lease=claim().lease, now=db_now()).key).key_id
+    attempt = claim()
+    key_id = find_key(secret=open_judge(lease=attempt.lease, now=db_now()).key).key_id
     limit = ApiKey.objects.get(pk=key_id).spend_limit_nano
     price = PriceRule.objects.get(sku=f"inference:output:{floor.base_model.name}")
     assert limit == 2 * 4_000 * 2 * EvaluationPlan().max_answers * 210
     lease = partial(lease_slice, organization=floor.organization, by="gateway", key_id=key_id)
     give_credit(floor.organization, 100 * limit)
 
-    first = lease(required_nano=1)
-    assert first.amount_nano == limit
-    with pytest.raises(BudgetExceeded, match="may spend"):
-        lease(required_nano=1)
+    first, second = lease(required_nano=210), lease(by="another gateway", required_nano=210)
+    assert first.amount_nano == limit // 8 and 210 < second.amount_nano < limit // 8
+    with pytest.raises(BudgetExceeded, match="limit of its key"):
+        lease(required_nano=limit)
     close_slice(hold_id=first.hold_id, by="gateway")
-    UsageSeries.objects.create(
+    Hold.objects.filter(pk=second.hold_id).update(used_nano=420)
+    UsageSeries.objects.create(  # recorded and not charged yet: two tokens of the second slice, and others
         organization=floor.organization, price_rule=price, sku=price.sku, subject="m", key_id=key_id,
-        day=db_now().date(), posted_nano=limit - 1,
+        day=db_now().date(), quantity=(limit - second.amount_nano) // 210 + 1,
     )  # fmt: skip
 
-    assert lease(required_nano=1).amount_nano == 1
-    with pytest.raises(BudgetExceeded, match="may spend"):
+    left = limit - (second.amount_nano - 420) - 210 * ((limit - second.amount_nano) // 210 + 1)
+    assert lease(required_nano=10).amount_nano == max(left // 8, 10)
+    with pytest.raises(BudgetExceeded, match="limit of its key"):
+        lease(required_nano=left)
+    again = ApiKey.objects.get(pk=find_key(secret=open_judge(lease=attempt.lease, now=db_now()).key).key_id)
+    assert again.spend_limit_nano == left - max(left // 8, 10)
+    with pytest.raises(BudgetExceeded, match="limit of its key"):
         lease(required_nano=1)
 
 
