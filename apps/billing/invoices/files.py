@@ -115,7 +115,7 @@ def _foot(pdf: FPDF, invoice: Invoice) -> None:
     if set(labels) != {""}:
         for label, cents in labels.items():
             _line(pdf, f"{label or 'without label'}: ${usd_of_cents(cents)}", size=9)
-        if others_cents:
+        if others_cents is not None:
             _line(pdf, f"everything else: ${usd_of_cents(others_cents)}", size=9)
     _line(pdf, f"Total ${usd_of_cents(invoice.total_cents)}", size=12, style="B", height=8)
     _line(pdf, "Charged to the balance when it was used; nothing is due with this statement.", size=8)

@@ -5,10 +5,11 @@ rounded on the cumulative sum of all invoices, as rating does with nano; the pre
 """
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from itertools import chain, islice
+from operator import itemgetter, or_
 
 from django.db import transaction
 from django.db.models import (
@@ -25,11 +26,12 @@ from django.db.models import (
     Value,
     When,
 )
+from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Cast, TruncMonth
 from django.utils.formats import date_format
 from django.utils.translation import gettext
 
-from apps.accounts.models import ApiKey, Organization
+from apps.accounts.models import Organization
 from apps.accounts.notices.events import announce
 from apps.accounts.notices.notifications import PAYERS
 from apps.billing.ledger import lock_wallet
@@ -45,7 +47,7 @@ from apps.billing.models import (
     VolumeRebate,
 )
 from apps.billing.tenant_batches import for_each
-from apps.billing.usage.labels import values_of_label
+from apps.billing.usage.labels import with_keys
 from apps.core import audit
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.locks import lock
@@ -53,8 +55,10 @@ from apps.core.money import NANO_PER_CENT
 
 GRACE = datetime.timedelta(hours=48)  # after the month, for records still on a gateway's disk
 DEFAULT_LABEL = "team"
+_LINES_AT_ONCE = 1000
 
 _WHOLE = DecimalField(max_digits=60, decimal_places=0)  # of a cost times a unit, beyond a bigint
+_KEPT_NANO = F("captured_nano") - F("refunded_nano")
 _UNINVOICED_NANO = F("posted_nano") - F("invoiced_nano")
 # The quantity that this invoice's share of a series pays for; all of it on the first invoice.
 _UNINVOICED_QUANTITY = Case(
@@ -120,18 +124,30 @@ def close_month(*, organization: Organization | str, month: datetime.date) -> In
     profile = BillingProfile.objects.filter(organization_id=organization_id).first()
     label = profile.chargeback_label if profile else DEFAULT_LABEL
     after = (month + datetime.timedelta(days=32)).replace(day=1)
-    lines = [
-        *_training_lines(organization_id, after, label),
-        *_metered_lines(organization_id, after, label),
-        *_rebate_lines(organization_id, after),
-    ]
-    return _write(organization_id, month, lines, profile) if lines else None
+    holds = _holds(after).filter(organization_id=organization_id)
+    series = _series(after).filter(organization_id=organization_id)
+    rebates = _rebates(after).filter(organization_id=organization_id)
+    if not (holds.exists() or series.exists() or rebates.exists()):
+        return None
+    total_nano = _sum(holds, _KEPT_NANO - F("invoiced_nano")) + _sum(series, _UNINVOICED_NANO)
+    invoice = _issue(organization_id, month, total_nano - _sum(rebates, _UNINVOICED_NANO), profile)
+    _write_lines(
+        invoice,
+        chain(_training_lines(holds, label), _metered_lines(organization_id, series, label), _rebate_lines(rebates)),
+    )
+    holds.update(invoiced_nano=_KEPT_NANO)
+    series.update(invoiced_nano=F("posted_nano"))
+    rebates.update(invoiced_nano=F("posted_nano"))
+    return invoice
 
 
-def _write(organization_id: str, month: datetime.date, lines: list[_Line], profile: BillingProfile | None) -> Invoice:
+def _sum(rows: "QuerySet[Hold] | QuerySet[UsageSeries] | QuerySet[VolumeRebate]", nano: CombinedExpression) -> int:
+    return int(rows.aggregate(nano=Sum(nano, default=0))["nano"])
+
+
+def _issue(organization_id: str, month: datetime.date, total: int, profile: BillingProfile | None) -> Invoice:
     last = Invoice.objects.filter(organization_id=organization_id).order_by("-month").first()
     before = last.cumulative_nano if last else 0
-    total = sum(line.nano for line in lines)
     lock("billing.invoice_number")
     number = f"{month:%Y-%m}-{Invoice.objects.filter(month=month).count() + 1:05}"
     invoice = Invoice.objects.create(
@@ -144,16 +160,6 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
         total_cents=cents_of(before + total) - cents_of(before),
         cumulative_nano=before + total,
     )
-    sum_nano = before
-    rows = []
-    for position, line in enumerate(lines, 1):
-        cents = cents_of(sum_nano + line.nano) - cents_of(sum_nano)
-        sum_nano += line.nano
-        values = {name: getattr(line, name) for name in line.__dataclass_fields__}
-        rows.append(
-            InvoiceLine(organization_id=organization_id, invoice=invoice, position=position, cents=cents, **values)
-        )
-    InvoiceLine.objects.bulk_create(rows, batch_size=1000)
     audit.record(
         organization=organization_id, by="system", action="invoice.issued", target=invoice.pk, number=number,
         total_nano=total,
@@ -173,12 +179,35 @@ def _write(organization_id: str, month: datetime.date, lines: list[_Line], profi
     return invoice
 
 
+def _write_lines(invoice: Invoice, lines: Iterator[_Line]) -> None:
+    """Write the lines, a thousand at a time."""
+    sum_nano, position = invoice.cumulative_nano - invoice.total_nano, 0
+    while part := list(islice(lines, _LINES_AT_ONCE)):
+        rows = []
+        for line in part:
+            position += 1
+            cents = cents_of(sum_nano + line.nano) - cents_of(sum_nano)
+            sum_nano += line.nano
+            rows.append(
+                InvoiceLine(
+                    organization_id=invoice.organization_id,
+                    invoice=invoice,
+                    position=position,
+                    cents=cents,
+                    **{name: getattr(line, name) for name in line.__dataclass_fields__},
+                )
+            )
+        InvoiceLine.objects.bulk_create(rows)
+    if sum_nano != invoice.cumulative_nano:
+        raise RuntimeError(f"the lines of invoice {invoice.pk} sum to {sum_nano}, not {invoice.cumulative_nano}")
+
+
 # What is charged for the days before `after`, and not invoiced yet.
 
 
 def _holds(after: datetime.date) -> QuerySet[Hold]:
     ended = Hold.objects.filter(purpose=HoldPurpose.JOB, status=HoldStatus.CLOSED, closed_at__lt=begin_of_day(after))
-    return ended.exclude(invoiced_nano=F("captured_nano") - F("refunded_nano"))
+    return ended.exclude(invoiced_nano=_KEPT_NANO)
 
 
 def _series(after: datetime.date) -> QuerySet[UsageSeries]:
@@ -189,10 +218,9 @@ def _rebates(after: datetime.date) -> QuerySet[VolumeRebate]:
     return VolumeRebate.objects.filter(month__lt=after).exclude(posted_nano=F("invoiced_nano"))
 
 
-def _training_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
+def _training_lines(holds: "QuerySet[Hold]", label: str) -> Iterator[_Line]:
     """Yield a line for each hold of a job or a conversion that was settled or refunded since it was last invoiced."""
-    holds = _holds(after).filter(organization_id=organization_id)
-    for hold in holds.select_related("price_rule").order_by("closed_at", "pk"):
+    for hold in holds.select_related("price_rule").order_by("closed_at", "pk").iterator(chunk_size=_LINES_AT_ONCE):
         nano = hold.captured_nano - hold.refunded_nano - hold.invoiced_nano
         price, closed_at = hold.price_rule, hold.closed_at
         kind = LineKind(price.sku.partition(":")[0]) if price else LineKind.TRAINING
@@ -206,35 +234,30 @@ def _training_lines(organization_id: str, after: datetime.date, label: str) -> I
             first_day=day, last_day=day, key_id=hold.key_id, adapter_version_id="", member_id=hold.member_id,
             label=hold.labels.get(label, ""), nano=nano,
         )  # fmt: skip
-        hold.invoiced_nano += nano
-        hold.save(update_fields=["invoiced_nano"])
 
 
-def _metered_lines(organization_id: str, after: datetime.date, label: str) -> Iterable[_Line]:
+def _metered_lines(organization_id: str, series: "QuerySet[UsageSeries]", label: str) -> Iterator[_Line]:
     """Yield a line for each price, model, key, adapter version and month with charges that are not invoiced yet."""
-    members = dict(ApiKey.objects.filter(organization_id=organization_id).values_list("pk", "created_by_id"))
-    labels = values_of_label(organization=organization_id, name=label)
-    series = _series(after).filter(organization_id=organization_id)
     months = series.values(
         "sku", "subject", "key_id", "adapter_version_id", "price_rule_id", "price_rule__unit", month=TruncMonth("day")
     )
     sums = months.annotate(
         first=Min("day"), last=Max("day"), quantity=Sum(_UNINVOICED_QUANTITY), nano=Sum(_UNINVOICED_NANO)
     )
-    for row in sums.order_by("sku", "subject", "key_id", "first", "price_rule_id", "adapter_version_id").iterator():
+    ordered = sums.order_by("sku", "subject", "key_id", "first", "price_rule_id", "adapter_version_id")
+    rows = ordered.iterator(chunk_size=_LINES_AT_ONCE)
+    for row, member_id, labels in with_keys(rows, organization=organization_id, key_of_row=itemgetter("key_id")):
         yield _Line(
             kind=row["sku"].partition(":")[0], subject=row["subject"], reference="", sku=row["sku"],
             price_rule_id=row["price_rule_id"], unit=row["price_rule__unit"], quantity=int(row["quantity"]),
             first_day=row["first"], last_day=row["last"], key_id=row["key_id"],
-            adapter_version_id=row["adapter_version_id"], member_id=members.get(row["key_id"], ""),
-            label=labels.get(row["key_id"], ""), nano=int(row["nano"]),
+            adapter_version_id=row["adapter_version_id"], member_id=member_id, label=labels.get(label, ""),
+            nano=int(row["nano"]),
         )  # fmt: skip
-    series.update(invoiced_nano=F("posted_nano"))
 
 
-def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]:
-    rows = _rebates(after).filter(organization_id=organization_id)
-    for row in rows.select_related("price_rule").order_by("month", "pk"):
+def _rebate_lines(rebates: "QuerySet[VolumeRebate]") -> Iterator[_Line]:
+    for row in rebates.select_related("price_rule").order_by("month", "pk"):
         last = (row.month + datetime.timedelta(days=32)).replace(day=1) - datetime.timedelta(days=1)
         yield _Line(
             kind=LineKind.REBATE, subject=f"Volume of {row.month:%B %Y}", reference="", sku=row.price_rule.sku,
@@ -242,15 +265,14 @@ def _rebate_lines(organization_id: str, after: datetime.date) -> Iterable[_Line]
             last_day=last, key_id="", adapter_version_id="", member_id="", label="",
             nano=row.invoiced_nano - row.posted_nano,
         )  # fmt: skip
-        row.invoiced_nano = row.posted_nano
-        row.save(update_fields=["invoiced_nano"])
 
 
-def sum_by_label(invoice: Invoice, *, most: int = 100) -> tuple[dict[str, int], int]:
+def sum_by_label(invoice: Invoice, *, most: int = 100) -> tuple[dict[str, int], int | None]:
     """Return the invoice's cents for the `most` largest values of the charge-back label, and for all others together.
 
-    "" is no label. The cents add up to the invoice's total.
+    "" is no label; None: there are no others. The cents add up to the invoice's total.
     """
     sums = invoice.lines.values_list("label").annotate(sum=Sum("cents")).order_by("-sum", "label")
-    largest = {value: int(cents) for value, cents in sums[:most]}
-    return largest, invoice.total_cents - sum(largest.values())
+    first = list(sums[: most + 1])
+    largest = {value: int(cents) for value, cents in first[:most]}
+    return largest, invoice.total_cents - sum(largest.values()) if len(first) > most else None

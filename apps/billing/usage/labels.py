@@ -1,33 +1,40 @@
 """Labels of keys, to which what their requests cost is charged. The key of a judge has those of the key of its job."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TypeVar
 
 from django.db.models import Case, CharField, F, OuterRef, QuerySet, Subquery, When
 
 from apps.accounts.models import ApiKey, KeyKind, Organization
 from apps.billing.models import KeyLabel
 
+Row = TypeVar("Row")
+
+_ROWS_AT_ONCE = 1000
 LABELLED_KEY = Case(  # of an ApiKey: the key whose labels it has
     When(kind=KeyKind.MEMBER, made_with__gt="", then=F("made_with")), default=F("pk"), output_field=CharField()
 )
 
 
-def labels_of_keys(*, organization: Organization | str) -> dict[str, dict[str, str]]:
-    """Return by key the values of its labels by their names. Keys without labels are left out."""
-    labels: dict[str, dict[str, str]] = defaultdict(dict)
-    rows = KeyLabel.objects.for_organization(organization)
-    for row in rows:
-        labels[row.key_id][row.name] = row.value
-    keys = ApiKey.objects.for_organization(organization).annotate(labelled=LABELLED_KEY)
-    for key_id, labelled in keys.filter(labelled__in=rows.values("key_id")).values_list("pk", "labelled"):
-        labels[key_id] = labels[labelled]
-    return dict(labels)
-
-
-def values_of_label(*, organization: Organization | str, name: str) -> dict[str, str]:
-    """Return by key the value of the label `name`. Keys without it are left out."""
-    labels = labels_of_keys(organization=organization)
-    return {key_id: pairs[name] for key_id, pairs in labels.items() if name in pairs}
+def with_keys(
+    rows: Iterator[Row], *, organization: Organization | str, key_of_row: Callable[[Row], str]
+) -> Iterator[tuple[Row, str, dict[str, str]]]:
+    """Yield each row with the creator and the labels of its key, reading the keys of a thousand rows at once."""
+    while part := list(islice(rows, _ROWS_AT_ONCE)):
+        keys = ApiKey.objects.for_organization(organization).filter(pk__in={key_of_row(row) for row in part})
+        found = {
+            key_id: (creator, labelled)
+            for key_id, creator, labelled in keys.values_list("pk", "created_by_id", LABELLED_KEY)
+        }
+        labels: dict[str, dict[str, str]] = defaultdict(dict)
+        labelled = {each for _, each in found.values()}
+        for label in KeyLabel.objects.for_organization(organization).filter(key_id__in=labelled):
+            labels[label.key_id][label.name] = label.value
+        for row in part:
+            creator, key_id = found.get(key_of_row(row), ("", ""))
+            yield row, creator or "", dict(labels.get(key_id, {}))
 
 
 def label_by_key(*, organization: Organization | str, name: str) -> "QuerySet[ApiKey, tuple[str, str | None]]":

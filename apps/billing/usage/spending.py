@@ -4,13 +4,14 @@ import datetime
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from django.db.models import DecimalField, F, Func, OuterRef, QuerySet, TextField, Value
 from django.db.models.functions import Cast, Coalesce, TruncDay
 
-from apps.accounts.models import ApiKey, Organization, key_of
+from apps.accounts.models import Organization, key_of
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, LineKind, UsageSeries, VolumeRebate
-from apps.billing.usage.labels import labels_of_keys
+from apps.billing.usage.labels import with_keys
 from apps.core.database.clock import begin_of_day
 from apps.core.money import rated
 
@@ -84,11 +85,9 @@ def stream_spending(*, organization: Organization | str, first: datetime.date, l
 
 
 def _metered(organization_id: str, first: datetime.date, last: datetime.date) -> Iterator[Spend]:
-    keys = ApiKey.objects.filter(organization_id=organization_id)
-    members = dict(keys.values_list("pk", "created_by_id"))
-    labels = labels_of_keys(organization=organization_id)
     series = used_series(organization_id, first, last).select_related("price_rule")
-    for line in series.order_by("day", kind_of("sku"), "subject", "pk").iterator():
+    ordered = series.order_by("day", kind_of("sku"), "subject", "pk").iterator()
+    for line, member_id, labels in with_keys(ordered, organization=organization_id, key_of_row=attrgetter("key_id")):
         price = line.price_rule
         yield Spend(
             day=line.day,
@@ -102,8 +101,8 @@ def _metered(organization_id: str, first: datetime.date, last: datetime.date) ->
             price_rule_id=price.pk,
             key_id=line.key_id,
             adapter_version_id=line.adapter_version_id,
-            member_id=members.get(line.key_id, ""),
-            labels=dict(labels.get(line.key_id, {})),
+            member_id=member_id,
+            labels=labels,
             cost_nano=rated(quantity=line.quantity, price_nano=price.price_nano, per=price.per),
         )
 

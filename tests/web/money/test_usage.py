@@ -12,7 +12,7 @@ from django.db import transaction
 from django.test import RequestFactory
 
 from apps.billing.budget_settings import set_budget
-from apps.billing.models import UsageSeries
+from apps.billing.models import LedgerTransaction, UsageSeries
 from apps.billing.queries import get_spending
 from apps.billing.usage.metering import UsageRecord, rate_usage, record_quantity, record_usage
 from apps.billing.usage.slices import close_slice, lease_slice
@@ -25,6 +25,7 @@ from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.billing import usage
 from apps.interfaces.web.shell.downloads import download_csv
+from tests.factories.money import USD, give_credit
 from tests.support.pages import csv_rows, text
 
 
@@ -278,7 +279,7 @@ def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
 
 
 def test_the_csv_of_jobs_is_written_in_parts(floor, claim, client_for, vera, monkeypatch):
-    monkeypatch.setattr(usage, "_JOBS_READ_AT_ONCE", 1)
+    monkeypatch.setattr(usage, "_READ_AT_ONCE", 1)
     find_jobs, sizes = usage._by_job, []
     monkeypatch.setattr(usage, "_by_job", lambda owner, part: sizes.append(len(part)) or find_jobs(owner, part))
     jobs = [floor.job(), floor.job()]
@@ -288,6 +289,16 @@ def test_the_csv_of_jobs_is_written_in_parts(floor, claim, client_for, vera, mon
     lines = csv_rows(client_for(vera).get("/usage/export?table=jobs"))
 
     assert (sizes, {line["job"] for line in lines}) == ([1, 1], {job.pk for job in jobs})
+
+
+def test_the_csv_of_the_ledger_has_every_movement_and_is_written_in_parts(floor, client_for, vera, monkeypatch):
+    monkeypatch.setattr(usage, "_READ_AT_ONCE", 2)
+    for number in range(5):
+        give_credit(floor.organization, USD, key=f"gift-{number}")
+
+    lines = csv_rows(client_for(vera).get("/usage/export?table=ledger"))
+
+    assert len(lines) == LedgerTransaction.objects.filter(organization=floor.organization).count() > 5
 
 
 def test_the_export_adds_up(use, floor, claim, client_for, vera):

@@ -97,7 +97,7 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
     profile = get_profile(organization=request.organization)
     sums, others_cents = sum_by_label(found)
     labels = [(label or gettext("without label"), cents * 10_000_000) for label, cents in sums.items()]
-    if others_cents:
+    if others_cents is not None:
         labels.append((gettext("Everything else"), others_cents * 10_000_000))
     address = reverse("web:invoice_detail", args=[found.pk])
     context = {

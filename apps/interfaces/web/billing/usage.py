@@ -2,9 +2,10 @@
 
 import datetime
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
@@ -56,7 +57,9 @@ _SERIES_SHOWN = 5  # more colours are hard to distinguish; the remaining models 
 _OTHER = later("Other models")
 _PAGE = 20
 _JOBS_SHOWN = 10
-_JOBS_READ_AT_ONCE = 500
+Row = TypeVar("Row")
+
+_READ_AT_ONCE = 500
 _SHOWN = 50  # of models, and of keys, members, projects or labels
 _GROUPS = {
     Group.KEY: later("Key"),
@@ -81,7 +84,6 @@ _HEADERS: dict[str, tuple[str, ...]] = {
     "ledger": ("at", "what", "for", "balance_usd", "held_usd"),
     **{group: (group, "cost_usd") for group in _GROUPS},
 }  # fmt: skip
-_WITHOUT = "without"
 _HOUR = datetime.timedelta(hours=1)
 # Reasons of movements between the wallet and the slices held for requests: apps/billing/usage/slices.py.
 _REASONS_OF_SLICES: dict[tuple[str, str], str] = {
@@ -223,7 +225,7 @@ def _grouped(organization: Organization, group: Group, period: Period, *, most: 
         names = names_of_projects(organization=organization, ids=ids)
     else:
         names = names_of_keys(organization=organization, ids=ids) | names_of_creators(organization=organization)
-    without = f"{_WITHOUT} {label or group}"
+    without = gettext("without %(name)s") % {"name": label or _GROUP_WORDS[group]}
     rows = [(names.get(found, found) or without, nano) for found, nano in sums.largest.items()]
     if sums.others:
         rows.append((gettext("Everything else (%(count)s)") % {"count": f"{sums.others:,}"}, sums.others_nano))
@@ -268,8 +270,7 @@ def _plot(
     )
 
 
-def _movements(organization: Organization, transactions: Iterable[LedgerTransaction]) -> list[Movement]:
-    listed = list(transactions)
+def _movements(organization: Organization, listed: Sequence[LedgerTransaction]) -> list[Movement]:
     holds = sources_of_holds(organization=organization, ids=[posted.source for posted in listed])
     return [_movement(posted, holds.get(posted.source, posted.source)) for posted in listed]
 
@@ -323,22 +324,26 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
         posted = list_transactions(organization=organization).filter(
             created_at__gte=period.since, created_at__lt=period.until
         )
-        return [
+        return (
             (each.at.isoformat(), each.words, each.reason, csv_usd(each.wallet_nano), csv_usd(each.held_nano))
-            for each in _movements(organization, posted[:_MOST_EXPORTED])
-        ]
+            for part in _parts(posted.iterator(chunk_size=_READ_AT_ONCE))
+            for each in _movements(organization, part)
+        )
     if table == "jobs":
         charges = stream_job_charges(organization=organization, first=period.first, last=period.last)
-        parts = iter(lambda: list(islice(charges, _JOBS_READ_AT_ONCE)), [])
         return (
             (use.job.pk, use.title, use.job.status, use.day, use.billed_seconds, csv_usd(use.cost_nano))
-            for part in parts
+            for part in _parts(charges)
             for use in _by_job(organization, part)
         )
     if table in _GROUPS:
         grouped = _grouped(organization, Group(table), period, most=_MOST_EXPORTED)
         return [(name, csv_usd(nano)) for name, nano in grouped]
     return map(_csv_line, stream_spending(organization=organization, **days))
+
+
+def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    return iter(lambda: list(islice(rows, _READ_AT_ONCE)), [])
 
 
 def _csv_line(line: Spend) -> tuple[object, ...]:
