@@ -160,6 +160,13 @@ def test_only_a_failed_job_is_started_again_and_with_money_that_was_named(sdk, f
     assert (refused.value.code, misread.value.param) == ("invalid_state", "budget.max_cost_usd")
 
 
+def test_a_key_that_may_not_move_aliases_retries_no_job_of_apply(sdk, file_id, floor, alice):
+    job = create(sdk, file_id, metadata={"apply.name": "support-bot"})
+
+    with pytest.raises(openai.PermissionDeniedError, match="lacks the scope"):
+        start_again(openai_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write"}))), job.id)
+
+
 def test_a_key_that_may_not_write_files_starts_no_mended_one(floor, alice, claim):
     job = floor.job()
     claim().finish(wire.Failed(code=FailureCode.INVALID_TRAINING_FILE, message="Line 3: no answer."))

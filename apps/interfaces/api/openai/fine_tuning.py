@@ -255,6 +255,7 @@ class JobRetry(ApiView):
     def post(self, request: Request, job_id: str, body: RetryJob) -> JobObject:
         job = queries.get_job(organization=self.organization, id=job_id)
         require_scope_of_judge(self.identity, stored_request(job).evaluation)
+        _require_scope_of_marks(self.identity, job.metadata, are_copied=True)
         now = db_now()
         if job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs:
             self._require_scope_of_files()
@@ -323,18 +324,20 @@ def require_scope_of_judge(identity: KeyIdentity, plan: EvaluationPlan | None) -
         raise PermissionDenied(message, param="evaluation.grader", required_scope=str(Permission.INFERENCE))
 
 
-def _require_scope_of_marks(identity: KeyIdentity, metadata: Mapping[str, str]) -> None:
+def _require_scope_of_marks(identity: KeyIdentity, metadata: Mapping[str, str], *, are_copied: bool = False) -> None:
     """Raise PermissionDenied for metadata of `anneal apply` or `anneal import` from a key that may not move aliases.
 
-    The commands point an alias at the model of the newest job with their metadata, whichever key created it.
+    The commands point an alias at the model of the newest job with their metadata, whichever key created it. A job's
+    metadata is copied to its retry.
     """
     mark = next((name for name in metadata if name == _IMPORT_MARK or name.startswith(_APPLY_MARK)), None)
     if mark is not None and Permission.ADAPTER_WRITE not in identity.scopes:
         message = (
             f"A job with the metadata '{mark}' decides where an alias points, and this API key lacks the scope "
-            "'adapter.write'. Use another key, or another name."
+            f"'adapter.write'. {'Use another key.' if are_copied else 'Use another key, or another name.'}"
         )
-        raise PermissionDenied(message, param=f"metadata.{mark}", required_scope=str(Permission.ADAPTER_WRITE))
+        param = None if are_copied else f"metadata.{mark}"
+        raise PermissionDenied(message, param=param, required_scope=str(Permission.ADAPTER_WRITE))
 
 
 def _with_metadata(rows: QuerySet[FineTuningJob], query: JobsQuery) -> QuerySet[FineTuningJob]:
