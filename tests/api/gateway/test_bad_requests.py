@@ -175,7 +175,7 @@ def test_the_reason_of_a_refusal_by_the_engine_is_told_in_our_words(
     [
         ("System role not supported", ["developer", "user"], 0, "into the first user message"),
         ("Only user and assistant roles are supported!", ["user", "assistant", "tool", "user"], 2, "the role 'tool'"),
-        ("Unexpected message role.", ["user", "assistant", "tool", "user"], 2, "the role 'tool'"),
+        ("Unexpected message role.", ["system", "user", "assistant", "tool", "user"], 3, "the role 'tool'"),
         ("Conversation roles must alternate user/assistant/…", ["system", "user", "user"], 2, "is out of turn"),
         ("System message must be at the beginning.", ["user", "system", "user"], 1, "only at the beginning"),
     ],

@@ -109,7 +109,7 @@ def _bad_request(found: EngineFault, request: EngineRequest) -> DomainError:
         size = _VOCABULARY.search(found.message)
         known = f": its ids end at {int(size[1]) - 1}" if size else ""
         return InvalidValue(f"`{param}` holds token ids that this model does not know{known}.", param=param)
-    if refused := _refused_roles(found.message, request):
+    if found.param in (None, "", "messages") and (refused := _refused_roles(found.message, request)):
         return refused
     if found.param in request.fields:
         return InvalidValue(f"The model refuses the value of `{found.param}`.", param=found.param)
@@ -158,8 +158,8 @@ def _refused_roles(reason: str, request: EngineRequest) -> DomainError | None:
         return _refused_role(request, roles.index("system", 1), text)
     is_list = "only" in words  # of the roles that the template knows
     unknown = next((at for at, role in enumerate(roles) if role in _FIXES and (role in words) is not is_list), None)
-    if unknown is None:
-        unknown = next((at for at, role in enumerate(roles) if role in _FIXES), None)
+    if unknown is None:  # the text names none: most templates know the role 'system'
+        unknown = next((roles.index(role) for role in ("tool", "system") if role in roles), None)
     if unknown is None:
         return None
     role = roles[unknown]
