@@ -3,6 +3,8 @@
 Each answer must be one that the OpenAPI document has.
 """
 
+import json
+
 import httpx
 import openai
 from django.test import Client
@@ -42,3 +44,18 @@ def openai_client(key: IssuedKey | str, **options: object) -> openai.OpenAI:
 def create(sdk: openai.OpenAI, file_id: str, **fields: object) -> FineTuningJob:
     """Create a job of the demo model as client code does."""
     return sdk.fine_tuning.jobs.create(**({"model": "anneal-demo", "training_file": file_id} | fields))
+
+
+class Answers(httpx.BaseTransport):
+    """Gives prepared answers in turn."""
+
+    def __init__(self, *answers: httpx.Response | Exception) -> None:
+        self.left = list(answers)
+        self.bodies: list[object] = []
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.bodies.append(json.loads(request.read() or b"null"))
+        answer = self.left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer

@@ -27,8 +27,8 @@ _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
 def item_path(place: str, item_id: str) -> str:
-    """Return the address of one object of a list."""
-    return f"{place}/{quote(item_id, safe='')}"
+    """Return the address of one object of a list. Raises Failure for an empty id."""
+    return f"{place}/{quote(_given(item_id), safe='')}"
 
 
 def job_path(job_id: str) -> str:
@@ -36,8 +36,17 @@ def job_path(job_id: str) -> str:
 
 
 def model_path(name: str, *, is_own: bool = False) -> str:
-    """Return the address of a model, in OpenAI's API or our own. Names have `:` and may have `/`."""
-    return f"{'/api' if is_own else ''}/v1/models/{quote(name, safe=':/')}"
+    """Return the address of a model, in OpenAI's API or our own. Names have `:` and may have `/`.
+
+    Raises Failure for an empty name.
+    """
+    return f"{'/api' if is_own else ''}/v1/models/{quote(_given(name), safe=':/')}"
+
+
+def _given(name: str) -> str:
+    if not name.strip():
+        raise Failure("A name or an id is empty.", ExitCode.USAGE)
+    return name
 
 
 class Api:

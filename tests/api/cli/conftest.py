@@ -90,6 +90,14 @@ def anneal(network: Network, tmp_path: Path, request: pytest.FixtureRequest) -> 
 
 
 @pytest.fixture
+def model(floor, claim) -> str:
+    job = floor.job(suffix="triage")
+    claim().start().succeed(floor.base_model)
+    job.refresh_from_db()
+    return job.adapter_version.model_name
+
+
+@pytest.fixture
 def checking_server(floor: TrainingSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the server check files, and count their tokens, while a command waits for it."""
 

@@ -47,6 +47,7 @@ def train(floor, claim):
     return run
 
 
+@pytest.mark.slow
 def test_a_change_is_priced_trained_once_and_promoted_if_it_beats_production(anneal, folder, train) -> None:
     rehearsed = anneal("apply", "--dry-run", "--json")
     assert rehearsed.exit_code == 0 and not FineTuningJob.objects.exists(), rehearsed.errors

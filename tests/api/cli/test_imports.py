@@ -31,6 +31,7 @@ def openai(checking_server, monkeypatch) -> Iterator[OpenAiTwin]:
         yield twin
 
 
+@pytest.mark.slow
 def test_jobs_are_imported_once_and_their_old_names_answer(
     anneal, openai, floor, claim, network, tmp_path, monkeypatch
 ) -> None:
@@ -199,6 +200,7 @@ FIREWORKS = {
 PAIRS = [{"instruction": f"Say {n}", "output": str(n)} for n in range(12)]
 
 
+@pytest.mark.slow
 def test_configurations_of_other_tools_become_jobs(anneal, openai, tmp_path) -> None:
     (tmp_path / "data").mkdir()
     for place in ("rows.json", "data/rows.json"):

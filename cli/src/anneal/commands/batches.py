@@ -53,7 +53,10 @@ def _requests(path: Path | None, given: str) -> str:
     if path is None:
         return f"the requests of {given}"
     with path.open("rb") as lines:
-        return counted(sum(1 for line in lines if line.strip()), "request")
+        count = sum(1 for line in lines if line.strip())
+    if not count:
+        raise typer.BadParameter(f"{given} has no requests.", param_hint="FILE")
+    return counted(count, "request")
 
 
 def _wait(session: Session, batch_id: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from anneal.failures import ExitCode, Failure
 from anneal.migration.rows import conversion_text, convert_file
 from anneal.output import AsJson, Limit, counted, emit, emit_list, fields, moment, notice, size
 from anneal.session import Session, session_of
+from anneal.texts import is_file
 from anneal.transfers import upload as send
 from anneal.transfers import upload_whole
 from apps.core.errors import DomainError
@@ -158,7 +159,7 @@ def accepted_id(session: Session, path: Path, file: dict[str, Any]) -> str:
 
 def find_path(given: str, option: str) -> Path | None:
     """Return the path of a file on this machine, or None for the id of an uploaded one. Raises BadParameter."""
-    if Path(given).is_file():
+    if is_file(given):
         return Path(given)
     if given.startswith("file-"):
         return None

@@ -4,12 +4,11 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
 
-from anneal.texts import STANDARD_INPUT, text_of
+from anneal.texts import STANDARD_INPUT, is_file, text_of
 
 AUTO = "auto"
 
@@ -62,7 +61,7 @@ class JobOptions:
         if "training_file" not in request:
             raise typer.BadParameter("This option is required.", param_hint="--file")
         for name, option in (("training_file", "--file"), ("validation_file", "--validation-file")):
-            if Path(file := str(request.get(name) or "")).is_file():
+            if is_file(file := str(request.get(name) or "")):
                 text = f"{file} is a file here. Give the id that `anneal files upload {file}` prints."
                 raise typer.BadParameter(text, param_hint=option)
         return request
