@@ -29,6 +29,7 @@ def send(case: Case, ids: dict[str, str], secret: str) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_every_bad_request_is_refused_by_name_with_what_to_do(key, ids) -> None:
     """One test of all: the world is made once, and every case that fails is shown."""
     wrong = []

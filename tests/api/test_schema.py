@@ -43,6 +43,7 @@ def described() -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{method.upper()} {path}", operation
 
 
+@pytest.mark.slow
 def test_the_document_is_valid_and_served_to_everyone(client: Client, db: None) -> None:
     served = client.get("/api/v1/schema")
 

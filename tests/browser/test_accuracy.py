@@ -48,6 +48,7 @@ def test_the_pages_of_accuracy_are_accessible_and_reflow(
         check_page(page, WIDTHS)
 
 
+@pytest.mark.slow
 def test_an_operator_takes_a_calibration_back_and_the_newest_again(
     open_page: Callable[..., Page], job_id: str, olga: User
 ) -> None:

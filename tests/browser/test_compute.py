@@ -4,6 +4,7 @@ import datetime
 import re
 from collections.abc import Callable
 
+import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
 from apps.accounts.models import User
@@ -18,6 +19,7 @@ RECORD_SHIFTS = """() => { window.shifted = 0; new PerformanceObserver((list) =>
 }).observe({ type: "layout-shift", buffered: true }); }"""
 
 
+@pytest.mark.slow
 def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: Market, alice: User) -> None:
     join_machines()
     due = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=2)
@@ -30,6 +32,7 @@ def test_the_compute_step_is_accessible_in_every_state(open_page: Open, market: 
     check_page(page, WIDTHS)
 
 
+@pytest.mark.slow
 def test_changing_the_recipe_updates_the_panel_and_leaves_what_is_being_typed(
     open_page: Open, market: Market, alice: User
 ) -> None:
@@ -119,6 +122,7 @@ def test_a_deadline_is_typed_in_the_readers_zone_and_sent_in_utc(open_page: Open
     expect(page.locator("#compute-more")).to_contain_text("due ")
 
 
+@pytest.mark.slow
 def test_a_way_to_make_it_fit_is_one_click_and_the_job_launches_as_shown(
     open_page: Open, market: Market, alice: User
 ) -> None:

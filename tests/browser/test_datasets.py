@@ -28,6 +28,7 @@ def alice(transactional_db: None) -> User:
     return alice
 
 
+@pytest.mark.slow
 def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
     open_page: Open, alice: User, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def looked_at(alice: User) -> DatasetVersion:
     return version
 
 
+@pytest.mark.slow
 def test_limit_and_split_are_chosen_in_place_and_findings_lead_to_rows(
     open_page: Open, alice: User, looked_at: DatasetVersion
 ) -> None:

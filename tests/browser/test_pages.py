@@ -149,6 +149,7 @@ def test_a_job_shows_its_newest_state_when_answers_are_late(
     expect(page.locator("#job-state")).to_contain_text("4,321")
 
 
+@pytest.mark.slow
 def test_the_palette_and_single_keys_find_objects_and_walk_lists(
     open_page: Open, lived: SeededOrganization, alice: User
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_late_answer_to_other_words_is_not_offered(open_page: Open, floor: Tra
     complaints[:] = [text for text in complaints if "Failed to fetch" not in text and "ERR_INTERNET" not in text]
 
 
+@pytest.mark.slow
 def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
     open_page: Open, running: FineTuningJob, alice: User
 ) -> None:
@@ -256,6 +258,7 @@ def test_the_first_page_of_a_new_organization_is_accessible(open_page: Open, flo
     check_page(open_page("/", user=alice), WIDTHS[-1:])
 
 
+@pytest.mark.slow
 def test_the_wizard_leads_from_a_dataset_to_a_launched_job(
     open_page: Open, floor: TrainingSetup, organization: Organization, alice: User
 ) -> None:

@@ -48,6 +48,7 @@ def sign_in(page: Page, user: User) -> None:
     settle(page)
 
 
+@pytest.mark.slow
 def test_a_passkey_is_added_and_signs_in(page: Page) -> None:
     user = make_user("dana")
     make_organization("Dana Labs", owner=user)

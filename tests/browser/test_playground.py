@@ -136,6 +136,7 @@ def test_with_a_response_format_two_models_are_asked_at_a_time(page: Page) -> No
     assert [body["response_format"] for _, body in held] == [{"type": "json_object"}] * 3
 
 
+@pytest.mark.slow
 def test_the_better_answer_is_saved_as_a_preference_and_the_conversation_opens_again(page: Page) -> None:
     asked = answer(page)
     send(page)

@@ -85,6 +85,7 @@ def test_pages_are_accessible_and_reflow(
         check_page(open_page(path, user=user), WIDTHS)
 
 
+@pytest.mark.slow
 def test_an_alias_is_deleted_only_after_a_second_look(open_page: Open, version: AdapterVersion, alice: User) -> None:
     page = open_page(f"/adapters/{version.pk}", user=alice)
 
@@ -116,6 +117,7 @@ def answer_with_the_models_name(page: Page) -> list[dict[str, Any]]:
     return asked
 
 
+@pytest.mark.slow
 def test_models_answer_beside_each_other_under_the_same_conditions(
     open_page: Open, version: AdapterVersion, alice: User
 ) -> None:
@@ -151,6 +153,7 @@ def test_models_answer_beside_each_other_under_the_same_conditions(
     expect(page.get_by_role("button", name="Add a model")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_being_loaded_is_asked_until_it_answers(
     open_page: Open, version: AdapterVersion, alice: User
 ) -> None:
@@ -177,6 +180,7 @@ def test_a_model_that_is_being_loaded_is_asked_until_it_answers(
     open_page.complaints.clear()
 
 
+@pytest.mark.slow
 def test_nothing_is_sent_before_the_script_is_there(open_page: Open, version: AdapterVersion, alice: User) -> None:
     page = open_page(f"/adapters/{version.pk}", user=alice)
     asked, held = answer_with_the_models_name(page), list[Route]()
@@ -193,6 +197,7 @@ def test_nothing_is_sent_before_the_script_is_there(open_page: Open, version: Ad
     assert [message["content"] for message in asked[0]["messages"]] == ["My card is lost"]
 
 
+@pytest.mark.slow
 def test_an_answer_is_kept_and_the_prompt_shown_as_the_model_reads_it(
     open_page: Open, version: AdapterVersion, alice: User
 ) -> None:

@@ -18,6 +18,7 @@ def reader(olga: User) -> User:
     return olga
 
 
+@pytest.mark.slow
 def test_every_component_is_accessible_and_reflows(open_page: Open, reader: User) -> None:
     page = open_page("/styleguide", user=reader)
     page.locator("#loss-chart canvas").wait_for()
@@ -83,6 +84,7 @@ def test_tabs_move_by_arrow_and_rows_choose_by_click(open_page: Open, reader: Us
     expect(page.locator(".price-hero")).to_contain_text("$2.18")
 
 
+@pytest.mark.slow
 def test_the_theme_is_kept_by_the_server(open_page: Open, reader: User) -> None:
     page = open_page("/styleguide", user=reader)
 

@@ -117,6 +117,7 @@ def _note_part(request: Request, sent: list[str]) -> None:
         sent.append(request.url.split("?")[0])
 
 
+@pytest.mark.slow
 def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice: User, file: Path) -> None:
     page = open_page("/datasets/upload", user=alice, is_fresh=True)
     sent: list[str] = []
@@ -147,6 +148,7 @@ def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice:
     assert read_object(DatasetVersion.objects.get().object_key) == CONTENT
 
 
+@pytest.mark.slow
 def test_a_part_being_signed_when_its_file_is_paused_waits_for_it_to_go_on(
     open_page: Open, alice: User, file: Path
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_file_sent_twice_at_once_is_uploaded_once(open_page: Open, alice: User
     assert Upload.objects.count() == 1
 
 
+@pytest.mark.slow
 # Django spools each request's body; a server that dies leaves some to the garbage collector.
 @pytest.mark.filterwarnings("ignore:.*SpooledTemporaryFile:pytest.PytestUnraisableExceptionWarning")
 def test_an_upload_outlives_the_server_it_began_on(
@@ -227,6 +230,7 @@ def bucket(settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
+@pytest.mark.slow
 def test_parts_go_straight_to_a_bucket_by_presigned_addresses_and_resume_there(
     open_page: Open, alice: User, file: Path, bucket: str
 ) -> None:

@@ -18,6 +18,7 @@ def proceed(page: Page) -> None:
     page.locator("#wizard .btn-primary[type=submit]").click()
 
 
+@pytest.mark.slow
 def test_reload_back_forward_and_a_shared_address_show_what_was_on_the_form(
     open_page: Open, market: Market, alice: User
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_step_begins_at_its_heading_and_the_keyboard_sends_it(open_page: Open,
     expect(page.locator("h1")).to_have_text("Review and launch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["method", "compute"])
 def test_offline_hides_what_is_for_other_values_and_the_connection_brings_it_back(
     step: str, open_page: Open, market: Market, alice: User
@@ -107,6 +109,7 @@ def test_offline_hides_what_is_for_other_values_and_the_connection_brings_it_bac
     _forget(open_page, "ERR_INTERNET_DISCONNECTED")
 
 
+@pytest.mark.slow
 def test_a_failed_answer_is_said_and_asked_for_again(open_page: Open, market: Market, alice: User) -> None:
     page = open_page(f"{market.wizard}&step=method", user=alice)
     before = page.locator(PRICE).inner_text()
@@ -123,6 +126,7 @@ def test_a_failed_answer_is_said_and_asked_for_again(open_page: Open, market: Ma
     _forget(open_page, "502")
 
 
+@pytest.mark.slow
 def test_an_answer_to_values_that_changed_meanwhile_is_not_shown(open_page: Open, market: Market, alice: User) -> None:
     page = open_page(f"{market.wizard}&step=compute", user=alice, is_fresh=True)
     held: list[Route] = []

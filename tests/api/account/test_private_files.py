@@ -121,6 +121,7 @@ def test_a_hidden_file_answers_as_an_unknown_one(clients, floor, organization, k
     assert hidden.deleted_at is None
 
 
+@pytest.mark.slow
 def test_pages_and_search_leave_out_hidden_files(client_for, organization, alice, ann, bob, vera, charlie, clients):
     version = upload(clients["its member"])
     one = f"/datasets/{version.pk}"

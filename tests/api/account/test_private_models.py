@@ -112,6 +112,7 @@ def test_a_hidden_model_answers_as_an_unknown_one(clients, floor, version, alias
     assert version.deleted_at is None and Alias.objects.filter(pk=alias.pk).exists()
 
 
+@pytest.mark.slow
 def test_pages_and_search_leave_out_hidden_models(client_for, alice, ann, bob, rival, charlie, version, alias):
     one = f"/adapters/{version.pk}"
     pages = [one, f"{one}/delete", f"{one}/push"]

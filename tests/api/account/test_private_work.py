@@ -41,6 +41,7 @@ def make_work(client) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with_it(
     api_client, client_for, organization, alice, ann, bob, rival, charlie, secret_project
 ):

@@ -188,6 +188,7 @@ def test_a_request_in_progress_at_kill_9_is_counted_as_lost(gateway, tenant, eng
     assert (event.finish, event.input_tokens, event.output_tokens, event.input_price) == ("lost", 0, 0, None)
 
 
+@pytest.mark.slow
 def test_shipping_what_was_shipped_before_adds_nothing(gateway, tenant, engine, spool, tmp_path):
     engine.scripts["crash"] = Script(tokens=("x",) * 5, delay_seconds=0.002)
     load = Load(gateway, tenant)
@@ -257,6 +258,7 @@ def test_known_customers_are_served_and_metered_while_the_database_is_away(gatew
     wait_until(lambda: len(usage_of(tenant)) == len(statuses) + 1, "requests were lost", seconds=30)
 
 
+@pytest.mark.slow
 def test_refused_requests_are_counted_by_class_and_recorded_when_the_gateway_stops(gateway, tenant):
     http = gateway.http(tenant.key)
     body = {"model": BASE_MODEL, "prompt": "Hi", "max_tokens": 5}

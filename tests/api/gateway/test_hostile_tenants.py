@@ -41,6 +41,7 @@ def test_wrong_keys_of_one_address_are_refused_late_and_those_of_others_are_not(
     assert seconds_to_refuse("192.0.2.2") < LateRefusals.HOLD_SECONDS
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_large_counts_by_the_length_that_it_states(gateway, world):
     tenant = make_tenant("Large", world.base_model)
     with transaction.atomic():

@@ -59,6 +59,7 @@ def test_a_customer_who_leaves_before_the_first_token_pays_nothing_and_uses_up_t
     assert int(answer.headers["x-ratelimit-remaining-tokens"]) < 120_000 - 10_000
 
 
+@pytest.mark.slow
 def test_what_was_used_is_charged_exactly_and_the_slice_is_returned(gateway, tenant):
     client = gateway.openai(tenant.key)
     for _ in range(5):

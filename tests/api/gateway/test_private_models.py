@@ -13,6 +13,7 @@ from tests.support.gateway.processes import HI, wait_until
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_a_model_of_a_private_project_answers_only_keys_that_see_it(gateway, world, tenant):
     organization, owner = tenant.organization, tenant.owner
     bob, ann = make_member(organization, "member", "bob"), make_member(organization, "admin", "ann")

@@ -38,6 +38,7 @@ def public_url(gateway, settings) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_snippets_answer_as_pasted(public_url, world):
     code = {sample["key"]: sample["code"] for sample in chat_samples(model=world.acme.model_name, prompt="It's me")}
     environ = os.environ | {"ANNEAL_API_KEY": world.acme.key.secret}

@@ -73,6 +73,7 @@ def test_a_request_has_one_trace_that_the_engine_continues(traced, collector, en
     assert headers["traceparent"] == call.traceparent and "tracestate" not in headers
 
 
+@pytest.mark.slow
 def test_the_wait_for_a_replica_is_a_phase(traced, collector, tenant) -> None:
     answer = ask(traced, tenant)  # of a model that the gateway does not know yet
 

@@ -20,6 +20,7 @@ SESSION = Path(__file__).parent / "node/session.mjs"
 BOUNDARY = "a-boundary"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", ["openai-4", pytest.param("openai-5", marks=pytest.mark.nightly), "openai-6"])
 def test_every_call_works_with_the_clients_for_node(origin, organization, alice, tmp_path: Path, client: str) -> None:  # noqa: F811
     assert shutil.which("node"), "node is missing: make setup-dev"

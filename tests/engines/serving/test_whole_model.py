@@ -52,6 +52,7 @@ def test_the_merged_model_answers_under_its_own_name_alone(replica: Replica) -> 
     assert replica.plane.observed[-1].capacity == 0
 
 
+@pytest.mark.slow
 def test_a_deleted_model_is_served_no_more_and_its_files_go(replica: Replica) -> None:
     models = replica.paths.work_dir / "models"
     before = replica.list_processes()

@@ -88,6 +88,7 @@ class ProbeHere:
         return 0
 
 
+@pytest.mark.slow
 def test_a_point_is_measured_and_reported(plane: ControlPlane, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "SubprocessExecutor", ProbeHere)
     monkeypatch.setattr(probe, "CPU_WINDOW", Window(measured=0.3, longest=0.6))

@@ -101,6 +101,7 @@ def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
     assert steps[-1].train_mean_token_accuracy > 0.3 > steps[0].train_mean_token_accuracy
 
 
+@pytest.mark.slow
 def test_preferences_are_learned(tiny_model, tmp_path):
     recipe = recipe_of(objective=Objective.DPO, gradient_accumulation_steps=2)
 
@@ -192,6 +193,7 @@ def test_a_job_begins_with_the_adapter_it_continues(tiny_model, trained, tmp_pat
     assert second.outcome.train_loss < trained.outcome.train_loss
 
 
+@pytest.mark.slow
 def test_full_training_begins_with_a_model_or_with_an_adapter_merged(tiny_model, trained, fully_trained, tmp_path):
     full = recipe_of(method=Method.FULL, learning_rate=1e-3)
 

@@ -241,6 +241,7 @@ def test_training_that_ends_short_of_its_last_step_is_no_success(tiny_model, tmp
     assert failure.value.code is FailureCode.INCOMPLETE_TRAINING
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best_weights_and_says_so(tiny_model, tmp_path, monkeypatch):
     """Other colours than those of the training rows: the more is learned, the worse they fit."""
     patient = msgspec.structs.replace(SMALL, epochs=12, learning_rate=2e-2, early_stopping_patience=2)
@@ -316,6 +317,7 @@ def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_
     assert any("reads 4 of the 32 validation rows" in line.message for line in tried.of(LogLine))
 
 
+@pytest.mark.slow
 def test_each_epoch_ends_with_a_checkpoint_that_knows_its_evaluation(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(run_callback, "_MIN_SECONDS_APART", 0.0)
     monkeypatch.setattr(run_callback, "_MAX_SAVING_SHARE", 1e9)  # as if an epoch took long

@@ -62,6 +62,7 @@ def uninterrupted() -> dict[str, torch.Tensor]:
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 def test_a_run_learns_its_rows_and_delivers_an_adapter(plane, tiny_model, make_agent, uninterrupted, method, tmp_path):
     """Agent, training child and publishing children as they are."""
@@ -132,6 +133,7 @@ def test_two_runs_at_once_each_end_with_the_adapter_of_one_alone(plane, tiny_mod
         assert all(torch.equal(adapter[name], tensor) for name, tensor in uninterrupted.items())
 
 
+@pytest.mark.slow
 def test_a_pause_saves_the_step_it_stops_at_and_ends_cleanly(plane, tiny_model, make_agent, tmp_path):
     long = msgspec.structs.replace(QUICK, epochs=10 * QUICK.epochs)  # no machine is through before the pause comes
     add_run(plane, tiny_model, hyperparameters=long)  # an interval longer than the run: the pause alone checkpoints

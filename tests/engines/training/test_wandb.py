@@ -1,10 +1,13 @@
 """Weights & Biases' own library, offline: it writes its run to the disk and would send it later."""
 
+import pytest
+
 from apps.contracts.runs import Tracker
 from gpu_workers.trainer.tracking.points import FinalStatus, MetricPoint
 from gpu_workers.trainer.tracking.wandb import WandbRun
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_by_the_librarys_own_rules(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     tracker = Tracker(kind="wandb", project="triage", name="first", entity="acme", tags=("a",), secret="k" * 40)

@@ -48,6 +48,7 @@ def wait_for_the_killed() -> None:
         wait_until(have_ended, "a killed rater's statement does not end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.chaos)])
 def test_kill_9_of_the_rater_under_load_loses_and_doubles_nothing(transactional_db: None, kills: int) -> None:
     organization = funded(1000 * USD)

@@ -106,6 +106,7 @@ def test_a_node_is_requested_listed_and_released(twin, settings):
     assert [body["propagationPolicy"] for body in twin.deletions] == ["Foreground"]
 
 
+@pytest.mark.slow
 def test_faults_are_capacity_errors_without_a_token_and_leave_nothing(twin, settings, monkeypatch, tmp_path):
     monkeypatch.setattr(api_client, "_SECONDS", 0.3)
     monkeypatch.setattr(api_client, "_MAX_ANSWER_BYTES", 500_000)

@@ -45,6 +45,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_no_role_used_at_run_time_escapes_row_level_security(running: EmbeddedServices) -> None:
     question = "SELECT rolname, rolsuper OR rolbypassrls OR rolcreaterole FROM pg_roles WHERE rolname = current_user"
 
@@ -125,6 +126,7 @@ def test_a_second_server_on_the_same_directory_is_refused(
         embedded.serve_postgres(Path(running.data_dir))
 
 
+@pytest.mark.slow
 def test_servers_outlive_their_starter_while_another_process_uses_them_and_stop_when_it_is_killed(
     tmp_path: Path,
 ) -> None:
@@ -146,6 +148,7 @@ def test_servers_outlive_their_starter_while_another_process_uses_them_and_stop_
     wait_until(lambda: not Path(services.redis_socket).exists())
 
 
+@pytest.mark.slow
 def test_acknowledged_rows_survive_kill_9_and_the_next_start_is_patient(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
     with ensure_running(data_dir) as services:
@@ -162,6 +165,7 @@ def test_acknowledged_rows_survive_kill_9_and_the_next_start_is_patient(tmp_path
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
 
 
+@pytest.mark.slow
 def test_a_lock_file_that_names_an_unrelated_process_does_not_stop_the_start(tmp_path: Path) -> None:
     with ensure_running(tmp_path, durable=False) as services:
         left_over = Path(services.postgres_socket_dir, ".s.PGSQL.5432.lock").read_text()
@@ -174,6 +178,7 @@ def test_a_lock_file_that_names_an_unrelated_process_does_not_stop_the_start(tmp
         psycopg.connect(services.database_url("app")).close()
 
 
+@pytest.mark.slow
 def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_path: Path) -> None:
     services = embedded.services(tmp_path)
     server = subprocess.Popen(

@@ -272,6 +272,7 @@ def test_no_client_can_have_itself_sampled(
     assert not OutboxMessage.objects.filter(topic="run.ended").exists()
 
 
+@pytest.mark.slow
 def test_a_collector_that_never_answers_delays_nothing(
     origin: str, start_tracing: StartTracing, silent_port: int
 ) -> None:
@@ -314,6 +315,7 @@ def test_a_sampler_in_place_of_which_all_would_be_sampled_is_refused(sampler: st
     assert set(SAMPLERS) == set(sampling._KNOWN_SAMPLERS)
 
 
+@pytest.mark.slow
 def test_a_process_without_a_collector_imports_nothing_of_opentelemetry() -> None:
     code = (
         "import sys, threading, apps.config.asgi, apps.config.asgi_internal, apps.config.celery\n"

@@ -189,6 +189,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_killed_program_comes_back_and_an_escaped_process_is_found_counted_and_ended(tmp_path: Path) -> None:
     home = tmp_path / "C# 1%25 mine"  # supervisor has its own meanings for such signs
     home.mkdir()

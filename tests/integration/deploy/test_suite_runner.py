@@ -36,6 +36,7 @@ def make_part(folder: Path, name: str, content: str, **options: Any) -> runner.P
     return runner.Part(name, (str(path),), **options)
 
 
+@pytest.mark.slow
 def test_the_last_line_counts_every_part_and_one_failure_fails_all(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -65,6 +66,7 @@ def test_a_part_that_breaks_down_or_finds_no_test_fails_the_suite(
     assert capsys.readouterr().out.splitlines()[-1].split(", ")[1] == "1 failed"
 
 
+@pytest.mark.slow
 def test_slow_tests_run_if_all_or_their_part_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "pytest.ini").write_text((folder / "pytest.ini").read_text() + "markers = slow\n")
     slow = "import pytest\n" + PASSES + "@pytest.mark.slow\n" + PASSES.replace("passes", "passes_late")
@@ -96,6 +98,7 @@ def test_without_git_the_change_is_unknown_and_nothing_passes(tmp_path: Path) ->
         find_changed(tmp_path)
 
 
+@pytest.mark.slow
 def test_what_was_recorded_decides_what_starts_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [make_part(folder, name, PASSES) for name in ("short", "long")]
     assert runner.main(["--record"], all_parts=parts) == 0

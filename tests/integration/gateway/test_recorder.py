@@ -99,6 +99,7 @@ async def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_completion_is_written_with_its_end_and_told_when_it_is_stored(tmp_path, weather):
     stored = Settled()
     recorder = Recorder(tmp_path, name="one", settled=Settled().note, stored=stored.note)
@@ -114,6 +115,7 @@ async def test_a_completion_is_written_with_its_end_and_told_when_it_is_stored(t
     assert (stored, recorder.keeping) == ({"org_1": completion.bytes, "org_2": completion.bytes}, 0)
 
 
+@pytest.mark.slow
 async def test_the_start_of_a_request_that_is_charged_under_another_id_is_kept_no_longer_than_its_end(
     tmp_path, weather
 ):
@@ -129,6 +131,7 @@ async def test_the_start_of_a_request_that_is_charged_under_another_id_is_kept_n
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_a_disk_that_cannot_be_written_stops_admission_until_it_can(tmp_path, weather):
     settled = Settled()
 
@@ -146,6 +149,7 @@ async def test_a_disk_that_cannot_be_written_stops_admission_until_it_can(tmp_pa
     await recorder.close()
 
 
+@pytest.mark.slow
 async def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp_path, weather):
     settled = Settled()
 

@@ -54,6 +54,7 @@ def test_a_run_that_cannot_fit_here_is_refused_before_anything_is_downloaded(pla
     assert not (tmp_path / "work" / "secrets").exists()  # no child was started
 
 
+@pytest.mark.slow
 def test_a_run_ends_a_measurement_which_is_taken_again_after_a_quiet_time(plane, models, tmp_path, monkeypatch):
     monkeypatch.setattr(agent_module, "_QUIET_SECONDS", 3.0)
     started = tmp_path / "started"
@@ -172,6 +173,7 @@ def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tm
     assert plane.outcomes == []
 
 
+@pytest.mark.slow
 def test_a_short_outage_costs_no_event_and_no_run(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "wait"))
@@ -331,6 +333,7 @@ make_agent(Plane, Path(sys.argv[2]), "stubborn").drain()
 """
 
 
+@pytest.mark.slow
 def test_killing_the_agent_kills_its_child_and_the_next_agent_starts_clean(plane, models, tmp_path):
     add_run(plane, models)
     process = subprocess.Popen([sys.executable, "-c", AGENT_PROCESS, plane.url, str(tmp_path)])

@@ -54,6 +54,7 @@ def cards(monkeypatch):
     monkeypatch.setattr(preflight, "pynvml", make_nvml("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"))
 
 
+@pytest.mark.slow
 def test_a_check_that_raises_dies_or_hangs_stops_no_other_and_the_report_says_what_to_do(
     cards, monkeypatch, capsys, tmp_path
 ):

@@ -176,6 +176,7 @@ def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, mon
     assert not any(path.endswith("/manifest.json") for path in plane.puts if "/adapter-" in path)
 
 
+@pytest.mark.slow
 def test_a_pause_after_the_last_step_changes_nothing(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("*=slow")))

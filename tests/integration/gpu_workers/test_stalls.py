@@ -60,6 +60,7 @@ def test_children_that_do_nothing_are_ended_with_evidence_in_the_log(plane, mode
     assert not any(str(tmp_path) in read_command(process) for process in list_descendants(1))
 
 
+@pytest.mark.slow
 def test_slow_children_without_events_are_left_alone(plane, models, tmp_path):
     outcomes = drain_at_once(plane, models, tmp_path, ["beat", "read"])
 
@@ -68,6 +69,7 @@ def test_slow_children_without_events_are_left_alone(plane, models, tmp_path):
         assert max(beat.work for beat in plane.beats_of[run]) > 3
 
 
+@pytest.mark.slow
 def test_a_step_that_should_take_long_has_ten_times_as_long(plane, models, tmp_path):
     spec = add_run(plane, models)
     plane.queue[0] = msgspec.structs.replace(spec, expected_training_seconds=20 * 0.6)
@@ -100,6 +102,7 @@ def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path, monkeypatch)
     assert plane.reports == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_itself_leaves_once_its_lease_is_gone_and_its_other_runs_have_ended(
     plane, models, tmp_path, monkeypatch, caplog
 ):

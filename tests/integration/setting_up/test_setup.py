@@ -173,6 +173,7 @@ def test_an_index_that_refuses_is_named_with_what_to_set(
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
     environment: Environment, own_installer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,6 +315,7 @@ def test_pips_settings_reach_the_installer_but_its_own_take_precedence(
     assert installer.indexes() == [], "no check is possible through pip's own proxy"
 
 
+@pytest.mark.slow
 def test_without_a_writable_cache_packages_are_not_kept(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from tests.support.pages import text
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_every_page_is_shown_to_everybody_with_its_sections(db, client: Client, alice, organization, client_for):
     member = client_for(alice)
 

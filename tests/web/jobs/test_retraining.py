@@ -86,6 +86,7 @@ def test_members_start_stop_and_resume_a_plan(plan, client_for, bob, vera, charl
         assert (plan.is_enabled, plan.acts_as) == (enabled == "1", bob.pk)
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_from_a_finished_job_after_its_price_was_shown(job, client_for, bob, vera):
     browser, holds = client_for(bob), Hold.objects.count()
     address = f"{NEW}?job={job.pk}"
@@ -115,6 +116,7 @@ def test_a_plan_is_made_from_a_finished_job_after_its_price_was_shown(job, clien
     assert again.status_code == 422 and "Another retraining plan has this name" in text(again)
 
 
+@pytest.mark.slow
 def test_what_is_wrong_stands_at_its_field_and_nothing_is_kept(job, client_for, bob):
     browser = client_for(bob)
     wrong = [
@@ -159,6 +161,7 @@ def test_a_plan_grades_by_the_criteria_of_its_form(job, client_for, bob):
     assert "Be fair." in shown and 'value="score_model" selected' in shown
 
 
+@pytest.mark.slow
 def test_a_plan_is_changed_and_deleted_and_keeps_what_the_form_does_not_ask(plan, client_for, bob):
     RetrainingPlan.objects.update(cadence="days", cadence_value=45, next_due_at=plan.created_at, hour_utc=5)
     browser, url = client_for(bob), f"/jobs/retraining/{plan.pk}"

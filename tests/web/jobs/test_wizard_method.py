@@ -340,6 +340,7 @@ WRONG_GRADERS = (
 )
 
 
+@pytest.mark.slow
 def test_a_wrong_grader_is_said_at_its_field(floor, chosen, page) -> None:
     for asked, sentence in WRONG_GRADERS:
         body = page(chosen | asked | {"pool": floor.pool.name}, status=422)

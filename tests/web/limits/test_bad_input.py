@@ -35,6 +35,7 @@ def test_no_query_breaks_a_page(alone, browser, floor, file_id) -> None:
             assert answer.status_code < 500, (page, list(query), str(query)[:80])
 
 
+@pytest.mark.slow
 @together_or_alone
 def test_no_form_breaks_a_page(alone, browser, file_id) -> None:
     for page, given, names in FORMS:

@@ -121,6 +121,7 @@ def test_the_first_process_answers_while_the_second_is_away(origin, own_paths, b
     assert len(own_paths) == 1 and processes() != [pid]
 
 
+@pytest.mark.slow
 def test_a_client_that_leaves_is_charged_for_what_it_started(origin, monkeypatch: pytest.MonkeyPatch):
     charged: list[float] = []
     monkeypatch.setattr(LimitRequests, "_take_seconds", lambda self, owners, seconds: charged.append(seconds))

@@ -88,6 +88,7 @@ def test_the_chosen_project_is_that_of_what_is_shown_and_made(client_for, organi
     assert member.post("/projects/choose", {"project": "proj_unknown"}).status_code == 404
 
 
+@pytest.mark.slow
 def test_a_viewer_of_a_project_only_looks_at_its_fine_tunes(client_for, organization, alice, ann, bob, floor):
     default = Project.objects.get(pk=default_project_id(organization))
     viewer = {"project_id": default.pk, "role": "viewer", "by": alice, "now": db_now()}
@@ -141,6 +142,7 @@ def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organizati
     assert owner.post(f"/projects/{default}", {"name": "Default", "is_private": "on"}).status_code == 422
 
 
+@pytest.mark.slow
 def test_pages_leave_out_the_fine_tunes_of_a_private_project(client_for, organization, alice, bob, floor, claim):
     secret = create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
     done = floor.job(suffix="done")

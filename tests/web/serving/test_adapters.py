@@ -322,6 +322,7 @@ def test_a_canary_of_everything_or_of_endless_digits_is_refused(share, version, 
     assert "A canary gets 1 to 99 percent" in page and not Alias.objects.exists()
 
 
+@pytest.mark.slow
 def test_another_form_is_ordered_at_the_price_on_its_button(
     version, organization, client_for, alice, bob, vera, charlie, rival
 ):

@@ -63,6 +63,7 @@ def confirmed(page: str) -> dict[str, str]:
     return {"confirmed": found[1]}
 
 
+@pytest.mark.slow
 def test_an_eval_of_two_models_starts_after_its_price_was_shown(rows, client_for, bob, vera, charlie, rival):
     for person, status in ((vera, 403), (charlie, 200), (None, 302)):
         assert client_for(person).get(NEW).status_code == status
@@ -98,6 +99,7 @@ def test_an_eval_of_two_models_starts_after_its_price_was_shown(rows, client_for
     assert "Start 2 runs" in text(browser.post(NEW, sent | forged)) and Eval.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_what_is_wrong_stands_at_its_field(rows, client_for, bob, organization):
     browser = client_for(bob)
     BaseModel.objects.create(name="listed", display_name="listed", parameter_count=1, context_length=1)

@@ -4,6 +4,7 @@ import html
 import re
 from urllib.parse import urlencode
 
+import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import translation
@@ -125,6 +126,7 @@ def test_german_pages_hold_no_english_sentence(organization, alice, client_for):
     assert not {address: texts for address, texts in found.items() if texts}
 
 
+@pytest.mark.slow
 def test_errors_findings_and_reasons_are_german_too(organization, alice, client_for, claim, floor):
     """A damaged file, a failed job, and forms with wrong values."""
     broken = make_ready_version(organization, BROKEN)

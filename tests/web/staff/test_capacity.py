@@ -151,6 +151,7 @@ def kubernetes(ca, /, **changes):
     } | changes  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_operator_connects_a_cluster_and_the_token_is_never_shown(olga, client_for, floor, ca, caplog):
     console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
     assert 'value="nvidia.com/gpu"' in console.get(page).content.decode()
@@ -207,6 +208,7 @@ def test_an_operator_connects_a_cluster_and_the_token_is_never_shown(olga, clien
     assert not CapacityToken.objects.exists()
 
 
+@pytest.mark.slow
 def test_an_operator_connects_dstack_and_its_token_goes_to_no_other_engine(olga, client_for, floor, ca):
     console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
 

@@ -104,6 +104,7 @@ def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, orga
     assert "The others follow when these are resolved." in differing
 
 
+@pytest.mark.slow
 def test_payments_refunds_and_disputes_are_listed_50_a_page_so_that_none_is_out_of_reach(console, organization) -> None:
     topup = TopUp.objects.create(
         organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 
 import msgspec
+import pytest
 from django.db.models import F
 
 from apps.accounts.models import Organization, OrganizationEvent
@@ -87,6 +88,7 @@ def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
     assert (row.status, row.failures) == ("waiting", 0)
 
 
+@pytest.mark.slow
 def test_what_busy_trainers_give_back_waits_for_an_idle_one_and_ends_after_a_day(shop, call, floor, organization):
     before = get_balance(organization=organization)
     shop("merged_16bit")

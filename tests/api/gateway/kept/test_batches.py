@@ -79,6 +79,7 @@ def assert_charged_once(tenant, count: int) -> None:
     assert not UsageConflict.objects.filter(organization=tenant.organization).exists()
 
 
+@pytest.mark.slow
 def test_a_batch_is_answered_charged_and_kept_as_files(tenant, engine):
     sdk = openai_client(tenant.key)
     unknown = {"model": "nothing", "messages": HI}
@@ -110,6 +111,7 @@ def test_a_batch_is_answered_charged_and_kept_as_files(tenant, engine):
         sdk.files.content(batch.input_file_id)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_the_middle_answers_and_charges_each_request_once(tenant, gateway, engine):
     sdk = openai_client(tenant.key)
     engine.scripts["slow"] = Script(tokens=("x",) * 4, delay_seconds=0.1)
@@ -168,6 +170,7 @@ def test_a_request_waits_for_a_place_and_repeats_a_failed_answer_and_is_charged_
     assert tokens.count() == 1, "each task made a key of its own"
 
 
+@pytest.mark.slow
 def test_a_request_without_a_price_fails_and_one_that_kills_engines_fails_after_some_tries(tenant, engine):
     unpriced = make_served_model("batch-unpriced", engine.url, is_priced=False)
     engine.scripts["killer"] = Script(breaks_after=0)
@@ -265,6 +268,7 @@ def test_a_batch_stops_when_the_credit_ends_or_its_key_is_revoked_or_it_is_cance
         sdk.batches.cancel(unpaid.id)
 
 
+@pytest.mark.slow
 def test_a_batch_counts_under_the_budget_and_the_limits_of_its_key(tenant, engine):
     limited = make_key(tenant.organization, tenant.owner, limits=KeyLimits(requests_per_minute=1))
     sdk = openai_client(limited)

@@ -110,6 +110,7 @@ def test_a_run_asks_grades_counts_and_is_charged_like_any_request(tenant, engine
     assert not BatchFile.objects.filter(organization=tenant.organization, deleted_at=None).exists()
 
 
+@pytest.mark.slow
 def test_models_grade_by_label_by_score_and_in_pairs(tenant, engine):
     engine.scripts["hail"] = Script(tokens=("Hi", "!"))
     engine.scripts["label Hi!"] = Script(tokens=('"good"',))
@@ -143,6 +144,7 @@ def test_models_grade_by_label_by_score_and_in_pairs(tenant, engine):
     assert "no number from 0 to 1" in item.results[0].error
 
 
+@pytest.mark.slow
 def test_files_datasets_and_stored_completions_are_sources(gateway, tenant, engine):
     sdk = openai_client(tenant.key)
     lines = "\n".join(json.dumps(each | {"sample": {"output_text": "Bye."}}) for each in ITEMS[:2])

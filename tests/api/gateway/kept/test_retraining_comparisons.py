@@ -47,6 +47,7 @@ def make_comparable(tenant: Tenant) -> Retraining:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_both_models_answer_each_row_once_and_are_graded_by_the_rows_own_answers(tenant, engine) -> None:
     engine.scripts["leave"] = Script(tokens=("See", " you."))
     make_comparable(tenant)

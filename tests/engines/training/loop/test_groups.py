@@ -134,6 +134,7 @@ def test_machines_lose_as_one_process_does(tiny_model, tmp_path, alone, fork_ser
 LONG = msgspec.structs.replace(PLAIN, epochs=40)
 
 
+@pytest.mark.slow
 def test_the_death_of_a_machine_is_told_apart_and_the_next_group_resumes(
     tiny_model, tmp_path, fork_server, monkeypatch
 ):
@@ -220,6 +221,7 @@ def test_as_many_machines_resume_exactly(tiny_model, tmp_path, fork_server):
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in tried.tensors().items())
 
 
+@pytest.mark.slow
 def test_the_best_weights_of_shards_are_put_back_on_all_machines(tiny_model, tmp_path, fork_server):
     """A learning rate with which the loss only rises: the best weights are those of the first evaluation."""
     recipe = msgspec.structs.replace(

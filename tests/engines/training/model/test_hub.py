@@ -104,6 +104,7 @@ def test_the_trainer_takes_only_the_files_the_job_was_created_with(fetching, tok
     assert ("model.safetensors" in hub.fetched) is (token == "hf_right")  # nothing of the case before was kept
 
 
+@pytest.mark.slow
 def test_damaged_cut_and_refused_downloads_are_repeated_until_every_file_is_right(fetching):
     faults = [
         Fault("flipped", WEIGHTS),
@@ -121,6 +122,7 @@ def test_damaged_cut_and_refused_downloads_are_repeated_until_every_file_is_righ
     assert hub.blob_bearers == set()
 
 
+@pytest.mark.slow
 def test_the_engine_downloads_the_pinned_commit_with_its_token_but_no_code_and_repeats_a_damaged_file(tmp_path):
     with serve_hub(BASE_MODEL) as hub:
         hub.files["modeling_tiny.py"] = b"raise SystemExit"

@@ -128,6 +128,7 @@ def memory(model: Path) -> int:
     return kib * 1024
 
 
+@pytest.mark.slow
 def test_a_merge_needs_the_memory_of_two_tensors_as_estimated_and_not_of_a_shard(large_model, merged):
     shards = sorted(large_model.glob("*.safetensors"))
     assert len(shards) > 1 and weight_bytes(large_model) > 150 * _MIB
@@ -137,6 +138,7 @@ def test_a_merge_needs_the_memory_of_two_tensors_as_estimated_and_not_of_a_shard
     assert weight_bytes(merged.folder) == pytest.approx(weight_bytes(large_model), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_merged_shard_is_what_the_library_would_have_written(large_model, merged):
     weights = load_file(merged.adapter / "adapter_model.safetensors")
     scale = 2.0  # alpha by rank
@@ -186,6 +188,7 @@ def probe_of(made: Made) -> ParityProbe:
     return msgspec.json.decode((Path(made.sealed.folder) / PARITY_FILE).read_bytes(), type=ParityProbe)
 
 
+@pytest.mark.slow
 def test_a_model_larger_than_the_memory_gets_the_probe_that_it_would_get_dense(examined, large_model, monkeypatch):
     dense = examined(large_model, monkeypatch, free_bytes=10**12)
     made = []

@@ -12,6 +12,7 @@ def world(db) -> World:
     return World()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_rule_holds(world, seed: int):
     simulate(world, seed)

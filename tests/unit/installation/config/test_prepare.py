@@ -62,6 +62,7 @@ def test_without_the_demonstration_there_is_a_catalogue_and_no_pool(transactiona
     assert not (home / "demo.json").exists() and not (home / "static").exists()
 
 
+@pytest.mark.slow
 def test_static_files_are_collected_again_only_when_one_changed(transactional_db: None, home: Path) -> None:
     manifest = home / "static/staticfiles.json"
     prepare("--demo")
