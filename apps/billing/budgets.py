@@ -115,7 +115,7 @@ def require_room(*, organization: Organization | str, attribution: Attribution, 
         left, budget = max(room[0], 0), room[1]
         raise BudgetExceeded(
             gettext(
-                "The budget of %(budget)s has %(left)s of %(limit)s left this month and this needs %(amount)s. "
+                "This needs %(amount)s, and %(left)s of %(limit)s is left this month in the budget of %(budget)s. "
                 "Raise it, or wait for next month."
             )
             % {

@@ -182,7 +182,7 @@ STATEMENTS: dict[str, int] = {
     "web:styleguide_metrics": 6,
     "web:tracker_list": 10,
     "web:usage": 28,
-    "web:usage_export": 14,
+    "web:usage_export": 11,
     "web:usage_traffic": 12,
     "web:usage_traffic_export": 9,
     "web:webhook_delete": 10,
