@@ -90,6 +90,9 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     needed = KeyLimits(
         requests_per_minute=calls, tokens_per_minute=calls * _TOKENS_A_CALL, concurrent_requests=_CALLS_AT_ONCE
     )
+    left_nano = take_limit(organization=job.organization_id, key_id=earlier[-1].pk) if earlier else None
+    if left_nano is None:
+        left_nano = _spend_limit_nano(job.organization_id, plan.grader.model, calls * _TOKENS_A_CALL)
     issued = issue_member_token(
         membership=creator,
         now=now,
@@ -97,9 +100,7 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         lifetime=KEY_LIFETIME,
         project_id=job.project_id,
         limits=_lower(needed, get_key_limits(key_id=made_with.pk)) if made_with else needed,
-        spend_limit_nano=take_limit(organization=job.organization_id, key_id=earlier[-1].pk)
-        if earlier
-        else _spend_limit_nano(job.organization_id, plan.grader.model, calls * _TOKENS_A_CALL),
+        spend_limit_nano=left_nano,
         most=_MOST_KEYS,
         made_with=made_with,
     )
