@@ -231,7 +231,7 @@ class StripeEvent(models.Model):
         max_length=_STRIPE_ID,
         blank=True,
         db_default="",
-        help_text="The organization in whose turn it is handled; empty: all such events share one turn.",
+        help_text="The customer in whose turn it is handled; empty: all such events share one turn.",
     )
     created_at = models.DateTimeField(help_text="By Stripe's clock.")
     received_at = models.DateTimeField(db_default=Now())

@@ -13,6 +13,6 @@ class Migration(migrations.Migration):
         migrations.AlterField(
             model_name='stripeevent',
             name='customer_id',
-            field=models.CharField(blank=True, db_default='', help_text='The organization in whose turn it is handled; empty: all such events share one turn.', max_length=255),
+            field=models.CharField(blank=True, db_default='', help_text='The customer in whose turn it is handled; empty: all such events share one turn.', max_length=255),
         ),
     ]
