@@ -116,7 +116,7 @@ def require_room(*, organization: Organization | str, attribution: Attribution, 
         raise BudgetExceeded(
             gettext(
                 "This needs %(amount)s, and %(left)s of %(limit)s is left this month in the budget of %(budget)s. "
-                "Raise it, or wait for next month."
+                "Raise the budget, or wait until next month."
             )
             % {
                 "budget": describe(budget),

@@ -179,6 +179,9 @@ def charge(*, topup_id: str) -> None:
     if topup.created_at <= db_now() - GIVEN_UP_AFTER:
         _settle_late(topup)
         return
+    if topup.declined_at:  # counted, and not voided yet
+        settle_decline(topup_id=topup.pk, reason=topup.failure)
+        return
     if why := _no_longer_ordered(topup):
         _give_up(topup, why)
         return
@@ -234,7 +237,7 @@ def _handle_decline(topup: TopUp, reason: str) -> None:
         _ask_owner(topup)
         return
     _count_decline(topup, reason)
-    gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+    gateway.void_invoice(invoice_id=topup.invoice_id or "")
     _give_up(topup, reason)
 
 
@@ -365,7 +368,7 @@ def drop_unconfirmed(*, topup_id: str) -> None:
 
 def _drop(topup: TopUp) -> None:
     try:
-        gateway.void_invoice(invoice_id=topup.invoice_id or "", key=f"{topup.pk}:void")
+        gateway.void_invoice(invoice_id=topup.invoice_id or "")
     except StripeRefused as error:  # it may have been paid, or the bank still decides: the sync shows
         logger.warning("%s was not voided: %s", topup.pk, error)
     sync_topup(topup_id=topup.pk)

@@ -82,14 +82,14 @@ def lease_slice(
 
 
 @transaction.atomic
-def take_limit(*, organization: Organization | str, key_id: str) -> int | None:
-    """Take from a key what it may still spend of its own limit, and return it in nano-USD; None without a limit.
+def take_limit(*, organization: Organization | str, key_id: str) -> int:
+    """Take from a key what it may still spend of its own limit, and return it in nano-USD; 0 without a limit.
 
     The key goes on with what its open slices hold.
     """
     limited = _limit_of_key(lock_wallet(organization=organization), key_id)
     if limited is None:
-        return None
+        return 0
     ApiKey.objects.for_organization(organization).filter(pk=key_id).update(spend_limit_nano=limited[0] - limited[1])
     return limited[1]
 

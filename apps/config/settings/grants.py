@@ -21,7 +21,8 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.project": "read",
         "accounts.notification": "extend",
         "accounts.organizationevent": "extend",
-        "accounts.apikey": "extend",  # a run's judge is called with a short-lived key of the job's creator
+        # A run's judge is called with a short-lived key of the job's creator. The next key gets the rest of its limit.
+        "accounts.apikey": "SELECT, INSERT, UPDATE (spend_limit_nano)",
     },
     "anneal_gateway": {
         "accounts.apikey": "write",

@@ -68,9 +68,9 @@ def require_judge(*, organization: Organization | str, plan: EvaluationPlan | No
 def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     """Return the judge's URL, model and a key for the run's worker, issued in the name of the job's creator.
 
-    Raises StaleLease, NotFound (the plan has no judge, or it was deleted), PermissionDenied (the creator may no longer
-    use inference), and RateLimited above _MOST_KEYS of the run. The key has the limits of the key that created the job,
-    if they are lower, and a limit on what it spends: what the run's earlier keys left of theirs.
+    Raises StaleLease, NotFound (the plan has no judge, or it was deleted or has no price), PermissionDenied (the
+    creator may no longer use inference), and RateLimited above _MOST_KEYS of the run. The key has the limits of the key
+    that created the job, if they are lower, and a limit on what it spends: what the run's earlier keys left of theirs.
     """
     run, job = lock_run(lease=lease)
     plan = stored_request(job).evaluation
@@ -90,9 +90,8 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
     needed = KeyLimits(
         requests_per_minute=calls, tokens_per_minute=calls * _TOKENS_A_CALL, concurrent_requests=_CALLS_AT_ONCE
     )
-    left_nano = take_limit(organization=job.organization_id, key_id=earlier[-1].pk) if earlier else None
-    if left_nano is None:
-        left_nano = _spend_limit_nano(job.organization_id, plan.grader.model, calls * _TOKENS_A_CALL)
+    whole_nano = _spend_limit_nano(job.organization_id, plan.grader.model, calls * _TOKENS_A_CALL)
+    left_nano = sum(take_limit(organization=job.organization_id, key_id=key.pk) for key in earlier)
     issued = issue_member_token(
         membership=creator,
         now=now,
@@ -100,17 +99,17 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         lifetime=KEY_LIFETIME,
         project_id=job.project_id,
         limits=_lower(needed, get_key_limits(key_id=made_with.pk)) if made_with else needed,
-        spend_limit_nano=left_nano,
+        spend_limit_nano=left_nano if earlier else whole_nano,
         most=_MOST_KEYS,
         made_with=made_with,
     )
     return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)
 
 
-def _spend_limit_nano(organization_id: str, model_name: str, tokens: int) -> int | None:
+def _spend_limit_nano(organization_id: str, model_name: str, tokens: int) -> int:
     """Return _SPENT_AT_MOST times the price of so many of the model's tokens, of the dearer kind.
 
-    None while the model has no price. Raises NotFound for a model that was deleted.
+    Raises NotFound for a model that was deleted or has no price.
     """
     base = (
         get_version_by_name(organization=organization_id, model_name=model_name).adapter.base_model
@@ -120,7 +119,9 @@ def _spend_limit_nano(organization_id: str, model_name: str, tokens: int) -> int
     skus = [inference_sku(base, direction=direction) for direction in ("input", "output")]
     rules = active_prices(skus=skus, organization=organization_id).values()
     prices = [price_ceiling(quantity=tokens, price_nano=each.price_nano, per=each.per) for each in rules]
-    return _SPENT_AT_MOST * max(prices) if prices else None
+    if not prices:
+        raise NotFound(gettext("No price is set for the judge's model. Ask the operator of this installation."))
+    return _SPENT_AT_MOST * max(prices)
 
 
 def _lower(needed: KeyLimits, own: KeyLimits) -> KeyLimits:

@@ -6,6 +6,7 @@ repeat a 429; our tasks do, with backoff. Nothing here may run inside a database
 """
 
 import datetime
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -227,9 +228,13 @@ def pay_invoice(*, invoice_id: str, key: str) -> StripeInvoice:
         )
 
 
-def void_invoice(*, invoice_id: str, key: str) -> StripeInvoice:
+def void_invoice(*, invoice_id: str) -> StripeInvoice:
+    """Void an open invoice. A second call is refused.
+
+    Each call has another key, because Stripe repeats its answer to a key for a day, also a refusal.
+    """
     with translated():
-        return read_invoice(services().invoices.void_invoice(invoice_id, {}, keyed(key)))
+        return read_invoice(services().invoices.void_invoice(invoice_id, {}, keyed(f"void:{uuid.uuid4()}")))
 
 
 def delete_draft(*, invoice_id: str) -> None:

@@ -21,6 +21,7 @@ from apps.billing.invoices.statements import cents_of, close_month, close_months
 from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
 from apps.billing.operations import grant_credit, refund_source
 from apps.billing.queries import get_balance, get_ledger_sum_nano
+from apps.billing.usage import labels
 from apps.billing.usage.charge_details import find_charge, list_hours, list_postings
 from apps.billing.usage.metering import rate_usage, record_usage
 from apps.billing.usage.storage import post_rebates, record_storage
@@ -81,6 +82,7 @@ def test_a_month_is_invoiced_once_line_by_line_and_split_by_label(
     rich, key: IssuedKey, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(statements, "_LINES_AT_ONCE", 1)
+    monkeypatch.setattr(labels, "_ROWS_AT_ONCE", 1)
     set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "search"}, by="user_1")
     use(rich, price("inference:input:m", 2 * USD), 3_000_000, key_id=key.key.pk)
     held = train(rich, 5 * USD, labels={"team": "ads"})

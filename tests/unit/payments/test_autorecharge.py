@@ -179,6 +179,25 @@ def test_a_late_decline_ends_the_charge_when_it_is_reported(
     assert (order.failures, order.paused_until is not None) == (1, True)
 
 
+def test_a_stolen_card_whose_charge_stripe_does_not_void_at_once_leaves_nothing_to_pay(
+    near_twin: Twin, organization: Organization
+) -> None:
+    order(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
+    autorecharge.start_due(now=db_now())
+    topup = TopUp.objects.get()
+    near_twin.faults.append(Fault(503, "/void", times=9))
+    with pytest.raises(StripeUnavailable):
+        autorecharge.charge(topup_id=topup.pk)
+    assert not AutoRecharge.objects.get().is_enabled
+    near_twin.faults.clear()
+
+    autorecharge.charge(topup_id=topup.pk)
+
+    topup.refresh_from_db()
+    assert (topup.status, topup.failure) == ("failed", "stolen_card")
+    assert near_twin.objects[topup.invoice_id or ""]["status"] == "void"
+
+
 def test_three_late_declines_pause_it_for_a_day(near_twin: Twin, organization: Organization, undecided: TopUp) -> None:
     for number in (1, 2, 3):
         autorecharge.settle_decline(topup_id=TopUp.objects.get(status="requested").pk, reason="insufficient_funds")

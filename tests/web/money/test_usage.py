@@ -293,11 +293,15 @@ def test_the_csv_of_jobs_is_written_in_parts(floor, claim, client_for, vera, mon
 
 def test_the_csv_of_the_ledger_has_every_movement_and_is_written_in_parts(floor, client_for, vera, monkeypatch):
     monkeypatch.setattr(usage, "_READ_AT_ONCE", 2)
+    monkeypatch.setattr(usage, "_MOST_EXPORTED", 1)
+    find_movements, sizes = usage._movements, []
+    monkeypatch.setattr(usage, "_movements", lambda owner, part: sizes.append(len(part)) or find_movements(owner, part))
     for number in range(5):
         give_credit(floor.organization, USD, key=f"gift-{number}")
 
     lines = csv_rows(client_for(vera).get("/usage/export?table=ledger"))
 
+    assert max(sizes) == 2
     assert len(lines) == LedgerTransaction.objects.filter(organization=floor.organization).count() > 5
 
 
