@@ -35,6 +35,9 @@
     document.dispatchEvent(new CustomEvent("themechange"));
   });
 
+  // --- polls: what is pressed stays, because a button that is replaced gets no click ---
+  document.addEventListener("htmx:before:swap", (e) => { if (e.target.matches("[hx-trigger*=every]:active")) e.preventDefault(); });
+
   // --- clicks ---
   let pressed;
   document.addEventListener("pointerdown", (e) => { pressed = e.target; });
@@ -104,7 +107,7 @@
     selectTab(to);
   };
 
-  // --- command palette: combobox over a listbox; pages stand in it, objects are searched for ---
+  // --- command palette: combobox over a listbox; it lists pages, and the server finds objects ---
   const field = () => $("#palette input");
   const shown = () => $$("#palette [role=option]").filter((n) => !n.hidden);
   const isSearch = (ctx) => Boolean(ctx?.sourceElement?.closest?.("#palette"));
@@ -181,7 +184,7 @@
     if (command || e.altKey || !singleKeys() || el.closest?.("input:not(.pick), textarea, select, [contenteditable], dialog[open]")) return;
     pressKey(e);
   });
-  // as Enter in a field does: not while the form's own button is disabled; outside of forms, the page's one main button
+  // as Enter in a field: not while the form's button is disabled; outside of forms, the page's one main button
   const submitFrom = (el) => {
     const main = $$("main .btn-primary[type=submit]");
     const form = el.closest?.("form") ?? (main.length === 1 ? main[0].form : null), button = form && [...form.elements].find((n) => n.type === "submit");
@@ -260,7 +263,7 @@
   }));
   $$("[data-log]").forEach((n) => { n.scrollTop = n.scrollHeight; });
 
-  // --- what must be done once for new content: local times, focus on an error summary, toasts that expire ---
+  // --- once for new content: local times, focus on an error summary, toasts that expire ---
   const STYLES = { date: { dateStyle: "medium" }, time: { timeStyle: "short" }, datetime: { dateStyle: "medium", timeStyle: "short" } };
   const localise = () => $$("time[data-time]:not([data-local])").forEach((n) => {
     n.dataset.local = "1";
@@ -290,7 +293,7 @@
     $$("[data-single-keys]").forEach((n) => { n.checked = singleKeys(); });
     $$("[data-pick-all]").forEach((n) => { n.hidden = false; });
   };
-  // the key that commands hang on, as this machine's keyboard names it
+  // the command key, as this keyboard names it
   if (/mac|iphone|ipad/i.test(navigator.userAgentData?.platform ?? navigator.platform)) $$("[data-command]").forEach((n) => { n.textContent = "⌘"; });
   document.addEventListener("htmx:after:swap", fresh);
   fresh();

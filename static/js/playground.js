@@ -63,7 +63,7 @@
   };
   const regret = ({ message: text }) => document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone: "error" } }));
 
-  // votes, and rows made of answers: a better answer is preferred to the other one to the same messages
+  // votes, and rows made of answers: a better answer is preferred to the other to the same messages
   const voteOf = (box) => $("[data-vote][aria-pressed=true]", box)?.dataset.vote ?? "";
   const vote = (box, to) => { for (const n of $$("[data-vote]", box)) n.ariaPressed = n.dataset.vote === to; };
   const rivalOf = (box) => {
@@ -95,7 +95,7 @@
       regret(error);
     }
   };
-  // one after the other: the first one gets the id that the next ones name
+  // in turn: the first gets the id that the next ones name
   const keep = () => {
     judge();
     const body = { settings: settings(), columns: columns.map((column) => turns(column).map((box) => ({ ...said(box), vote: voteOf(box) }))) };
@@ -155,13 +155,13 @@
   const postUntilLoaded = async (body, signal) => {
     const end = performance.now() + LOAD_MS;
     for (;;) {
-      const answer = await post(body, signal, false);
+      const answer = await post(body, signal);
       if (answer.status !== 503 || performance.now() > end) return answer;
       await new Promise((resume) => setTimeout(resume, PAUSE_MS));
     }
   };
 
-  // how long the first token is waited for, and why: a cold adapter is loaded first
+  // the seconds until the first token, and why: a cold adapter loads first
   const count = (box, column) => {
     const line = make("div", "facts"), started = performance.now(), note = modelOf(column).selectedOptions[0]?.dataset.note;
     line.ariaLive = "off";
@@ -179,7 +179,7 @@
     let first = null, usage = null, reason = null, text = "";
     box.ariaBusy = true;
     try {
-      let answer = await (prices?.note ? postUntilLoaded : post)(body, signal, false);
+      let answer = await (prices?.note ? postUntilLoaded : post)(body, signal);
       if (answer.status === 401) answer = await post(body, signal, true);
       if (!answer.ok) throw (await answer.json().catch(() => null))?.error ?? new Error(words.failed.replace("{status}", answer.status));
       for await (const data of events(answer.body)) {
@@ -208,7 +208,7 @@
       stop.remove();
       box.ariaBusy = null;
     }
-    if (!text) for (const silent of [question, box]) delete silent.dataset.role; // a question without an answer would spoil the next one
+    if (!text) for (const silent of [question, box]) delete silent.dataset.role; // without an answer it would spoil the next one
     const seconds = (performance.now() - started) / 1000, writing = first ? (performance.now() - first) / 1000 : 0;
     facts(box, [
       usage && words.usage.replace("{input}", usage.prompt_tokens.toLocaleString("en")).replace("{output}", usage.completion_tokens.toLocaleString("en")),
