@@ -59,7 +59,9 @@ def test_a_job_survives(platform: Platform, file_id: str, process: str, point: s
     assert charged == pytest.approx(float(job.model_extra["cost_usd"]), abs=1e-9)
     billed_seconds = job.model_extra["billed_gpu_seconds"]
     assert 0 < billed_seconds <= job.finished_at - job.created_at + 1
-    assert charged == pytest.approx(billed_seconds * platform.price_usd_per_second(file_id), abs=1e-9)
+    used_usd = billed_seconds * platform.price_usd_per_second(file_id)
+    most_usd = float(job.model_extra["spend_cap_usd"])  # a firm price: a longer job costs no more
+    assert charged == pytest.approx(min(used_usd, most_usd), abs=1e-9)
 
 
 def test_a_killed_engine_leaves_no_orphan_and_answers_again(platform: Platform, file_id: str):

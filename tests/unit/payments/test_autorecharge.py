@@ -6,65 +6,44 @@ from typing import Any
 import pytest
 
 from apps.accounts.models import Organization
-from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
-from apps.payments import autorecharge, reconciliation, tasks, topups, webhooks
-from apps.payments.customers import ensure_customer, keep_card
-from apps.payments.models import AutoRecharge, ReconciliationKind, TopUp
+from apps.payments import autorecharge
+from apps.payments.models import AutoRecharge, TopUp
 from apps.payments.stripe.errors import StripeUnavailable
 from tests.factories.money import give_credit
-from tests.twins.stripe import invoices, money
-from tests.twins.stripe.twin import _HANDLERS, Fault, Twin, signed
+from tests.support.payments import available_cents, order_auto_recharge, recharge
+from tests.twins.stripe import invoices
+from tests.twins.stripe.twin import _HANDLERS, Fault, Twin
 
 pytestmark = pytest.mark.django_db
 
 
-def order(twin: Twin, organization: Organization, card: str = "pm_card_visa", **amounts: int) -> AutoRecharge:
-    """Give an order: $50 when less than $10 is left, at most $120 a month."""
-    customer = ensure_customer(organization_id=organization.pk)
-    keep_card(customer=customer, card=money.left(money.give_card(twin, customer.stripe_id, card)), cause="page_1")
-    wanted = {"threshold_cents": 1000, "amount_cents": 5000, "monthly_cap_cents": 12000} | amounts
-    return autorecharge.set_auto_recharge(organization=organization, is_enabled=True, by="user_1", **wanted)
-
-
-def run(times: int = 1) -> None:
-    """Begin what is due and carry it out, as the schedule does."""
-    for _ in range(times):
-        autorecharge.start_due(now=db_now())
-        for topup in TopUp.objects.filter(origin="auto", status="requested"):
-            autorecharge.charge(topup_id=topup.pk)
-
-
-def available_cents(organization: Organization) -> int:
-    return get_balance(organization=organization).available_nano // NANO_PER_CENT
-
-
 def test_low_credit_is_recharged_once(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
 
-    run(times=3)
+    recharge(times=3)
 
     assert available_cents(organization) == 5000
     assert [charge["status"] for charge in near_twin.of_kind("invoice")] == ["paid"]
 
 
 def test_enough_credit_is_left_alone(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
     give_credit(organization, 1000 * NANO_PER_CENT)
 
-    run()
+    recharge()
 
     assert not TopUp.objects.exists()
 
 
 def test_no_more_than_the_cap_is_charged_in_a_month(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization, threshold_cents=900_000)
+    order_auto_recharge(near_twin, organization, threshold_cents=900_000)
 
-    run(times=5)
+    recharge(times=5)
 
     assert available_cents(organization) == 10_000
     next_month = db_now() + datetime.timedelta(days=32)
@@ -72,7 +51,7 @@ def test_no_more_than_the_cap_is_charged_in_a_month(near_twin: Twin, organizatio
 
 
 def test_one_charge_is_in_flight_at_a_time(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization, threshold_cents=900_000)
+    order_auto_recharge(near_twin, organization, threshold_cents=900_000)
 
     begun = [autorecharge.start_due(now=db_now()) for _ in range(3)]
 
@@ -80,12 +59,12 @@ def test_one_charge_is_in_flight_at_a_time(near_twin: Twin, organization: Organi
 
 
 def test_nothing_is_charged_after_it_was_turned_off(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
     autorecharge.start_due(now=db_now())
     AutoRecharge.objects.update(is_enabled=False)
 
     autorecharge.charge(topup_id=TopUp.objects.get().pk)
-    run()
+    recharge()
 
     assert near_twin.of_kind("charge") == []
     assert [topup.status for topup in TopUp.objects.all()] == ["failed"]
@@ -95,7 +74,7 @@ def test_nothing_is_charged_after_it_was_turned_off(near_twin: Twin, organizatio
 def test_a_charge_whose_answer_was_lost_is_made_once(
     near_twin: Twin, organization: Organization, operation: str
 ) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
     autorecharge.start_due(now=db_now())
     topup_id = TopUp.objects.get().pk
     near_twin.faults.append(Fault("after", f"{operation}", times=3))
@@ -112,7 +91,7 @@ def test_a_charge_whose_answer_was_lost_is_made_once(
 def test_a_charge_too_old_to_repeat_is_settled_by_what_became_of_it(
     near_twin: Twin, organization: Organization
 ) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
     autorecharge.start_due(now=db_now())
     near_twin.faults.append(Fault("after", "/pay", times=3))
     with pytest.raises(StripeUnavailable):
@@ -127,135 +106,10 @@ def test_a_charge_too_old_to_repeat_is_settled_by_what_became_of_it(
     assert available_cents(organization) == 5000
 
 
-@pytest.fixture
-def undecided(near_twin: Twin, organization: Organization, monkeypatch: Any) -> TopUp:
-    """A charge whose call to Stripe returned while the bank still decides."""
-    monkeypatch.setitem(_HANDLERS, "POST /v1/invoices/{invoice}/pay", invoices.get_invoice)
-    order(near_twin, organization)
-    autorecharge.start_due(now=db_now())
-    deliver_due(lane="payments")
-    topup = TopUp.objects.get()
-    assert (topup.status, near_twin.objects[topup.invoice_id or ""]["status"]) == ("requested", "open")
-    return topup
-
-
-def test_a_charge_that_the_bank_decides_later_is_paid_by_the_sweep(
-    near_twin: Twin, organization: Organization, undecided: TopUp
-) -> None:
-    invoices.pay_hosted_invoice(near_twin, undecided.invoice_id or "")
-
-    tasks.sweep()
-    deliver_due(lane="payments")
-
-    assert available_cents(organization) == 5000
-
-
-def decline(twin: Twin, topup: TopUp, reason: str) -> None:
-    intent = twin.get(topup.payment_intent_id or "")
-    intent["last_payment_error"] = {"type": "card_error", "code": "card_declined", "decline_code": reason}
-    twin.tell("payment_intent.payment_failed", intent)
-    twin.tell("invoice.payment_failed", twin.get(topup.invoice_id or ""))
-
-
-@pytest.mark.parametrize("finds", ["webhook", "reconciliation"])
-def test_a_late_decline_ends_the_charge_when_it_is_reported(
-    near_twin: Twin, organization: Organization, undecided: TopUp, finds: str
-) -> None:
-    decline(near_twin, undecided, "insufficient_funds")
-    if finds == "webhook":
-        for event in near_twin.events[-2:]:
-            body, signature = signed(event)
-            webhooks.receive(body=body, signature=signature)
-    else:
-        TopUp.objects.update(created_at=db_now() - datetime.timedelta(hours=2))  # no longer synced by the sweep
-        reconciliation.reconcile(kind=ReconciliationKind.HOURLY, now=db_now() + datetime.timedelta(minutes=20))
-    for _ in range(2):
-        deliver_due(lane="payments")
-
-    undecided.refresh_from_db()
-    assert (undecided.status, undecided.failure) == ("failed", "insufficient_funds")
-    assert near_twin.objects[undecided.invoice_id or ""]["status"] == "void" and undecided.declined_at
-    order = AutoRecharge.objects.get()
-    assert (order.failures, order.paused_until is not None) == (1, True)
-
-
-def test_a_stolen_card_whose_charge_stripe_does_not_void_at_once_leaves_nothing_to_pay(
-    near_twin: Twin, organization: Organization
-) -> None:
-    order(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
-    autorecharge.start_due(now=db_now())
-    topup = TopUp.objects.get()
-    near_twin.faults.append(Fault(503, "/void", times=9))
-    with pytest.raises(StripeUnavailable):
-        autorecharge.charge(topup_id=topup.pk)
-    assert not AutoRecharge.objects.get().is_enabled
-    near_twin.faults.clear()
-
-    autorecharge.charge(topup_id=topup.pk)
-
-    topup.refresh_from_db()
-    assert (topup.status, topup.failure) == ("failed", "stolen_card")
-    assert near_twin.objects[topup.invoice_id or ""]["status"] == "void"
-
-
-def test_three_late_declines_pause_it_for_a_day(near_twin: Twin, organization: Organization, undecided: TopUp) -> None:
-    for number in (1, 2, 3):
-        autorecharge.settle_decline(topup_id=TopUp.objects.get(status="requested").pk, reason="insufficient_funds")
-        assert AutoRecharge.objects.get().failures == number
-        if number < autorecharge.SOFT_FAILURES:
-            AutoRecharge.objects.update(paused_until=None)
-            run()
-
-    paused_until = AutoRecharge.objects.get().paused_until
-    assert paused_until is not None and paused_until > db_now() + datetime.timedelta(hours=23)
-
-
-def test_a_late_decline_whose_charge_stripe_does_not_void_counts_once_and_ends_with_the_next_report(
-    near_twin: Twin, undecided: TopUp
-) -> None:
-    decline(near_twin, undecided, "insufficient_funds")
-    near_twin.faults.append(Fault(400, "/void"))
-
-    autorecharge.settle_decline(topup_id=undecided.pk, reason="insufficient_funds")
-    undecided.refresh_from_db()
-    assert (undecided.status, AutoRecharge.objects.get().failures) == ("requested", 1)
-    deliver_due(lane="payments")
-
-    undecided.refresh_from_db()
-    assert (undecided.status, AutoRecharge.objects.get().failures) == ("failed", 1)
-
-
-def test_a_charge_that_the_bank_never_decides_ends_and_makes_room_for_another(
-    near_twin: Twin, organization: Organization, undecided: TopUp
-) -> None:
-    TopUp.objects.update(created_at=db_now() - topups.GIVEN_UP_AFTER)
-
-    tasks.sweep()
-    deliver_due(lane="payments")
-
-    undecided.refresh_from_db()
-    assert (undecided.status, near_twin.objects[undecided.invoice_id or ""]["status"]) == ("failed", "void")
-    assert autorecharge.start_due(now=db_now()) == 1
-
-
-@pytest.mark.usefixtures("undecided")
-def test_a_late_charge_that_stripe_does_not_void_is_ended_the_next_day(near_twin: Twin) -> None:
-    TopUp.objects.update(created_at=db_now() - topups.GIVEN_UP_AFTER)
-    near_twin.faults.append(Fault(400, "/void"))
-    autorecharge.sweep_charges(now=db_now())
-    deliver_due(lane="payments")
-    assert TopUp.objects.get().status == "requested"
-
-    autorecharge.sweep_charges(now=db_now() + datetime.timedelta(days=1))
-    deliver_due(lane="payments")
-
-    assert TopUp.objects.get().status == "failed"
-
-
 def test_an_invoice_of_another_amount_is_not_finalized(
     near_twin: Twin, organization: Organization, monkeypatch: Any
 ) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
     autorecharge.start_due(now=db_now())
     written = invoices.add_lines
 
@@ -271,9 +125,9 @@ def test_an_invoice_of_another_amount_is_not_finalized(
 
 
 def test_a_bank_that_wants_its_customer_gets_them_by_mail(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization, "pm_card_authenticationRequired")
+    order_auto_recharge(near_twin, organization, "pm_card_authenticationRequired")
 
-    run(times=2)
+    recharge(times=2)
 
     topup = TopUp.objects.get()
     mails = OutboxMessage.objects.filter(topic="mail")
@@ -285,8 +139,8 @@ def test_a_bank_that_wants_its_customer_gets_them_by_mail(near_twin: Twin, organ
 
 
 def test_a_confirmation_that_never_comes_is_dropped(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization, "pm_card_authenticationRequired")
-    run()
+    order_auto_recharge(near_twin, organization, "pm_card_authenticationRequired")
+    recharge()
 
     autorecharge.sweep_charges(now=db_now() + datetime.timedelta(days=4))
     deliver_due(lane="payments")
@@ -296,9 +150,9 @@ def test_a_confirmation_that_never_comes_is_dropped(near_twin: Twin, organizatio
 
 
 def test_a_stolen_card_ends_the_order_and_says_so(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
+    order_auto_recharge(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
 
-    run(times=3)
+    recharge(times=3)
 
     assert not AutoRecharge.objects.get().is_enabled
     assert TopUp.objects.count() == 1
@@ -306,10 +160,10 @@ def test_a_stolen_card_ends_the_order_and_says_so(near_twin: Twin, organization:
 
 
 def test_declines_pause_it_longer_each_and_are_told_after_three(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
+    order_auto_recharge(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
 
     for _ in range(3):
-        run(times=2)
+        recharge(times=2)
         AutoRecharge.objects.update(paused_until=None)
 
     assert TopUp.objects.filter(status="failed").count() == 3
@@ -318,18 +172,18 @@ def test_declines_pause_it_longer_each_and_are_told_after_three(near_twin: Twin,
 
 
 def test_saving_the_settings_keeps_the_pause_and_a_resume_ends_it(near_twin: Twin, organization: Organization) -> None:
-    before = order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
-    run()
+    before = order_auto_recharge(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
+    recharge()
     for is_enabled in (True, False, True):
         autorecharge.set_auto_recharge(
             organization=organization, is_enabled=is_enabled, by="user_1", threshold_cents=before.threshold_cents,
             amount_cents=before.amount_cents, monthly_cap_cents=before.monthly_cap_cents,
         )  # fmt: skip
-        run()
+        recharge()
     assert TopUp.objects.count() == 1
 
     resume(organization)
-    run()
+    recharge()
 
     assert TopUp.objects.count() == 2
     assert AutoRecharge.objects.get().failures == 2
@@ -343,27 +197,27 @@ def test_no_resume_and_no_other_card_leads_to_more_than_five_declined_charges_a_
     near_twin: Twin, organization: Organization
 ) -> None:
     for number in range(1, autorecharge.MAX_DECLINED_A_DAY + 1):
-        order(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
-        run()
+        order_auto_recharge(near_twin, organization, "pm_card_visa_chargeDeclinedInsufficientFunds")
+        recharge()
         assert TopUp.objects.count() == number
 
     with pytest.raises(RateLimited):
         resume(organization)
-    order(near_twin, organization)
-    run()
+    order_auto_recharge(near_twin, organization)
+    recharge()
     assert TopUp.objects.count() == autorecharge.MAX_DECLINED_A_DAY
     assert autorecharge.start_due(now=db_now() + datetime.timedelta(days=1, hours=1)) == 1
 
 
 def test_charges_that_the_bank_did_not_decline_block_nothing(near_twin: Twin, organization: Organization) -> None:
-    order(near_twin, organization)
+    order_auto_recharge(near_twin, organization)
     for _ in range(autorecharge.MAX_DECLINED_A_DAY):
         autorecharge.start_due(now=db_now())
         AutoRecharge.objects.update(is_enabled=False)
         autorecharge.charge(topup_id=TopUp.objects.get(status="requested").pk)
         AutoRecharge.objects.update(is_enabled=True)
 
-    run()
+    recharge()
 
     assert available_cents(organization) == 5000
 
@@ -371,14 +225,14 @@ def test_charges_that_the_bank_did_not_decline_block_nothing(near_twin: Twin, or
 def test_a_stolen_card_is_not_charged_again_because_the_order_is_turned_on(
     near_twin: Twin, organization: Organization
 ) -> None:
-    order(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
-    run()
+    order_auto_recharge(near_twin, organization, "pm_card_visa_chargeDeclinedStolenCard")
+    recharge()
 
     autorecharge.set_auto_recharge(
         organization=organization, is_enabled=True, by="user_1", threshold_cents=1000, amount_cents=5000,
         monthly_cap_cents=12000,
     )  # fmt: skip
-    run()
+    recharge()
 
     assert TopUp.objects.count() == 1
 
@@ -395,7 +249,7 @@ def test_amounts_that_make_no_sense_are_refused_by_name(
     near_twin: Twin, organization: Organization, amounts: dict[str, int], field: str
 ) -> None:
     with pytest.raises(InvalidValue) as refused:
-        order(near_twin, organization, **amounts)
+        order_auto_recharge(near_twin, organization, **amounts)
 
     assert refused.value.param == field
 
