@@ -13,7 +13,7 @@
     for (let tries = 0; ; tries += 1) {
       if (run.stopped) throw new Stopped();
       try {
-        const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": run.token, "Content-Type": "application/json" } };
+        const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { ...run.headers, "Content-Type": "application/json" } };
         const response = await fetch(url, { ...options, signal: run.abort.signal });
         const type = response.headers.get("Content-Type") ?? "";
         if (response.ok && type.includes("json")) return await response.json();
@@ -119,7 +119,7 @@
     const label = (text) => { form.querySelector("[data-upload-pause]").textContent = text; };
     const run = {
       words, started: performance.now(), going: null, resume: null,
-      file, base: form.dataset.uploadParts, token: form.querySelector("[name=csrfmiddlewaretoken]").value,
+      file, base: form.dataset.uploadParts, headers: { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value, "X-Selection": form.elements.selection.value },
       plan: null, queue: [], urls: new Map(), flying: new Map(), requests: new Set(), sent: 0, before: 0, stopped: false, abort: new AbortController(),
       draw() { const flying = [...this.flying.values()].reduce((a, b) => a + b, 0); if (!this.resume) show(form, this.started, { loaded: Math.min(this.sent + flying, file.size), total: file.size, before: this.before }); },
       say(text, left = "") {
@@ -143,7 +143,7 @@
       run.stop();
       localStorage.removeItem(remembered(file));
       idle(form);
-      if (run.plan) await fetch(`${run.base}/${run.plan.id}/cancel`, { method: "POST", headers: { "X-CSRFToken": run.token } });
+      if (run.plan) await fetch(`${run.base}/${run.plan.id}/cancel`, { method: "POST", headers: run.headers });
     };
     send(run, form).catch((error) => {
       const isStopped = run.stopped;

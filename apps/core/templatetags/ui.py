@@ -19,6 +19,7 @@ from django.forms import (
     Textarea,
     Widget,
 )
+from django.template.defaulttags import CsrfTokenNode
 from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import escape, format_html
@@ -41,6 +42,19 @@ _ICON = '<svg class="{}" {}><use href="{}#{}"/></svg>'
 _TICKED = re.compile("`([^`]+)`")
 _UNNAMED = SafeString('aria-hidden="true"')
 DJANGO_TEXTAREA_ROWS = "10"  # Django's value if a form did not choose one
+
+
+class _FormTokensNode(CsrfTokenNode):
+    def render(self, context: template.Context) -> SafeString:
+        selection = context.get("selection", "")
+        field = format_html('<input type="hidden" name="selection" value="{}">', selection) if selection else ""
+        return SafeString(super().render(context) + field)
+
+
+@register.tag
+def csrf_token(parser: template.base.Parser, token: template.base.Token) -> _FormTokensNode:
+    """Render Django's token and the page's selection (apps.interfaces.web.shell.selection), which each form has."""
+    return _FormTokensNode()
 
 
 @register.filter

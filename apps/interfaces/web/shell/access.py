@@ -22,6 +22,7 @@ from apps.accounts.roles import Permission, Viewer, has_permission
 from apps.core.database.tenancy import refuse_writes, set_organization, tenant
 from apps.core.errors import PermissionDenied
 from apps.core.http.access import Access, View, answer, public_view, redirect_to_sign_in
+from apps.interfaces.web.shell.selection import require_selection
 
 __all__ = [
     "SESSION_ORGANIZATION",
@@ -68,12 +69,13 @@ def person_view(view: Callable[Concatenate[PersonRequest, P], HttpResponseBase])
 
 
 def organization_view(
-    permission: Permission, *, is_sensitive: bool = False
+    permission: Permission, *, is_sensitive: bool = False, may_change_project: bool = False
 ) -> Callable[[Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]], View]:
     """Require membership with `permission`; the view sees only the rows of its request's organization.
 
     The whole view is one transaction, so an error undoes its changes. A POST to a sensitive view asks for the password
-    again if the person signed in some time ago.
+    again if the person signed in some time ago. A page of another selection is refused; of another project only unless
+    the view `may_change_project`.
     """
 
     def decorate(view: Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]) -> View:
@@ -84,7 +86,7 @@ def organization_view(
             if is_sensitive and request.method == "POST":
                 require_recent_sign_in(request)
             run = partial(view, cast(OrganizationRequest, request), *args, **kwargs)
-            return answer(request, partial(_as_member, request, permission, run))
+            return answer(request, partial(_as_member, request, permission, run, may_change_project))
 
         guarded.access = Access("organization", permission)  # type: ignore[attr-defined]
         return guarded
@@ -108,7 +110,9 @@ def _as_person(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> Htt
         return run()
 
 
-def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
+def _as_member(
+    request: HttpRequest, permission: Permission, run: Callable[[], HttpResponseBase], may_change_project: bool
+) -> HttpResponseBase:
     with _entering(request) as membership:
         if membership is None:
             is_operator = getattr(request.user, "is_operator", False)
@@ -122,6 +126,7 @@ def _as_member(request: HttpRequest, permission: Permission, run: Callable[[], H
                 gettext("You see what viewers of the organization see, and this page is not for them.")
             )
         require(membership, permission)
+        require_selection(request, may_change_project=may_change_project)
         with seeing(sight_of_member(membership)):
             return run()
 

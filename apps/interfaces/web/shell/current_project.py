@@ -8,14 +8,14 @@ from django.db.models import Model, QuerySet
 from apps.accounts.members.projects import get_project, list_projects
 from apps.accounts.models import Project, default_project_id
 from apps.interfaces.web.shell.access import OrganizationRequest
+from apps.interfaces.web.shell.selection import SESSION_PROJECT
 
 Row = TypeVar("Row", bound=Model)
-_SESSION_PROJECT = "project_id"
 
 
 def find_current_project(request: OrganizationRequest) -> Project | None:
     """Return the chosen project; None if there is none, or if it is archived or hidden from the person by now."""
-    chosen = request.session.get(_SESSION_PROJECT, "")
+    chosen = request.session.get(SESSION_PROJECT, "")
     return list_projects(organization=request.organization).filter(pk=chosen).first() if chosen else None
 
 
@@ -40,4 +40,4 @@ def offer_projects(request: OrganizationRequest, field: forms.Field) -> None:
 
 def choose_project(request: OrganizationRequest, project: Project | None) -> None:
     """Make this the person's project. With None, the person sees all projects and creates in the default one."""
-    request.session[_SESSION_PROJECT] = project.pk if project else ""
+    request.session[SESSION_PROJECT] = project.pk if project else ""

@@ -1,0 +1,88 @@
+"""Two tabs: what a page sends after its reader switched to another organization or project in another tab."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from django.test import Client
+
+from apps.accounts.members.projects import create_project
+from apps.accounts.models import Invitation, Organization, Project, User
+from apps.core.database.clock import db_now
+from tests.factories.accounts import make_organization
+from tests.support.pages import text
+
+pytestmark = pytest.mark.django_db
+POLL = {"HX-Request": "true", "HX-Target": "jobs"}
+
+
+@pytest.fixture
+def browser(organization: Organization, alice: User, client_for: Callable[[User], Client]) -> Client:
+    """Alice's browser, in Acme; she also owns Beta."""
+    make_organization("Beta", owner=alice)
+    client = client_for(alice)
+    client.post("/organization/switch", {"organization": organization.pk})
+    return client
+
+
+@pytest.fixture
+def project(organization: Organization, alice: User) -> Project:
+    return create_project(organization=organization, name="Bots", is_private=False, by=alice, now=db_now())
+
+
+def selection_on(client: Client, path: str) -> str:
+    """Return what each form of the page sends, which is also what its scripts send."""
+    page = text(client.get(path))
+    in_forms = set(re.findall(r'name="selection" value="([^"]+)"', page))
+    in_headers = re.findall(r'"X-Selection": "([^"]*)"', page)
+    assert [in_forms] == [set(in_headers)] and len(in_forms) == 1
+    return in_forms.pop()
+
+
+def switch(client: Client, name: str) -> None:
+    client.post("/organization/switch", {"organization": Organization.objects.get(name=name).pk})
+
+
+def test_a_form_of_the_organization_that_was_left_changes_nothing(browser: Client) -> None:
+    form = {"selection": selection_on(browser, "/members"), "email": "new@example.com", "role": "member"}
+    switch(browser, "Beta")
+
+    refused = browser.post("/members/invite", form)
+
+    assert refused.status_code == 400
+    assert "This page is from Acme, but you work in Beta now." in text(refused)
+    assert not Invitation.objects.exists()
+    switch(browser, "Acme")
+    assert browser.post("/members/invite", form).status_code == 302
+    assert Invitation.objects.get().organization.name == "Acme"
+
+
+def test_a_page_is_not_updated_with_rows_of_another_organization(browser: Client) -> None:
+    headers = POLL | {"X-Selection": selection_on(browser, "/jobs")}
+    assert browser.get("/jobs", headers=headers).status_code == 200
+    switch(browser, "Beta")
+
+    assert browser.get("/jobs", headers=headers).status_code == 400
+    assert browser.get("/jobs").status_code == 200
+
+
+@pytest.mark.usefixtures("version")
+def test_the_playground_gets_no_token_for_another_organization(browser: Client) -> None:
+    address = re.findall(r'data-token-url="([^"]+)"', text(browser.get("/playground")))[0]
+    assert browser.post(address, content_type="application/json").status_code == 200
+    switch(browser, "Beta")
+
+    assert browser.post(address, content_type="application/json").status_code == 400
+
+
+def test_work_goes_to_no_project_that_the_page_did_not_have(browser: Client, project: Project) -> None:
+    selection = selection_on(browser, "/projects")
+    choose = {"project": project.pk, "selection": selection}
+    assert browser.post("/projects/choose", choose).status_code == 302
+
+    refused = browser.post(
+        "/keys", {"selection": selection, "name": "nightly", "scopes": ["inference"], "expires": "90"}
+    )
+
+    assert refused.status_code == 400 and "You chose another project" in text(refused)
+    assert browser.post("/projects/choose", choose | {"project": ""}).status_code == 302
