@@ -65,6 +65,11 @@
     notice.hidden = state !== "failed";
     if (text) notice.querySelector("[data-live-reason]").textContent = text;
   };
+  // An error is about a value that was sent. It goes with that value; all go with an answer that refuses none.
+  const forgive = (part) => {
+    part.querySelectorAll(".error, .summary-errors").forEach((n) => n.remove());
+    part.querySelectorAll("[aria-invalid]").forEach((n) => n.removeAttribute("aria-invalid"));
+  };
   const isOurs = (ctx) => Boolean(ctx?.sourceElement?.closest?.("#wizard"));
   const fail = (ctx) => {
     if (ctx.edits !== edits) return; // a newer request is on its way
@@ -76,6 +81,7 @@
     if (!form()?.contains(e.target) && e.target.form !== form()) return;
     writeSoon();
     if (!e.target.closest("[hx-get]")) return;
+    forgive(e.target.closest(".field, .tick") ?? e.target);
     edits += 1;
     mark("stale");
   }, true); // before htmx asks: each request knows the edits it is for
@@ -96,6 +102,8 @@
     const { ctx } = e.detail;
     if (!isOurs(ctx) || ctx.edits !== edits || ctx.status !== "swapped") return;
     mark("");
+    $("[data-problem]")?.remove(); // the answer shows the present one
+    if (ctx.response.status === 200) forgive(form());
     write(); // the answer chose values that depend on the changed one
   });
   document.addEventListener("click", (e) => { if (e.target.closest?.("[data-live-retry]")) retry(); });

@@ -149,6 +149,20 @@ def test_an_answer_to_values_that_changed_meanwhile_is_not_shown(open_page: Open
     expect(page.locator("#wizard")).to_have_attribute("data-state", "")
 
 
+def test_an_error_goes_with_the_value_that_caused_it(open_page: Open, market: Market, alice: User) -> None:
+    page = open_page(f"{market.wizard}&step=method", user=alice)
+    page.get_by_label("Epochs").fill("9999")
+    proceed(page)
+    expect(page.locator("#wizard .error")).to_contain_text("from 1 to 100")
+    expect(page.get_by_text("There's a problem with 1 field.")).to_be_visible()
+
+    page.get_by_label("Epochs").fill("3")
+
+    expect(page.locator("#wizard .error, #wizard [aria-invalid], .summary-errors, [data-problem]")).to_have_count(0)
+    expect(page.locator(PRICE)).to_contain_text("$")
+    _forget(open_page, "422")
+
+
 def _forget(open_page: Open, note: str) -> None:
     """Chromium writes a failed request to its console."""
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
