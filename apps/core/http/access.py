@@ -4,11 +4,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
 
+from django.contrib import messages
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied as PageForbidden
 from django.db import DataError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext
 from django_htmx.http import HttpResponseClientRedirect
 
@@ -35,14 +38,26 @@ def public_view(view: View) -> View:
 
 
 def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
-    """Redirect to the sign-in page and back.
+    """Redirect to the sign-in page and back. For htmx, the whole page is redirected.
 
-    A form that was posted without a session is not replayed. For htmx, the whole page is redirected.
+    A form that was posted without a session is not replayed: the way back leads to the page of the form.
     """
-    response = redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
+    if request.method in ("GET", "HEAD"):
+        response = redirect_to_login(request.get_full_path())
+    else:
+        messages.warning(request, gettext("You were signed out, so nothing was sent. Sign in and send it again."))
+        response = redirect_to_login(_page_of_form(request))
     if getattr(request, "htmx", False):
         return HttpResponseClientRedirect(response.url)
     return response
+
+
+def _page_of_form(request: HttpRequest) -> str:
+    """Return the path of the page that the browser names as the sender; "/" if that is another site's or unnamed."""
+    page = urlsplit(request.headers.get("Referer", ""))
+    path = urlunsplit(page._replace(scheme="", netloc=""))
+    is_ours = page.netloc == request.get_host() and url_has_allowed_host_and_scheme(path, None)
+    return path if is_ours else "/"
 
 
 def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:

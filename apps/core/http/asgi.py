@@ -318,7 +318,9 @@ def bad_request(request: HttpRequest, exception: Exception | None = None) -> Htt
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
-    message = gettext("The form was too old or came from another site. Go back, reload the page and try again.")
+    message = gettext(
+        "The form was too old or came from another site. Go back, copy what you typed, reload the page and try again."
+    )
     return error_page(request, 403, message=message)
 
 

@@ -150,3 +150,23 @@ def test_a_user_agent_is_told_in_words(user_agent, words):
 )
 def test_an_address_is_shortened_to_its_network(address, network):
     assert shorten_address(address) == network
+
+
+@pytest.mark.parametrize(
+    ("sender", "back"),
+    [
+        ("http://testserver/members?q=x", "/members%3Fq%3Dx"),
+        ("https://elsewhere.example/members", "/"),
+        ("http://testserver//elsewhere.example/x", "/"),
+        (None, "/"),
+    ],
+)
+def test_a_form_sent_after_the_session_ended_leads_back_to_its_page(sign_in, sender, back):
+    browser = sign_in()
+    browser.logout()
+
+    headers = {"Referer": sender} if sender else {}
+    answer = browser.post("/members/invite", {"email": "new@example.com", "role": "member"}, headers=headers)
+
+    assert answer.headers["Location"] == f"/accounts/login/?next={back}"
+    assert "You were signed out, so nothing was sent." in text(browser.get(answer.headers["Location"]))
