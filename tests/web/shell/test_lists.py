@@ -182,3 +182,16 @@ def test_a_list_chooses_its_rows_before_it_joins_related_ones(query, floor, clie
     choosing = [each["sql"] for each in captured if each["sql"].endswith(f"LIMIT {listing.PAGE_ROWS + 1}")]
     assert len(choosing) == 1 and " JOIN " not in choosing[0]
     assert f"/jobs/{job.pk}" in page
+
+
+def test_a_file_has_every_row_or_none(organization, alice, client_for, monkeypatch):
+    for _ in range(3):
+        make_key(organization, alice)
+    monkeypatch.setattr(listing, "_MAX_EXPORTED", 3)
+    monkeypatch.setattr(listing, "_READ_AT_ONCE", 1)
+    assert len(csv(client_for(alice), "/keys/export")) == 4
+
+    make_key(organization, alice)
+    refused = client_for(alice).get("/keys/export")
+
+    assert refused.status_code == 400 and "A file has at most 3 rows." in refused.content.decode()

@@ -6,6 +6,7 @@ import tempfile
 import weakref
 import zipfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
@@ -36,11 +37,12 @@ def download_csv(
     request: HttpRequest, header: Sequence[str], rows: Iterable[Sequence[object]], *, filename: str
 ) -> StreamingHttpResponse:
     """Return a response that sends a CSV file. Its rows are read first, into a file that has no name."""
-    file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES)  # noqa: SIM115 - closed with `chunks`
-    for chunk in csv_chunks(header, rows):  # `writelines` would first keep all of them in memory
-        file.write(chunk)
-    chunks = _read(file)
-    weakref.finalize(chunks, file.close)  # also if it is never sent
+    with ExitStack() as closing:
+        file = closing.enter_context(tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY_BYTES))
+        for chunk in csv_chunks(header, rows):  # `writelines` would first keep all of them in memory
+            file.write(chunk)
+        chunks = _read(file)
+        weakref.finalize(chunks, closing.pop_all().close)  # also if it is never sent
     return stream_download(request, chunks, filename=filename, content_type="text/csv; charset=utf-8")
 
 
