@@ -3,13 +3,17 @@
 import datetime
 import html
 import re
+from decimal import Decimal
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from apps.billing.books.adjustments import request_adjustment
+from apps.billing.queries import get_balance
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
+from apps.core.money import usd_to_nano
 from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, Worker
 from apps.finetuning.usage import quotas
@@ -141,6 +145,21 @@ def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> N
     assert badged(page, "Recommended") == []
     assert "No pool is certain to finish by then" in page
     assert "Late:" in rows(page)["a100"]
+
+
+def test_a_balance_below_the_hold_is_said_beside_the_price(compute, organization) -> None:
+    def leave(usd: Decimal) -> None:
+        more_nano = usd_to_nano(usd) - get_balance(organization=organization).available_nano
+        request_adjustment(organization=organization, amount_nano=more_nano, reason="x", by="user_olga", now=db_now())
+
+    hold = Decimal(re.search(r'data-out="cap">\$([\d.]+)<', compute())[1])
+    leave(hold - Decimal("0.01"))
+    short, part, capped = compute(), compute(headers=LIVE), compute(cap=str(hold - 1))
+    leave(hold + Decimal("0.01"))
+
+    said = f"and the hold is ${hold}. To launch it,"
+    assert said in short and said in part
+    assert "and the hold is" not in capped + compute()
 
 
 def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) -> None:
@@ -360,7 +379,7 @@ def _spans(page: str, key: str) -> list[float]:
 
 # --- what it asks the database --------------------------------------------------------------------------------------
 
-LIVE_QUERIES = 27  # of a request: who asks and for whom, the project, the choices, the pools as they stand
+LIVE_QUERIES = 28  # of a request: who asks and for whom, the balance, the project, the choices, the pools as they are
 
 
 @pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])
