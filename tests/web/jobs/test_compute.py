@@ -143,8 +143,11 @@ def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> N
     page = compute(needed_by=due(0.05))
 
     assert badged(page, "Recommended") == []
-    assert "No pool is certain to finish by then" in page
+    assert "No pool has a 90% chance of finishing by then. The fastest is marked." in page
     assert "Late:" in rows(page)["a100"]
+    GpuPool.objects.exclude(name="a100").update(is_open=False)
+    alone = compute(needed_by=due(0.05))
+    assert "chance of finishing by then." in alone and "The fastest is marked." not in alone
 
 
 def test_a_balance_below_the_hold_is_said_beside_the_price(compute, organization) -> None:
@@ -163,7 +166,7 @@ def test_a_balance_below_the_hold_is_said_beside_the_price(compute, organization
 
 
 def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) -> None:
-    late = "No pool is certain to finish by then"
+    late = "No pool has a 90% chance of finishing by then."
 
     assert late in compute(within="72", needed_by=due(0.05))
     assert late not in compute(within="72") and late not in compute(within="72", needed_by=due(100))
