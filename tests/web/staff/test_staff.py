@@ -50,6 +50,12 @@ def test_only_what_exists_here_gets_a_price(console, floor, sku):
     assert not PriceRule.objects.filter(sku=sku).exists()
 
 
+def test_cancelling_a_queued_job_promises_no_checkpoint(console, floor):
+    page = console.get(f"/staff/jobs/{floor.job().pk}").content.decode()
+
+    assert "It leaves the queue. The customer pays nothing." in page and "checkpoint" not in page
+
+
 def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, rival):
     floor.job(suffix="ours")
     give_credit(rival)
