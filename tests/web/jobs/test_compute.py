@@ -20,7 +20,7 @@ from apps.finetuning.usage import quotas
 from tests.factories.market import POOLS, Market, make_gpu_pool
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
-PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "recipe-strip", "compute-more")
+PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "dock-act", "recipe-strip", "compute-more")
 
 
 @pytest.fixture
@@ -191,6 +191,8 @@ def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, deadline, said)
     assert "<h1>Choose compute</h1>" in page
     assert said in page
     assert rows(page) == {}
+    buttons = re.findall(r"<button([^>]*)>(?:(?!</button>).)*Review run", page, re.DOTALL)
+    assert len(buttons) == 2 and all(" disabled" in button for button in buttons)  # beside the price, and on a phone
 
 
 def test_a_spot_pool_is_marked_and_is_later_by_the_work_it_redoes_not_dearer(compute) -> None:
