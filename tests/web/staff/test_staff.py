@@ -120,7 +120,7 @@ def test_a_price_that_gives_something_away_waits_for_a_second_operator(
 
     both = second.get("/staff/prices").content.decode(), console.get("/staff/prices").content.decode()
 
-    assert "Withdraw" in own and "Approve" not in own and "manage.py createoperator" in own
+    assert "Withdraw" in own and "Approve" not in own and "<code>python manage.py createoperator" in own
     assert "Approve" in both[0] and all("manage.py createoperator" not in page for page in both)
     second.post(f"/staff/prices/requests/{wanted.pk}", {"decision": "approve"})
     after = active_price(sku=sku, organization=organization)
