@@ -182,7 +182,7 @@ def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) ->
     [
         ({"needed_by": "tomorrow"}, "Enter a date and a time."),
         ({"needed_by": "2001-01-01T10:00Z"}, "passed"),
-        ({"within": "3"}, "Choose one of 1, 2, 4, 8, 24, 72 hours."),
+        ({"within": "3"}, "Choose 1, 2, 4, 8, 24 or 72 hours."),
     ],
 )
 def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, deadline, said) -> None:

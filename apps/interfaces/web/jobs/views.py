@@ -21,7 +21,7 @@ from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
-from apps.core.templatetags.ui import number, usd
+from apps.core.templatetags.ui import number, status, usd
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
@@ -201,7 +201,7 @@ def title_of(job: FineTuningJob) -> str:
 def effect_of_stopping(job: FineTuningJob) -> str:
     """Return what happens to the job and to its money if it is stopped now."""
     if job.status in JOB_TERMINAL:
-        return gettext("It has ended as %(status)s. Nothing changes.") % {"status": job.status}
+        return gettext("It already ended (%(status)s). Nothing changes.") % {"status": status(job.status).label}
     if job.started_at is None:
         return gettext("It leaves the queue. You pay nothing, and the amount held for it returns to your balance.")
     at = (
