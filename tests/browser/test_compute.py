@@ -99,10 +99,12 @@ def test_a_bad_value_is_said_and_a_good_one_brings_the_prices_back(
     expect(page.locator("#compute-live")).to_contain_text("epochs must be a whole number from 1 to 100.")
     expect(page.locator("#price-live")).to_contain_text("Fix the highlighted fields")
     expect(page.locator("#price-act button")).to_be_disabled()
+    expect(page.locator("#dock-act button")).to_be_disabled()
     assert find_violations(page) == []
     page.get_by_label("Epochs").fill("2")
     expect(page.locator("#g-h100")).to_be_visible()
     expect(page.locator("#price-act button")).to_be_enabled()
+    expect(page.locator("#dock-act button")).to_be_enabled()
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
     complaints[:] = [text for text in complaints if "422" not in text]  # Chromium's note on a refused value
 

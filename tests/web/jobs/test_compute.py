@@ -3,20 +3,24 @@
 import datetime
 import html
 import re
+from decimal import Decimal
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from apps.billing.books.adjustments import request_adjustment
+from apps.billing.queries import get_balance
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
+from apps.core.money import usd_to_nano
 from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, Worker
 from apps.finetuning.usage import quotas
 from tests.factories.market import POOLS, Market, make_gpu_pool
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
-PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "recipe-strip", "compute-more")
+PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "dock-act", "recipe-strip", "compute-more")
 
 
 @pytest.fixture
@@ -139,12 +143,30 @@ def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> N
     page = compute(needed_by=due(0.05))
 
     assert badged(page, "Recommended") == []
-    assert "No pool is certain to finish by then" in page
+    assert "No pool has a 90% chance of finishing by then. The fastest is marked." in page
     assert "Late:" in rows(page)["a100"]
+    GpuPool.objects.exclude(name="a100").update(is_open=False)
+    alone = compute(needed_by=due(0.05))
+    assert "chance of finishing by then." in alone and "The fastest is marked." not in alone
+
+
+def test_a_balance_below_the_hold_is_said_beside_the_price(compute, organization) -> None:
+    def leave(usd: Decimal) -> None:
+        more_nano = usd_to_nano(usd) - get_balance(organization=organization).available_nano
+        request_adjustment(organization=organization, amount_nano=more_nano, reason="x", by="user_olga", now=db_now())
+
+    hold = Decimal(re.search(r'data-out="cap">\$([\d.]+)<', compute())[1])
+    leave(hold - Decimal("0.01"))
+    short, part, capped = compute(), compute(headers=LIVE), compute(cap=str(hold - 1))
+    leave(hold + Decimal("0.01"))
+
+    said = f"and the hold is ${hold}. To launch it,"
+    assert said in short and said in part
+    assert "and the hold is" not in capped + compute()
 
 
 def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) -> None:
-    late = "No pool is certain to finish by then"
+    late = "No pool has a 90% chance of finishing by then."
 
     assert late in compute(within="72", needed_by=due(0.05))
     assert late not in compute(within="72") and late not in compute(within="72", needed_by=due(100))
@@ -160,7 +182,7 @@ def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) ->
     [
         ({"needed_by": "tomorrow"}, "Enter a date and a time."),
         ({"needed_by": "2001-01-01T10:00Z"}, "passed"),
-        ({"within": "3"}, "Choose one of 1, 2, 4, 8, 24, 72 hours."),
+        ({"within": "3"}, "Choose 1, 2, 4, 8, 24 or 72 hours."),
     ],
 )
 def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, deadline, said) -> None:
@@ -169,6 +191,8 @@ def test_a_wrong_deadline_is_said_and_nothing_is_quoted(compute, deadline, said)
     assert "<h1>Choose compute</h1>" in page
     assert said in page
     assert rows(page) == {}
+    buttons = re.findall(r"<button([^>]*)>(?:(?!</button>).)*Review run", page, re.DOTALL)
+    assert len(buttons) == 2 and all(" disabled" in button for button in buttons)  # beside the price, and on a phone
 
 
 def test_a_spot_pool_is_marked_and_is_later_by_the_work_it_redoes_not_dearer(compute) -> None:
@@ -360,7 +384,7 @@ def _spans(page: str, key: str) -> list[float]:
 
 # --- what it asks the database --------------------------------------------------------------------------------------
 
-LIVE_QUERIES = 27  # of a request: who asks and for whom, the project, the choices, the pools as they stand
+LIVE_QUERIES = 28  # of a request: who asks and for whom, the balance, the project, the choices, the pools as they are
 
 
 @pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])

@@ -160,6 +160,24 @@ def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):
     assert 'id="job-state"' in part
 
 
+@pytest.mark.usefixtures("metered")
+def test_stopping_a_job_says_what_that_does_in_its_present_state(floor, client_for, bob, vera, claim, reload):
+    job, client, news = floor.job(), client_for(bob), {"HX-Request": "true", "HX-Target": "div#job-state"}
+    queued = text(client.get(f"/jobs/{job.pk}"))
+    attempt = claim().start(total_steps=10)
+    attempt.checkpoint(step=3, seconds=9.0)
+    running, part = text(client.get(f"/jobs/{job.pk}")), text(client.get(f"/jobs/{job.pk}", headers=news))
+    client.post(f"/jobs/{job.pk}/pause")
+    attempt.finish(wire.Stopped(reason="paused", step=3, training_seconds=9.0))
+    paused = text(client.get(f"/jobs/{job.pk}"))
+
+    assert "It leaves the queue. You pay nothing" in queued and "last checkpoint" not in queued
+    said = "keeps its last checkpoint. You pay for what was trained so far. The rest of the amount held returns"
+    assert said in running and said in part and 'hx-target="#stop-effect"' in part
+    assert reload(job).status == "paused" and "keeps its last checkpoint. You paid" in paused
+    assert "stop-effect" not in text(client_for(vera).get(f"/jobs/{job.pk}", headers=news))
+
+
 def test_an_evaluation_is_kept_with_the_checkpoint_of_its_step(floor, claim):
     job = floor.job()
     attempt = claim().start()

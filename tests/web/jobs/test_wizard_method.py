@@ -120,7 +120,7 @@ def test_what_keeping_the_files_costs_is_told_before_training(chosen, page) -> N
 
     assert "free, except judge-model tokens" in free and "Storage is free too." in free
     assert "files are billed while they are kept" in priced
-    assert re.search(r"Each has [\d.]+ [KMG]?B. Storing files costs \$0.10 for a GB and month", priced)
+    assert re.search(r"Each is [\d.]+ [KMG]?B. Storing files costs \$0.10 per GB per month", priced)
 
 
 def test_a_value_shown_for_another_method_is_chosen_anew_and_one_set_is_kept(chosen, page) -> None:
@@ -195,7 +195,7 @@ def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, 
 
     assert '<option value="dpo" selected>' in usual and 'name="train_on"' not in usual
     assert (shown(usual, "learning_rate"), shown(method, "learning_rate")) == ("1e-06", "8e-06")
-    assert "<dt>Preferences by</dt><dd>ORPO" in review and '"type": "orpo"' in review
+    assert "<dt>Preference method</dt><dd>ORPO" in review and '"type": "orpo"' in review
     assert job.hyperparameters["objective"] == "orpo" and "objective=orpo" in Draft.of_job(job).url()
 
 
@@ -230,8 +230,8 @@ def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_sh
     swapped = {"dataset": rows[1].pk, "validation": rows[0].pk, "cap_nano": "1000000000"}
     refused = client_for(bob).post(URL, chosen | asked | swapped)
 
-    assert "Comparing the files" in before and 'every 2s"' in before and "In both files" not in before
-    assert "<dt>In both files</dt><dd>12 rows and 1 near copy, not trained on</dd>" in after
+    assert "Comparing the files" in before and 'every 2s"' in before and "Rows in both files" not in before
+    assert "<dt>Rows in both files</dt><dd>12 rows and 1 near copy, not trained on</dd>" in after
     assert refused.status_code == 422 and "no rows are left to train on" in refused.content.decode()
 
 

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.test import Client
 
 from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.members.invitations import invite_member
+from apps.accounts.members.invitations import invitation_token, invite_member
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
 from apps.accounts.queries import KeyLimits, find_key, get_key_limits
 from apps.billing.lots import open_lot
@@ -20,6 +20,7 @@ from apps.billing.models import LotKind
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
 from tests.factories.accounts import make_member, make_organization, make_user, sign_up
+from tests.support.pages import text
 
 ClientFor = Callable[[User | None], Client]
 
@@ -70,6 +71,23 @@ def test_an_invitation_to_another_address_confirms_nothing(
     assert [(each.email, each.verified) for each in EmailAddress.objects.filter(user__email="y@example.com")] == [
         ("y@example.com", False)
     ]
+
+
+def test_a_refused_invitation_says_why_and_how_to_use_the_right_address(
+    alice: User, organization: Organization, client_for: ClientFor
+) -> None:
+    invite_member(organization=organization, email="x@example.com", role="admin", by=alice, now=db_now())
+    link = f"/invitations/accept/{invitation_token(Invitation.objects.get().pk)}"
+    other = client_for(make_user("other"))
+
+    refused, member = other.post(link), text(client_for(alice).post(link))
+    left = other.post("/accounts/logout/", {"next": link})
+
+    assert refused.status_code == 403
+    assert "<h1>This invitation is for another address</h1>" in text(refused)
+    assert "Sign out and use x@example.com" in text(refused) and f'name="next" value="{link}"' in text(refused)
+    assert left.headers["Location"] == link and "Sign in" in text(other.get(link))
+    assert "<h1>You are already a member</h1>" in member and "Sign out and use" not in member
 
 
 def test_an_unknown_invitation_is_not_found(client: Client, db: None) -> None:

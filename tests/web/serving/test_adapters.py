@@ -338,7 +338,7 @@ def test_another_form_is_ordered_at_the_price_on_its_button(
     member.post(address, form | {"price_nano": offer.price_nano - 1})
     assert "price is now" in text(member.get(url)) and not Conversion.objects.exists()
     assert member.post(address, form).status_code == 302
-    assert "waits for an idle trainer" in text(client_for(alice).get(url))
+    assert "Waiting for an idle trainer" in text(client_for(alice).get(url))
     conversion = Conversion.objects.get()
     assert (conversion.created_by, conversion.price_nano) == (bob.pk, offer.price_nano)
     held = text(client_for(alice).get("/invoices"))
@@ -349,11 +349,11 @@ def test_another_form_is_ordered_at_the_price_on_its_button(
     assert client_for(alice).post(f"/adapters/{version.pk}/conversions/conv_unknown/cancel").status_code == 404
     Conversion.objects.update(status="running")
     page = text(client_for(alice).get(url))
-    assert "A trainer is making it." in page and stop not in page
+    assert "Creating…" in page and stop not in page
     assert "Only a waiting conversion can be cancelled" in text(member.post(stop, follow=True))
     settle_hold(hold_id=conversion.hold_id, capture_nano=conversion.price_nano, by="system", reason="merged_16bit")
     why = text(client_for(alice).get(f"/why/{conversion.hold_id}"))
-    assert "for a GB (1e9 bytes)" in why and "1 model converted" in text(client_for(alice).get("/usage"))
+    assert "per GB (1e9 bytes)" in why and "1 model converted" in text(client_for(alice).get("/usage"))
 
 
 def test_an_order_is_cancelled_on_the_page_of_its_model(version, organization, client_for, bob):

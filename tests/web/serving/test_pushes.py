@@ -69,7 +69,7 @@ def test_the_exports_ask_for_themselves_while_something_is_made(version, client_
 
     page, part = text(browser.get(url)), text(browser.get(url, headers=PART))
 
-    assert polls in page and polls in part and "It waits for an idle trainer." in part
+    assert polls in page and polls in part and "Waiting for an idle trainer" in part
     assert "<h1" not in part and "adapter-state" not in part
     Conversion.objects.filter(pk=order.pk).update(status="running")
     Conversion.objects.filter(pk=order.pk).update(status="failed", ended_at=db_now(), problem="The disk was full.")

@@ -40,7 +40,7 @@ def test_jobs_are_cancelled_together_and_the_ones_that_ended_are_refused(floor, 
     page = text(client.get("/jobs/cancel", {"job": jobs}))
 
     assert "Cancel 2 fine-tunes?" in page
-    assert "It has ended as succeeded" in page and "It leaves the queue. You pay nothing" in page
+    assert "It already ended (Succeeded). Nothing changes." in page and "It leaves the queue. You pay nothing" in page
     assert client_for(vera).post("/jobs/cancel", {"job": jobs, "confirm": "2 fine-tunes"}).status_code == 403
     assert client.post("/jobs/cancel", {"job": jobs, "confirm": "yes"}).status_code == 422
     assert FineTuningJob.objects.get(pk=queued.pk).status == "queued"

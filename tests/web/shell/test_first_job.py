@@ -6,7 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from apps.core.money import NANO_PER_USD
+from apps.accounts.models import Organization
+from apps.billing.books.adjustments import request_adjustment
+from apps.billing.books.credit_requests import decline_request, request_credit
+from apps.billing.queries import get_balance
+from apps.core.database.clock import db_now
+from apps.core.money import NANO_PER_CENT, NANO_PER_USD
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob, ThroughputProbe
 from apps.finetuning.pools.operations import record_probe
@@ -23,6 +28,15 @@ def form_of(body: str) -> dict[str, str]:
     form = re.search(r'<form method="post" action="/first-job">.*?</form>', body, re.DOTALL)
     assert form, body
     return dict(re.findall(r'name="(once|model|cap_nano)"\s+value="([^"]*)"', form[0]))
+
+
+def leave(organization: Organization, nano: int) -> None:
+    taken = get_balance(organization=organization).available_nano - nano
+    request_adjustment(organization=organization, amount_nano=-taken, reason="x", by="user_olga", now=db_now())
+
+
+def first_step(body: str) -> str:
+    return re.search(r'<ol class="start".*?<li.*?</li>', body, re.DOTALL)[0]
 
 
 def test_one_click_stores_the_sample_and_starts_its_job_at_the_shown_cap(page, organization):
@@ -65,12 +79,7 @@ def test_the_button_appears_when_a_worker_has_measured_the_model(floor: Training
 
 
 def test_without_credit_the_button_is_replaced_by_the_way_to_get_some(page, organization, settings):
-    from apps.billing.books.adjustments import request_adjustment
-    from apps.billing.queries import get_balance
-    from apps.core.database.clock import db_now
-
-    left = get_balance(organization=organization).available_nano
-    request_adjustment(organization=organization, amount_nano=-left, reason="x", by="user_olga", now=db_now())
+    leave(organization, 0)
 
     body = text(page.get("/"))
     refused = page.post("/first-job", {"once": "x", "cap_nano": "10000000", "model": "anneal-demo"})
@@ -78,6 +87,38 @@ def test_without_credit_the_button_is_replaced_by_the_way_to_get_some(page, orga
     assert "Train the sample" not in body and 'href="/credit"' in body
     assert refused.headers["Location"] == "/credit"
     assert not FineTuningJob.objects.exists() and not DatasetVersion.objects.exists()
+
+
+def test_credit_that_does_not_cover_the_first_job_asks_for_the_rest(page, organization):
+    cap_nano = int(form_of(text(page.get("/")))["cap_nano"])
+    leave(organization, cap_nano - NANO_PER_CENT)
+
+    body = text(page.get("/"))
+
+    assert 'class="done"' not in first_step(body) and 'href="/credit"' in first_step(body)
+    assert "You need $0.01 more for a first job. Ask the operator" in first_step(body)
+    assert "It can start when your credit covers that." in body and "Train the sample" not in body
+
+
+def test_a_request_for_the_rest_is_shown_with_its_answer(page, organization, bob):
+    leave(organization, NANO_PER_CENT // 100)
+    request = request_credit(organization=organization, amount_nano=5 * NANO_PER_USD, note="", by=bob)
+
+    asked = first_step(text(page.get("/")))
+    decline_request(request_id=request.pk, reason="Ask your lead.", by="user_olga", now=db_now())
+    declined = first_step(text(page.get("/")))
+
+    assert "You asked for $5.00." in asked and 'href="/credit"' not in asked
+    assert "Your request was declined: Ask your lead." in declined and 'href="/credit"' in declined
+
+
+def test_a_job_that_holds_the_whole_balance_does_not_ask_for_credit_again(page, organization):
+    page.post("/first-job", form_of(text(page.get("/"))))
+    leave(organization, 0)
+
+    step = first_step(text(page.get("/")))
+
+    assert 'class="done"' in step and 'href="/credit"' not in step
 
 
 @pytest.mark.parametrize("form", [{}, {"once": "x"}, {"once": "x", "cap_nano": "-1"}, {"once": "x", "cap_nano": "1e9"}])

@@ -50,6 +50,12 @@ def test_only_what_exists_here_gets_a_price(console, floor, sku):
     assert not PriceRule.objects.filter(sku=sku).exists()
 
 
+def test_cancelling_a_queued_job_promises_no_checkpoint(console, floor):
+    page = console.get(f"/staff/jobs/{floor.job().pk}").content.decode()
+
+    assert "It leaves the queue. The customer pays nothing." in page and "checkpoint" not in page
+
+
 def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, rival):
     floor.job(suffix="ours")
     give_credit(rival)
@@ -114,7 +120,7 @@ def test_a_price_that_gives_something_away_waits_for_a_second_operator(
 
     both = second.get("/staff/prices").content.decode(), console.get("/staff/prices").content.decode()
 
-    assert "Withdraw" in own and "Approve" not in own and "manage.py createoperator" in own
+    assert "Withdraw" in own and "Approve" not in own and "<code>python manage.py createoperator" in own
     assert "Approve" in both[0] and all("manage.py createoperator" not in page for page in both)
     second.post(f"/staff/prices/requests/{wanted.pk}", {"decision": "approve"})
     after = active_price(sku=sku, organization=organization)

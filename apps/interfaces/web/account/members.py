@@ -207,9 +207,10 @@ def _join(request: HttpRequest, token: str, user: User) -> HttpResponse:
     try:
         membership = invitations.accept_invitation(token=token, user=user, now=db_now())
     except DomainError as error:
-        return render(
-            request, "account/organization/invitation_closed.html", {"reason": error.message}, status=error.status
-        )
+        context = {"reason": error.message, "code": error.code, "next": request.path}
+        if error.code == "wrong_address":
+            context["email"] = invitations.find_invitation(token=token).email
+        return render(request, "account/organization/invitation_closed.html", context, status=error.status)
     request.session.pop(SESSION_INVITATION, None)
     request.session[SESSION_ORGANIZATION] = membership.organization_id
     messages.success(request, gettext("Welcome to %(name)s.") % {"name": membership.organization.name})

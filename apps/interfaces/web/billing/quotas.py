@@ -48,7 +48,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         if form.is_valid():
             with domain_errors_on(form):
                 _set(request, form)
-                messages.success(request, gettext("Saved. Its jobs' use so far counts."))
+                messages.success(request, gettext("Saved. Usage so far this month counts."))
                 return redirect("web:quota_list")
     context = {
         "limits": [_row(use) for use in list_quota_use(organization=request.organization, now=now)],

@@ -16,14 +16,14 @@ from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
-from apps.core.templatetags.ui import method_name, number, usd
+from apps.core.templatetags.ui import method_name
 from apps.finetuning import queries
 from apps.finetuning.jobs.control import lock_several, request_cancellation
 from apps.finetuning.jobs.progress import list_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import reasons_to_wait
-from apps.interfaces.web.jobs.views import title_of
+from apps.interfaces.web.jobs.views import effect_of_stopping, title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
@@ -136,26 +136,7 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
     if request.method == "POST":
         lock_several(organization=request.organization, ids=ids)
     jobs = queries.list_jobs(organization=request.organization).filter(pk__in=ids)
-    return [AffectedRow(job.pk, title_of(job), _effect_of(job)) for job in jobs]
-
-
-def _effect_of(job: FineTuningJob) -> str:
-    if job.status in JOB_TERMINAL:
-        return gettext("It has ended as %(status)s. Nothing changes.") % {"status": job.status}
-    if job.started_at is None:
-        return gettext("It leaves the queue. You pay nothing, and the amount held for it returns to your balance.")
-    at = (
-        gettext(" at step %(step)s of %(total_steps)s")
-        % {"step": number(job.step), "total_steps": number(job.total_steps)}
-        if job.total_steps
-        else ""
-    )
-    kept = gettext("It stops%(at)s and keeps its last checkpoint.") % {"at": at}
-    if job.status == JobStatus.PAUSED:
-        return gettext("%(kept)s You paid %(cost)s.") % {"kept": kept, "cost": usd(job.cost_nano)}
-    return gettext(
-        "%(kept)s You pay for what was trained so far. The rest of the amount held returns to your balance."
-    ) % {"kept": kept}
+    return [AffectedRow(job.pk, title_of(job), effect_of_stopping(job)) for job in jobs]
 
 
 def _cancel(request: OrganizationRequest, job_id: str) -> None:

@@ -21,6 +21,7 @@ from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
+from apps.core.templatetags.ui import number, status, usd
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
@@ -197,6 +198,26 @@ def title_of(job: FineTuningJob) -> str:
     }
 
 
+def effect_of_stopping(job: FineTuningJob) -> str:
+    """Return what happens to the job and to its money if it is stopped now."""
+    if job.status in JOB_TERMINAL:
+        return gettext("It already ended (%(status)s). Nothing changes.") % {"status": status(job.status).label}
+    if job.started_at is None:
+        return gettext("It leaves the queue. You pay nothing, and the amount held for it returns to your balance.")
+    at = (
+        gettext(" at step %(step)s of %(total_steps)s")
+        % {"step": number(job.step), "total_steps": number(job.total_steps)}
+        if job.total_steps
+        else ""
+    )
+    kept = gettext("It stops%(at)s and keeps its last checkpoint.") % {"at": at}
+    if job.status == JobStatus.PAUSED:
+        return gettext("%(kept)s You paid %(cost)s.") % {"kept": kept, "cost": usd(job.cost_nano)}
+    return gettext(
+        "%(kept)s You pay for what was trained so far. The rest of the amount held returns to your balance."
+    ) % {"kept": kept}
+
+
 def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]:
     member = request.membership
     may_write = has_permission(member.role, Permission.JOB_WRITE)
@@ -238,6 +259,7 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "wait": (wait := explain_wait(job=job, now=now)),
         "moves": list_moves(job=job, wait=wait, now=now),
         "pause": _pause_state(job),
+        "stop_effect": effect_of_stopping(job),
         "is_repeatable": is_repeatable(job),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",

@@ -30,7 +30,7 @@ from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import percent_of, title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import curl
-from apps.interfaces.web.shell.first_job import SAMPLE, find_first_job
+from apps.interfaces.web.shell.first_job import SAMPLE, FirstJob, find_first_job
 from apps.interfaces.web.wizard.draft import Draft
 from apps.serving.queries import serving_states
 
@@ -131,12 +131,20 @@ def _start(organization: Organization, may_train: bool) -> dict[str, object]:
             "adapter": succeeded.adapter_version if succeeded else None,
             "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),
             "first_job": first_job,
+            "is_funded": _is_funded(organization, first_job, has_begun=bool(jobs)),
             "credit_request": request,
             "wizard_url": Draft(started).url() if may_train else "",
             "upload_command": _upload_command(),
             "job_command": _job_command(file, model),
         }
     }
+
+
+def _is_funded(organization: Organization, first_job: FirstJob | None, *, has_begun: bool) -> bool:
+    """Return whether the balance covers the first job; without a quote, whether there was a job or is any credit."""
+    if first_job:
+        return not first_job.missing_nano
+    return has_begun or get_balance(organization=organization).available_nano > 0
 
 
 def _upload_command() -> str:

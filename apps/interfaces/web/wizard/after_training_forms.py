@@ -75,7 +75,10 @@ class AfterTrainingForm(forms.Form):
         max_length=MAX_SCHEMA_CHARACTERS,
         label=later("JSON schema"),
         help_text=format_lazy(
-            later("Scores 1 if the answer is valid JSON. Up to {characters} characters; by API 16 KiB."),
+            later(
+                "Scores 1 if the answer is JSON that matches the schema. "
+                "Up to {characters} characters here, 16 KiB through the API."
+            ),
             characters=f"{MAX_SCHEMA_CHARACTERS:,}",
         ),
         widget=forms.Textarea(attrs=_PLAIN | {"class": "mono", "rows": 6}),

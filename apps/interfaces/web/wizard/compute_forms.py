@@ -64,7 +64,7 @@ class ComputeForm(CapForm):
         coerce=int,
         empty_value=None,
         choices=[("", later("Any time")), *_DEADLINES.items()],
-        error_messages={"invalid_choice": later("Choose one of 1, 2, 4, 8, 24, 72 hours.")},
+        error_messages={"invalid_choice": later("Choose 1, 2, 4, 8, 24 or 72 hours.")},
     )
     needed_by = forms.CharField(
         required=False,

@@ -51,7 +51,8 @@ class RecipeForm(forms.Form):
 
     method = forms.ChoiceField(label=later("Method"))
     objective = forms.ChoiceField(
-        label=later("Preferences by"), help_text=later("How training uses the better and the worse answer.")
+        label=later("Preference method"),
+        help_text=later("How training uses the preferred and rejected answers."),
     )
     train_on = forms.ChoiceField(
         label=later("Trained"), choices=TRAINED, help_text=later("Which tokens of a conversation count.")

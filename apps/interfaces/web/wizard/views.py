@@ -140,6 +140,7 @@ def _page(
         "hidden": plan.draft.without(step.fields),
         "plan": plan,
         "quote": shown.quote,
+        "hold_nano": shown.quote.maximum_nano(plan.compute_form.cap_nano) if shown.quote else None,
         "recipe": recipe_strip(plan, shown.quote, step=name),
         "spread": spread(shown.quote),
         "model_url": plan.draft.url("model"),

@@ -58,6 +58,7 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "compute_form": plan.compute_form,
         "form": plan.form,
         "needed_by": needed_by,
+        "is_fastest_marked": any(each.is_fastest for each in rows),
         "is_late_everywhere": bool(needed_by and ranking.fastest and not ranking.recommended),
         "hidden_count": len(quotes) - len(shown),
         "with_several": with_several,

@@ -106,7 +106,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         Objective.TEXT: (gettext("Trained"), gettext("Every token"), False),
     }
     return [
-        objective.get(form.chosen_objective) or (gettext("Preferences by"), form.chosen_objective.upper(), False),
+        objective.get(form.chosen_objective) or (gettext("Preference method"), form.chosen_objective.upper(), False),
         (gettext("Method"), f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
         (gettext("Epochs"), str(recipe.epochs), "epochs" in changed),
         (gettext("Learning rate"), f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
@@ -118,7 +118,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         ),
         (
             gettext("Batch"),
-            gettext("%(batch_size)s rows a step") % {"batch_size": recipe.batch_size},
+            gettext("%(batch_size)s rows per step") % {"batch_size": recipe.batch_size},
             "batch_size" in changed,
         ),
         (
