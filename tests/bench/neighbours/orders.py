@@ -98,7 +98,8 @@ def make_model(platform: Platform, tenant: Tenant) -> str:
         kept = store().put_stream(f"{prefix}/{name}", [content])
         files.append({"name": name, "sha256": kept.sha256, "bytes": kept.bytes})
     organization = Organization.objects.get(pk=tenant.organization_id)
-    fields = {"object_prefix": prefix, "manifest": {"files": files}}
+    manifest = {"kind": "adapter", "run_id": "run_bench", "attempt": 1, "step": 1, "files": files}
+    fields = {"object_prefix": prefix, "manifest": manifest}
     return make_version(organization, platform.floor.base_model, **fields).model_name
 
 
