@@ -66,14 +66,21 @@ class Api:
         self.service = service
         self._sign_in = sign_in
         self.attempts = ATTEMPTS
-        self._http = httpx.Client(
-            base_url=base_url,
-            headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"}
-            | ({"OpenAI-Project": project} if project else {}),
-            timeout=httpx.Timeout(120, connect=10),
-            transport=transport,
-            mounts=dict.fromkeys(_LOOPBACK),
-        )
+        try:
+            self._http = httpx.Client(
+                base_url=base_url,
+                headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"}
+                | ({"OpenAI-Project": project} if project else {}),
+                timeout=httpx.Timeout(120, connect=10),
+                transport=transport,
+                mounts=dict.fromkeys(_LOOPBACK),
+            )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:  # of a proxy that the environment names
+            text = (
+                "The proxy that the environment names cannot be used. Only http:// and https:// proxies are supported. "
+                "Correct or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY."
+            )
+            raise Failure(text, ExitCode.UNREACHABLE) from error
 
     def close(self) -> None:
         self._http.close()

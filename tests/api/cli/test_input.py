@@ -1,10 +1,13 @@
 """Arguments, bodies and standard input that are not text or name nothing."""
 
+import json
 import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+from anneal.api import Api
+from anneal.failures import ExitCode, Failure
 
 from tests.support.sdk import Answers
 
@@ -79,3 +82,34 @@ def test_an_empty_name_or_file_is_refused_before_any_call(anneal, network, tmp_p
     ):
         refused = anneal(*words, key="k")
         assert (refused.exit_code, network.calls, told in refused.errors) == (2, [], True), refused.errors
+
+
+def test_a_key_on_standard_input_is_never_taken_for_the_address(anneal, network) -> None:
+    me = {"organization": {"name": "Acme"}}
+    network.inner = Answers(httpx.Response(200, json=me))
+
+    done = anneal("login", answer="ann_live_piped\n", key=None, address=None)
+
+    assert done.exit_code == 0 and "as Acme" in done.output
+    assert "ann_live_piped" not in done.output + done.errors
+
+
+def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+
+    with pytest.raises(Failure, match="ALL_PROXY") as refused:
+        Api("https://anneal.example", "k")
+    assert refused.value.exit_code == ExitCode.UNREACHABLE
+
+
+def test_a_row_with_half_of_a_character_is_left_out_and_named(anneal, tmp_path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}], "functions": []}
+        for text in ("hello", "hi \ud83d")
+    ]
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    done = anneal("files", "convert", str(tmp_path / "old.jsonl"))
+
+    assert "half of a character" in done.output + done.errors and "line 2" in (done.output + done.errors).lower()
+    assert (tmp_path / "old.converted.jsonl").read_text().count("\n") == 1

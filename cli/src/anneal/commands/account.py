@@ -1,5 +1,6 @@
 """`anneal login`, `logout` and `usage`."""
 
+import sys
 from typing import Annotated
 
 import httpx
@@ -22,7 +23,9 @@ def login(
     The key is read from a prompt or from standard input, never from the command line, which other users can see.
     """
     session = session_of(context)
-    session.given_url = base_url or session.given_url or typer.prompt("Address", default=session.base_url, err=True)
+    session.given_url = base_url or session.given_url
+    if session.given_url is None and sys.stdin.isatty():  # otherwise the first line is the key
+        session.given_url = typer.prompt("Address", default=session.base_url, err=True)
     address = httpx.URL(session.base_url)
     if address.scheme == "http" and address.host not in _THIS_MACHINE:
         notice("This address is not encrypted, so others on the network can read the key. Use https if you can.")
