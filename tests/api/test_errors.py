@@ -1,9 +1,12 @@
 """Errors as the openai package reads them, whatever raised them."""
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.http import Http404
@@ -244,3 +247,18 @@ def test_an_unknown_field_is_named_with_those_that_are_taken() -> None:
 
     assert refused.value.param == "format"
     assert refused.value.message == "Unknown parameter: 'format'. This call takes mapping, rest."
+
+
+def test_what_openai_has_and_anneal_does_not_is_not_offered(client: Client) -> None:
+    """Every first part of an address in the newest package is served here, or refused as not offered."""
+    folder = Path(openai.__file__).parent / "resources"
+    parts = {part for file in folder.rglob("*.py") for part in re.findall(r'"/([a-z_]+)[/"?{]', file.read_text())}
+
+    answers = {part: client.get(f"/v1/{part}/x/y/z") for part in parts}
+    refused = {part for part, answer in answers.items() if answer.json()["error"]["code"] == "not_offered"}
+
+    assert len(parts) > 20 and {"agents", "vaults", "realtime"} <= refused
+    assert parts - refused == {
+        "batches", "chat", "completions", "embeddings", "evals", "files", "fine_tuning", "models", "uploads",
+    }  # fmt: skip
+    assert "/api/v1/webhooks" in answers["webhook_endpoints"].json()["error"]["message"]

@@ -190,7 +190,7 @@ def test_a_command_whose_answer_was_lost_acts_once(anneal, running, network) -> 
     running[1].pause(step=2, seconds=2.0)
     network.is_forgetful = True
 
-    resumed = anneal("jobs", "resume", running[0], "--yes", "--json")
+    resumed = anneal("jobs", "resume", running[0], "--max-cost", "$5", "--yes", "--json")
 
     assert (resumed.exit_code, resumed.json["status"]) == (0, "queued"), resumed.errors
     assert FineTuningJob.objects.get().runs.count() == 2

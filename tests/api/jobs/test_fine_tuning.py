@@ -209,6 +209,15 @@ def test_lists_page_through_the_sdk(sdk, file_id):
     assert len({event.id for event in events}) == len(events) >= 2
 
 
+def test_a_filter_that_is_not_understood_is_refused_instead_of_ignored(sdk, file_id):
+    labelled = create(sdk, file_id, metadata={"team": "a"})
+
+    assert [job.id for job in sdk.fine_tuning.jobs.list(metadata={"team": "a"})] == [labelled.id]
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.fine_tuning.jobs.list(extra_query={"metadata": '{"team": "b"}'})
+    assert refused.value.param == "metadata"
+
+
 @pytest.mark.parametrize("asked", [{"method": {"type": "kto"}}, {"extra_body": {"recipe": {"method": "KTO"}}}])
 def test_kto_is_refused_with_the_reason(sdk, file_id, asked):
     with pytest.raises(openai.BadRequestError, match="pairs each prompt with its neighbour's answer"):

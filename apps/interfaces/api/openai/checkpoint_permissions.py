@@ -1,7 +1,7 @@
 """/v1/fine_tuning/checkpoints/{model}/permissions: OpenAI's sharing of checkpoints between projects.
 
-An organization is the only tenant here: each of its keys may use its checkpoints, and no other key may. So there
-is never a permission to list, and none can be made or deleted.
+A checkpoint is visible as its job is: to the keys of its organization, and in a private project to the project's keys
+alone. A single checkpoint has no permissions, so there is never one to list, and none can be made or deleted.
 """
 
 from typing import Literal, TypedDict
@@ -64,7 +64,7 @@ class CheckpointPermission(ApiView):
 
 def _not_offered(param: str) -> InvalidValue:
     text = (
-        "Anneal does not offer permissions of checkpoints, because it has no projects. Every key of your organization "
-        "may use this checkpoint, and no other organization may."
+        "Anneal does not offer permissions of single checkpoints. A checkpoint is visible as its job is: to the keys "
+        "of your organization, and in a private project to the keys of that project alone."
     )
     return InvalidValue(text, param=param, code="not_offered")

@@ -4,7 +4,7 @@ A dry run returns the job's estimate and whether it would start, and creates not
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from django.db.models import QuerySet
 from django.http import HttpResponse
@@ -73,7 +73,8 @@ from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
 _MetadataFilter = Annotated[
-    dict[str, str] | str, Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any.")
+    dict[str, str] | Literal["null"],
+    Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any."),
 ]
 
 # The metadata by which the command line finds the jobs of a manifest and of an import.

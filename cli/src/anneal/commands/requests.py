@@ -54,7 +54,7 @@ class JobOptions:
             "recipe": object_of(body, "recipe") | settings_of(self.settings) or None,
             "lora": object_of(body, "lora") | present(rank=self.rank) or None,
             "compute": object_of(body, "compute") | present(pool=self.pool, node_count=self.nodes) or None,
-            "budget": object_of(body, "budget") | present(max_cost_usd=self.max_cost) or None,
+            "budget": object_of(body, "budget") | present(max_cost_usd=_amount(self.max_cost)) or None,
             "method": self._method(body),
         }
         request = body | present(**given)
@@ -120,6 +120,10 @@ def amount_of(text: str, option: str = "--max-cost") -> Decimal:
         if amount.is_finite():
             return amount
     raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint=option)
+
+
+def _amount(text: str | None) -> str | None:
+    return None if text is None else str(amount_of(text))
 
 
 def _number(text: str | None, option: str) -> int | str | None:
