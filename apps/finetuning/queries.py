@@ -112,6 +112,12 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
     return rows.select_related("job__base_model", "job__organization").order_by("-step")
 
 
+def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
+    """Return the checkpoint with the lowest evaluation loss; None if none was evaluated."""
+    evaluated = [each for each in checkpoints if each.metrics.get("valid_loss") is not None]
+    return min(evaluated, key=lambda each: each.metrics["valid_loss"], default=None)
+
+
 def list_pools() -> QuerySet[GpuPool]:
     return GpuPool.objects.select_related("gpu_type", "capacity", "borrows_from").order_by("name")
 

@@ -33,8 +33,10 @@
       return { line: d.line ?? "train_loss", dots: d.dots, format: d.format ?? "fixed", smooth: "smooth" in d, name: d.name ?? tab?.textContent.trim() ?? "", dotsName: d.dotsName ?? words.eval, unit: d.unit ?? "" };
     }
 
+    ask() { return fetch(this.el.dataset.src, { headers: { Accept: "application/json" } }); }
+
     async load() {
-      const answer = await fetch(this.el.dataset.src, { headers: { Accept: "application/json" } });
+      const answer = await this.ask();
       if (!answer.ok) return this.say(words.failed.replace("{status}", answer.status));
       this.data = { x: [], series: {}, epochs: [], checkpoints: [], ...(await answer.json()) };
       this.pending?.forEach((late) => late());
@@ -224,11 +226,15 @@
       });
     }
 
-    mark(detail) {
-      if (!this.data) { (this.pending ??= []).push(() => this.mark(detail)); return; }
-      if (detail.step != null && !this.data.checkpoints.includes(detail.step)) this.data.checkpoints.push(detail.step);
-      if (detail.best != null) this.data.best = detail.best;
-      this.redrawSoon();
+    // what no metric event says, from the newest answer; if none comes, the next event asks again
+    async refresh() {
+      if (!this.data) { (this.pending ??= []).push(() => this.refresh()); return; }
+      const asked = this.asked = {};
+      const found = await this.ask().then((answer) => answer.ok && answer.json()).catch(() => null);
+      if (!found || asked !== this.asked) return;
+      const { total, epochs, checkpoints, best } = found;
+      Object.assign(this.data, { total, epochs, checkpoints, best });
+      this.draw();
     }
   }
 
@@ -238,7 +244,11 @@
   const start = () => $$("[data-chart]").forEach((el) => { if (!charts.has(el)) charts.set(el, new Chart(el)); });
 
   document.addEventListener("metric", (e) => { const m = parsed(e); if (m.step != null) within(e.target).forEach((el) => charts.get(el)?.append(m)); });
-  document.addEventListener("checkpoint", (e) => within(e.target).forEach((el) => charts.get(el)?.mark(parsed(e))));
+  const refresh = (e) => within(e.target).forEach((el) => charts.get(el)?.refresh());
+  document.addEventListener("state", refresh);
+  document.addEventListener("log", (e) => { if (parsed(e)?.bytes != null) refresh(e); }); // a checkpoint was saved
+  // before app.js writes the values: what a template holds for a metric is shown once the metric comes
+  document.addEventListener("metric", (e) => { const m = parsed(e); $$("template[data-when]").forEach((n) => { if (m[n.dataset.when] != null) n.replaceWith(n.content); }); }, true);
   document.addEventListener("tabselect", (e) => {
     const c = e.target.dataset.chartFor && chart(e.target.dataset.chartFor);
     if (c) { c.view = c.viewOf(e.target); c.draw(); }

@@ -229,3 +229,21 @@ def test_a_browser_that_reconnects_goes_on_after_the_last_event_it_saw(
 
 def _id(frame: str) -> int:
     return int(frame.partition("id: ")[2].partition("\n")[0])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_watcher_hears_that_a_checkpoint_was_saved(floor, organization, alice, claim, client_for):
+    job = floor.job()
+    attempt = claim().start()
+    attempt.report(wire.StepCompleted, **step(4, 2.0))
+    attempt.checkpoint(step=4, seconds=4.0)
+    attempt.succeed(floor.base_model)
+    watcher = Watcher(alice, client_for(alice).session.session_key, organization.pk)
+
+    async def watch() -> list[str]:
+        return [frame.decode() async for frame in follow_job(watcher=watcher, job_id=job.pk, after=0)]
+
+    frames = [frame for frame in asyncio.run(watch()) if "event: log" in frame]
+    told = [json.loads(frame.partition("data: ")[2]) for frame in frames]
+
+    assert [(each["step"], each["bytes"] > 0) for each in told if "bytes" in each] == [(4, True)]

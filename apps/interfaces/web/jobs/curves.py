@@ -59,13 +59,15 @@ def curves_of(job: FineTuningJob) -> dict[str, object]:
         shown = {name: value for name, value in with_units(data).items() if value is not None}
         by_step.setdefault(data["step"], {}).update(shown)
     kept = sorted(by_step)
+    checkpoints = list(queries.list_checkpoints(job=job))
+    best = queries.best_of(checkpoints)
     return {
         "x": kept,
         "series": {name: [by_step[step].get(name) for step in kept] for name in _CURVES},
         "total": job.total_steps,
         "epochs": _epoch_ends(job),
-        "checkpoints": sorted(queries.list_checkpoints(job=job).values_list("step", flat=True)),
-        "best": None,
+        "checkpoints": sorted(each.step for each in checkpoints),
+        "best": best.step if best else None,
     }
 
 

@@ -1,6 +1,7 @@
 """The first tab of a job's page: its charts, and its recipe and results beside the estimate."""
 
 from apps.estimates.physics.gpus import GIB
+from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.charts import memory_charts
 from apps.interfaces.web.jobs.curves import with_number
@@ -17,19 +18,28 @@ _SHOWN_EVALUATIONS = 100
 def overview_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]:
     """Return the context of the tab. `speed` is that of the present attempt, in tokens per second."""
     evaluated = with_number(job, "valid_loss").order_by("-sequence")[:_SHOWN_EVALUATIONS]
-    measured = with_number(job, "gpu_utilization").order_by("sequence").last()
     outcome = find_outcome(job)
     return {
         "evaluations": [event.data for event in reversed(evaluated)],
         "evaluation": evaluation_of(job.adapter_version),
         **attempts_of(job),
-        "memory": _memory_bar(job),
+        **machine_of(job, speed=outcome.actual_tokens_per_second if outcome else speed),
         "outcome": outcome_rows(outcome),
         "recipe": recipe_lines(job),
         "reasons": recipe_reasons(job),
         "again_url": Draft.of_job(job).url(),
-        "speed": outcome.actual_tokens_per_second if outcome else speed,
+    }
+
+
+def machine_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]:
+    """Return the memory, the speed and the GPU's last figures. A job has no estimate until its files are valid."""
+    measured = with_number(job, "gpu_utilization").order_by("sequence").last()
+    awaits_gpu = job.status not in JOB_TERMINAL and job.pool is not None and job.pool.gpu_type_id != "cpu"
+    return {
+        "memory": _memory_bar(job),
+        "speed": speed,
         "gpu": with_units(measured.data) if measured else None,
+        "shows_gpu": measured is not None or awaits_gpu,
     }
 
 

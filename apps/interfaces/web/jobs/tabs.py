@@ -232,7 +232,9 @@ def _turns(preview: RowPreview) -> list[tuple[str, str]]:
 
 def _checkpoints(request: OrganizationRequest, job: FineTuningJob) -> dict[str, object]:
     checkpoints = list(queries.list_checkpoints(job=job))
-    scored = [each for each in checkpoints if each.metrics.get("valid_loss") is not None]
-    best = min(scored, key=lambda each: each.metrics["valid_loss"], default=None)
     may_try = has_permission(request.membership.role, Permission.ADAPTER_WRITE) and may_answer(job)
-    return {"checkpoints": checkpoints, "best_checkpoint": best, "may_try_checkpoints": may_try}
+    return {
+        "checkpoints": checkpoints,
+        "best_checkpoint": queries.best_of(checkpoints),
+        "may_try_checkpoints": may_try,
+    }

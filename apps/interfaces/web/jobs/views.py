@@ -36,7 +36,7 @@ from apps.finetuning.runs import attempts
 from apps.finetuning.usage import charges
 from apps.interfaces.web.jobs import tabs
 from apps.interfaces.web.jobs.curves import curves_of, with_number
-from apps.interfaces.web.jobs.overview import attempts_of, overview_of
+from apps.interfaces.web.jobs.overview import attempts_of, machine_of, overview_of
 from apps.interfaces.web.jobs.recipe import method_words, recipe_samples
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
@@ -63,10 +63,15 @@ def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Show one job with the tab of the address. While it is live, htmx reloads its state and the tab's new content."""
     job = queries.get_job(organization=request.organization, id=job_id)
     tab = tabs.chosen_tab(request)
-    if request.htmx and request.headers.get("HX-Target", "").endswith("#tab-news"):
+    target = request.headers.get("HX-Target", "")
+    if request.htmx and target.endswith("#tab-news"):
         news = tabs.context_of(request, job, tab) if tab else attempts_of(job)
         context = {"job": job, **_rights(request, job), **news}
         response = render(request, f"jobs/_{tab or 'overview'}.html#news", context)
+    elif request.htmx and target.endswith("#tab-machine"):
+        machine = machine_of(job, speed=get_progress(job=job, now=db_now()).tokens_per_second)
+        context = {"job": job, **_rights(request, job), **attempts_of(job), **machine}
+        response = render(request, "jobs/_machine.html", context)
     elif request.htmx:
         response = render(request, "jobs/detail.html#state", _state(request, job))
     else:
@@ -80,7 +85,7 @@ def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
 @require_safe
 @organization_view(Permission.VIEW)
 def chart(request: OrganizationRequest, job_id: str) -> JsonResponse:
-    """Return the curves so far: {"x", "series", "total", "checkpoints"}."""
+    """Return the curves so far: {"x", "series", "total", "epochs", "checkpoints", "best"}."""
     job = queries.get_job(organization=request.organization, id=job_id)
     return JsonResponse(curves_of(job))
 
