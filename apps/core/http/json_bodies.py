@@ -10,12 +10,15 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import inspect
 
 from apps.core.errors import DomainError, InvalidJson, InvalidValue, MissingParameter, UnknownParameter
+
+if TYPE_CHECKING:
+    from django.http import HttpRequest
 
 T = TypeVar("T")
 # Reading so many values into objects holds the interpreter for up to 0.1 s.
@@ -42,6 +45,13 @@ def decode_body(raw: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
         raise InvalidJson("The body is nested too deeply. Flatten it.") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _unreadable(_where(str(error))) from error
+
+
+def json_of(request: "HttpRequest") -> bytes:
+    """Return the body of a request. Raises InvalidJson for a form, whose body is read before its view begins."""
+    if request.content_type != "application/json":
+        raise InvalidJson("The body is not JSON. Send it with the header Content-Type: application/json.")
+    return request.body
 
 
 def has_many_values(raw: bytes) -> bool:

@@ -86,3 +86,10 @@ def test_work_goes_to_no_project_that_the_page_did_not_have(browser: Client, pro
 
     assert refused.status_code == 400 and "You chose another project" in text(refused)
     assert browser.post("/projects/choose", choose | {"project": ""}).status_code == 302
+
+
+def test_a_form_sent_to_an_address_for_json_is_refused(browser: Client) -> None:
+    token = {"selection": selection_on(browser, "/jobs")}
+
+    for address in ("/playground/code", "/playground/conversations", "/datasets/uploads"):
+        assert browser.post(address, token).status_code == 400, address

@@ -13,7 +13,7 @@ from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.asgi import error_response
-from apps.core.http.json_bodies import decode_body
+from apps.core.http.json_bodies import decode_body, json_of
 from apps.datasets.intake import parts, uploads
 from apps.datasets.lifecycle import UploadStatus
 from apps.datasets.models import Upload
@@ -39,7 +39,7 @@ _announcement, _wanted = msgspec.json.Decoder(Announcement), msgspec.json.Decode
 def create(request: OrganizationRequest) -> HttpResponse:
     """Announce a file and return its plan."""
     try:
-        body = decode_body(request.body, _announcement)
+        body = decode_body(json_of(request), _announcement)
         upload = uploads.create_upload(
             organization=request.organization,
             filename=body.filename,
@@ -70,7 +70,7 @@ def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return a signed address for each requested part, valid for minutes."""
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
-        urls = parts.sign_parts(upload=upload, numbers=decode_body(request.body, _wanted).numbers, now=db_now())
+        urls = parts.sign_parts(upload=upload, numbers=decode_body(json_of(request), _wanted).numbers, now=db_now())
     except DomainError as error:
         return error_response(error)
     return JsonResponse({"urls": urls})

@@ -19,7 +19,7 @@ from apps.contracts.chat import ChatMessage, MessageRole, RowError, RowKind, par
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidJson, InvalidValue
-from apps.core.http.json_bodies import decode_body
+from apps.core.http.json_bodies import decode_body, json_of
 from apps.core.messages.translation import translated
 from apps.core.objects.store import read_object
 from apps.datasets.intake.versions import create_version
@@ -56,7 +56,7 @@ _any_body = msgspec.json.Decoder(dict[str, object])
 def render_prompt(request: OrganizationRequest) -> JsonResponse:
     """Return the text that the model's own chat template makes of the messages."""
     try:
-        asked = decode_body(request.body, _decoder)
+        asked = decode_body(json_of(request), _decoder)
         messages = [ChatMessage(role=MessageRole(turn.role), content=turn.content) for turn in asked.messages]
         prompt = chat_renderer(base_model=_base_of(request.organization, asked.model)).render_prompt(messages)
     except DomainError as refused:
@@ -69,7 +69,7 @@ def render_prompt(request: OrganizationRequest) -> JsonResponse:
 def copy_as(request: OrganizationRequest) -> JsonResponse:
     """Return the code that sends the request of the body, by language."""
     try:
-        body = decode_body(request.body, _any_body)
+        body = decode_body(json_of(request), _any_body)
         return JsonResponse({one["key"]: one["code"] for one in request_samples(body)})
     except RecursionError:
         refused: DomainError = InvalidJson(gettext("The body is nested too deeply. Flatten it."))
@@ -86,7 +86,7 @@ def save_row(request: OrganizationRequest) -> JsonResponse:
     With a rejected answer, add a preference between the two to a dataset of preferences.
     """
     try:
-        asked = decode_body(request.body, _decoder)
+        asked = decode_body(json_of(request), _decoder)
         kind = RowKind.PREFERENCE if asked.rejected else RowKind.CHAT
         version = _append(request, _row_of(asked, kind), kind)
     except DomainError as refused:

@@ -16,7 +16,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on
-from apps.core.http.json_bodies import decode_body
+from apps.core.http.json_bodies import decode_body, json_of
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.playground.conversations import MAX_CONVERSATIONS, delete_conversations, keep_conversation, list_conversations
@@ -60,7 +60,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def keep(request: OrganizationRequest) -> JsonResponse:
     """Store the conversation of the page, and return the id under which the page opens it again."""
     try:
-        sent = decode_body(request.body, _conversation_decoder)
+        sent = decode_body(json_of(request), _conversation_decoder)
         transcript = Transcript(settings=sent.settings, columns=sent.columns)
         kept = keep_conversation(membership=request.membership, transcript=transcript, id=sent.id, now=db_now())
     except DomainError as refused:
