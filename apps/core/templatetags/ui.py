@@ -53,7 +53,7 @@ class _FormTokensNode(CsrfTokenNode):
 
 @register.tag
 def csrf_token(parser: template.base.Parser, token: template.base.Token) -> _FormTokensNode:
-    """Render Django's token and the page's selection (apps.interfaces.web.shell.selection), which each form has."""
+    """Render Django's token and the page's selection (apps.interfaces.web.shell.access), which each form has."""
     return _FormTokensNode()
 
 

@@ -20,9 +20,8 @@ from apps.accounts.models import Membership, Organization, User
 from apps.accounts.queries import get_organization, list_memberships_of
 from apps.accounts.roles import Permission, Viewer, has_permission
 from apps.core.database.tenancy import refuse_writes, set_organization, tenant
-from apps.core.errors import PermissionDenied
+from apps.core.errors import InvalidState, PermissionDenied
 from apps.core.http.access import Access, View, answer, public_view, redirect_to_sign_in
-from apps.interfaces.web.shell.selection import require_selection
 
 __all__ = [
     "SESSION_ORGANIZATION",
@@ -33,7 +32,9 @@ __all__ = [
     "require",
 ]
 
-SESSION_ORGANIZATION = "organization_id"
+SESSION_ORGANIZATION, SESSION_PROJECT = "organization_id", "project_id"
+_SELECTION_FIELD = "selection"  # of a form, or of the query in an address that a script calls
+_SELECTION_HEADER = "X-Selection"  # of htmx and of uploads
 
 P = ParamSpec("P")
 
@@ -105,6 +106,41 @@ def require(membership: Membership, permission: Permission) -> None:
         )
 
 
+def selection_of(request: OrganizationRequest) -> str:
+    """Return what the reader has chosen: an organization, which they are in, and perhaps a project.
+
+    The session keeps both choices, so a switch in one tab moves the other tabs too. Each form and each script of a page
+    therefore names the selection in which the page was rendered.
+    """
+    return f"{request.organization.pk}/{request.session.get(SESSION_PROJECT, '')}"
+
+
+def _require_selection(request: OrganizationRequest, *, may_change_project: bool) -> None:
+    """Raise InvalidState if the request is from a page of another selection. One that names none is from no page."""
+    named = (
+        request.headers.get(_SELECTION_HEADER)
+        or request.POST.get(_SELECTION_FIELD)
+        or request.GET.get(_SELECTION_FIELD)
+    )
+    present = selection_of(request)
+    if not named or named == present:
+        return
+    old, new = named.partition("/")[0], present.partition("/")[0]
+    if old != new:
+        names = {each.organization_id: each.organization.name for each in request.memberships}
+        raise InvalidState(
+            gettext(
+                "This page is from %(old)s, but you work in %(new)s now. Nothing was changed. Switch back to %(old)s, "
+                "return to the page and try again."
+            )
+            % {"old": names.get(old, gettext("another organization")), "new": names[new]}
+        )
+    if not may_change_project:
+        raise InvalidState(
+            gettext("You chose another project after you opened this page. Nothing was changed. Reload the page.")
+        )
+
+
 def _as_person(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
     with _entering(request):
         return run()
@@ -126,7 +162,7 @@ def _as_member(
                 gettext("You see what viewers of the organization see, and this page is not for them.")
             )
         require(membership, permission)
-        require_selection(request, may_change_project=may_change_project)
+        _require_selection(cast(OrganizationRequest, request), may_change_project=may_change_project)
         with seeing(sight_of_member(membership)):
             return run()
 

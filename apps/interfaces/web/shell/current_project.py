@@ -7,8 +7,7 @@ from django.db.models import Model, QuerySet
 
 from apps.accounts.members.projects import get_project, list_projects
 from apps.accounts.models import Project, default_project_id
-from apps.interfaces.web.shell.access import OrganizationRequest
-from apps.interfaces.web.shell.selection import SESSION_PROJECT
+from apps.interfaces.web.shell.access import SESSION_PROJECT, OrganizationRequest
 
 Row = TypeVar("Row", bound=Model)
 

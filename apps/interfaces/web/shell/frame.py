@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import cast
 
 from django.conf import settings
 from django.http import HttpRequest
@@ -14,8 +15,7 @@ from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
 from apps.finetuning.lifecycle import JOB_OPEN, JobStatus
 from apps.finetuning.queries import list_jobs
-from apps.interfaces.web.shell.access import find_membership, seeing_memberships
-from apps.interfaces.web.shell.selection import selection_of
+from apps.interfaces.web.shell.access import OrganizationRequest, find_membership, seeing_memberships, selection_of
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
@@ -38,7 +38,7 @@ def context(request: HttpRequest) -> dict[str, object]:
         "frame": "layouts/shell.html" if is_signed_in else "layouts/solo.html",
         "mail_folder": settings.MAIL_FOLDER,
         "organization": organization,
-        "selection": selection_of(request) if organization else "",
+        "selection": selection_of(cast(OrganizationRequest, request)) if organization else "",
         "viewing": viewing_of(request),
         "membership": getattr(request, "membership", None),
         "memberships": getattr(request, "memberships", []),
