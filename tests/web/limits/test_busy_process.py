@@ -57,7 +57,7 @@ def served(busy: BusyProcess) -> Iterator[tuple[str, list[str]]]:
 
     door = FrontDoor(application, gateway_url="http://127.0.0.1:1", limits=NO_LIMITS, busy=busy)
     with serving(door) as address:
-        wait_until(lambda: busy.is_ready, lambda: "the process did not start")
+        wait_until(lambda: busy.is_ready, "the process did not start", seconds=180)  # on a busy machine
         yield address, own_paths
     assert not processes()
 
@@ -149,7 +149,7 @@ def test_it_does_not_outlive_the_process_in_front(transactional_db, tmp_path: Pa
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ)
     assert process.stdin is not None
     with socket.socket(socket.AF_UNIX) as client:
-        wait_until(lambda: client.connect_ex(str(path)) == 0, lambda: "the process did not start")
+        wait_until(lambda: client.connect_ex(str(path)) == 0, "the process did not start", seconds=180)
         process.stdin.close()
 
         assert process.wait(timeout=SECONDS) == 0
