@@ -210,9 +210,11 @@ def test_lists_page_through_the_sdk(sdk, file_id):
 
 
 def test_a_filter_that_is_not_understood_is_refused_instead_of_ignored(sdk, file_id):
-    labelled = create(sdk, file_id, metadata={"team": "a"})
+    labelled, plain = create(sdk, file_id, metadata={"team": "a"}), create(sdk, file_id)
 
     assert [job.id for job in sdk.fine_tuning.jobs.list(metadata={"team": "a"})] == [labelled.id]
+    assert [job.id for job in sdk.fine_tuning.jobs.list(extra_query={"metadata": "null"})] == [plain.id]
+    assert len(list(sdk.fine_tuning.jobs.list())) == 2
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.fine_tuning.jobs.list(extra_query={"metadata": '{"team": "b"}'})
     assert refused.value.param == "metadata"

@@ -89,7 +89,7 @@ _PARAMS_OF_MOVE = {
 class JobsQuery(SearchQuery):
     status: JobStatus | None = None
     model: Annotated[str, Meta(description="The name of a base model.")] | None = None
-    metadata: _MetadataFilter | None = None
+    metadata: _MetadataFilter = {}  # with None in its type, the text "null" would be read as None
     project: Annotated[str, Meta(max_length=40, description="The id of a project.")] | None = None
 
 
@@ -345,6 +345,6 @@ def _with_metadata(rows: QuerySet[FineTuningJob], query: JobsQuery) -> QuerySet[
     match query.metadata:
         case "null":
             return rows.filter(metadata={})
-        case dict(wanted):
+        case dict(wanted) if wanted:
             return rows.filter(metadata__contains=wanted)
     return rows
