@@ -6,8 +6,6 @@ import re
 from decimal import Decimal
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from apps.billing.books.adjustments import request_adjustment
 from apps.billing.queries import get_balance
@@ -17,7 +15,7 @@ from apps.core.money import usd_to_nano
 from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob, GpuPool, Worker
 from apps.finetuning.usage import quotas
-from tests.factories.market import POOLS, Market, make_gpu_pool
+from tests.factories.market import Market
 
 LIVE = {"HX-Request": "true", "HX-Target": "div#compute-live"}
 PARTS = ("price-live", "price-lines", "price-act", "cap-help", "dock-text", "dock-act", "recipe-strip", "compute-more")
@@ -380,28 +378,3 @@ def _spans(page: str, key: str) -> list[float]:
     texts = re.findall(r'<td class="right">([^<]+)</td>', row)[:2]
     parts = [re.fullmatch(r"(?:(\d+)h )?(\d+) ?m(?:in)?", text).groups() for text in texts]
     return [int(hours or 0) * 3600 + int(minutes) * 60 for hours, minutes in parts]
-
-
-# --- what it asks the database --------------------------------------------------------------------------------------
-
-LIVE_QUERIES = 28  # of a request: who asks and for whom, the balance, the project, the choices, the pools as they are
-
-
-@pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])
-def test_a_live_panel_asks_the_database_no_more_for_thirty_pools_than_for_six(
-    organization, client_for, bob, step, target
-) -> None:
-    market, client = Market(organization), client_for(bob)
-
-    def count_queries() -> int:
-        with CaptureQueriesContext(connection) as captured:
-            url = f"{market.wizard}&step={step}"
-            assert client.get(url, headers=LIVE | {"HX-Target": f"div#{target}"}).status_code == 200
-            return len(captured)
-
-    of_six = count_queries()
-    for copy in range(1, 5):
-        for key, *facts in POOLS:
-            make_gpu_pool(key, *facts, copy=copy)
-
-    assert count_queries() == of_six <= LIVE_QUERIES

@@ -5,6 +5,8 @@ import re
 from urllib.parse import urlencode
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.billing.models import Hold
 from apps.core.templatetags.ui import usd
@@ -12,6 +14,7 @@ from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import make_pool, make_training_file
+from tests.factories.market import POOLS, Market, make_gpu_pool
 from tests.support.pages import text
 
 URL = "/jobs/new"
@@ -354,3 +357,28 @@ def test_only_a_file_of_the_organization_is_prepared(chosen, client_for, bob, ch
 
     assert "Choose a method" in client_for(bob).post(address).content.decode()
     assert client_for(charlie).post(address).status_code == 404
+
+
+# --- what it asks the database --------------------------------------------------------------------------------------
+
+LIVE_QUERIES = 28  # of a request: who asks and for whom, the balance, the project, the choices, the pools as they are
+
+
+@pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])
+def test_a_live_panel_asks_the_database_no_more_for_thirty_pools_than_for_six(
+    organization, client_for, bob, step, target
+) -> None:
+    market, client = Market(organization), client_for(bob)
+
+    def count_queries() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            url = f"{market.wizard}&step={step}"
+            assert client.get(url, headers={"HX-Request": "true", "HX-Target": f"div#{target}"}).status_code == 200
+            return len(captured)
+
+    of_six = count_queries()
+    for copy in range(1, 5):
+        for key, *facts in POOLS:
+            make_gpu_pool(key, *facts, copy=copy)
+
+    assert count_queries() == of_six <= LIVE_QUERIES
