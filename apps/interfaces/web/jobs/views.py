@@ -21,7 +21,7 @@ from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
-from apps.core.templatetags.ui import number, status, usd
+from apps.core.templatetags.ui import status, usd
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
@@ -209,13 +209,7 @@ def effect_of_stopping(job: FineTuningJob) -> str:
         return gettext("It already ended (%(status)s). Nothing changes.") % {"status": status(job.status).label}
     if job.started_at is None:
         return gettext("It leaves the queue. You pay nothing, and the amount held for it returns to your balance.")
-    at = (
-        gettext(" at step %(step)s of %(total_steps)s")
-        % {"step": number(job.step), "total_steps": number(job.total_steps)}
-        if job.total_steps
-        else ""
-    )
-    kept = gettext("It stops%(at)s and keeps its last checkpoint.") % {"at": at}
+    kept = gettext("It stops and keeps its last checkpoint.")
     if job.status == JobStatus.PAUSED:
         return gettext("%(kept)s You paid %(cost)s.") % {"kept": kept, "cost": usd(job.cost_nano)}
     return gettext(
