@@ -1,5 +1,6 @@
 """`anneal login`, `logout` and `usage`."""
 
+import sys
 from typing import Annotated
 
 import httpx
@@ -20,9 +21,12 @@ def login(
     """Check an API key and store it for this user.
 
     The key is read from a prompt or from standard input, never from the command line, which other users can see.
+    Without a terminal, the address is the given one, else the one used last, at first http://127.0.0.1:8000.
     """
     session = session_of(context)
-    session.given_url = base_url or session.given_url or typer.prompt("Address", default=session.base_url, err=True)
+    session.given_url = base_url or session.given_url
+    if session.given_url is None and sys.stdin.isatty():  # else the only line of standard input is the key
+        session.given_url = typer.prompt("Address", default=session.base_url, err=True)
     address = httpx.URL(session.base_url)
     if address.scheme == "http" and address.host not in _THIS_MACHINE:
         notice("This address is not encrypted, so others on the network can read the key. Use https if you can.")
