@@ -1,6 +1,7 @@
 """The work of an import: files sent once, prices, jobs and the old names; a folder remembers what was done."""
 
 import json
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,10 +129,17 @@ def quote(api: Api, plan: Plan) -> None:
 
 
 def start(api: Api, plan: Plan) -> dict[str, Any]:
-    """Create the job; it is refused if it may cost more than was quoted."""
+    """Create the job, once also if two imports run at a time; it is refused if it may cost more than was quoted."""
     assert plan.quote is not None
     request = plan.request | {"budget": budget_of(plan.request, shown_usd=plan.quote["hold_usd"])}
-    job: dict[str, Any] = api.post_once(JOBS, request)
+    key = str(uuid.uuid5(uuid.NAMESPACE_URL, f"anneal import {plan.key} {plan.job_before}"))
+    try:
+        job: dict[str, Any] = api.post_once(JOBS, request, key=key)
+    except Failure as failure:
+        if failure.code != "idempotency_key_reused":
+            raise
+        text = f"Another import has just started the job of {plan.key}. Run the command again to follow it."
+        raise Failure(text, ExitCode.REFUSED, details=failure.details) from failure
     plan.job = job
     return job
 
