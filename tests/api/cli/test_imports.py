@@ -342,3 +342,19 @@ def test_files_of_one_name_have_conversions_of_their_own(tmp_path) -> None:
     convert_and_check(plan, Memory(tmp_path / "import", "http://testserver"))
 
     assert [len(path.read_text().splitlines()) for path in plan.files.values()] == [12, 10]
+
+
+@pytest.mark.parametrize("name", ["file-1.jsonl", "file-1"])
+def test_half_a_character_leaves_out_its_row_alone(tmp_path, name, capsys) -> None:
+    halved = {"messages": [{"role": "user", "content": "\ud83d"}], "reference_answer": "42"}
+    rows = [ASKED | {"reference_answer": "42"}] * 12 + [halved]
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = Plan("openai:x", "anneal-demo", files={"training_file": path})
+
+    convert_and_check(plan, Memory(tmp_path / "import", "http://testserver"))
+
+    assert plan.obstacle is None
+    assert len(plan.files["training_file"].read_text().splitlines()) == 12
+    assert r"line 13 is left out: \ud83d is half of a character" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.part")) == []

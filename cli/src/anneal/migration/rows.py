@@ -76,9 +76,17 @@ def _converted(text: str, found: Conversion, answer_key: str | None) -> str:
     is_unanswered = _is_unanswered(row)
     if is_unanswered:
         row = answered(row, answer_key=answer_key)
+    if not (is_legacy or is_unanswered):
+        return text
+    try:
+        made = json.dumps(row, ensure_ascii=False)
+        made.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise Unconvertible(f"{half} is half of a character, which no text can hold.") from error
     found.functions += is_legacy
     found.answers += is_unanswered
-    return json.dumps(row, ensure_ascii=False) if is_legacy or is_unanswered else text
+    return made
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
