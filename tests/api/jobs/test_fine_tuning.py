@@ -247,6 +247,17 @@ def test_the_file_of_a_batch_is_refused_by_its_purpose(sdk, file_id):
     assert refused.value.param == "training_file"
 
 
+def test_jobs_are_filtered_by_metadata_and_another_text_is_refused(sdk, file_id):
+    labelled, plain = create(sdk, file_id, metadata={"team": "support"}), create(sdk, file_id)
+
+    found = [list(sdk.fine_tuning.jobs.list(metadata=asked)) for asked in ({"team": "support"}, "null")]
+    with pytest.raises(openai.BadRequestError) as refused:
+        sdk.fine_tuning.jobs.list(metadata="support")
+
+    assert [[job.id for job in jobs] for jobs in found] == [[labelled.id], [plain.id]]
+    assert refused.value.param == "metadata" and "Use an object or 'null'." in refused.value.message
+
+
 @pytest.mark.parametrize("kind", ["supervised", "dpo"])
 def test_hyperparameters_that_are_null_are_the_defaults_in_every_place(sdk, floor, file_id, kind):
     rows = file_id if kind == "supervised" else make_ready_version(floor.organization, jsonl_of(PAIR) * 12).pk

@@ -91,6 +91,7 @@ def test_a_checkpoint_is_shared_with_no_one_and_says_so(sdk, floor, rival, charl
 
     assert (refused.value.param, refused.value.code) == ("project_ids", "not_offered")
     assert (missing.value.param, missing.value.code) == ("permission_id", "not_offered")
+    assert all("sees the project of this checkpoint's job" in each.value.message for each in (refused, missing))
     for ask in (
         lambda: stranger.list(model),
         lambda: stranger.create(model, project_ids=["proj_1"]),

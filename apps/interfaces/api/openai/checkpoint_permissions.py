@@ -1,7 +1,7 @@
 """/v1/fine_tuning/checkpoints/{model}/permissions: OpenAI's sharing of checkpoints between projects.
 
-An organization is the only tenant here: each of its keys may use its checkpoints, and no other key may. So there
-is never a permission to list, and none can be made or deleted.
+A checkpoint is visible as its job's project is, and has no permissions of its own. So there is never a permission to
+list, and none can be made or deleted.
 """
 
 from typing import Literal, TypedDict
@@ -43,7 +43,7 @@ class CheckpointPermissions(ApiView):
     examples = {"POST": {"project_ids": ["proj_abc"]}}
 
     def get(self, request: Request, model: str, query: PermissionsQuery) -> ListObject[PermissionObject]:
-        """List the permissions of a checkpoint: none, because its organization alone may use it."""
+        """List the permissions of a checkpoint: none, because it is visible as its job's project is."""
         require_checkpoint(organization=self.organization, model_name=model)
         return list_object([])
 
@@ -64,7 +64,7 @@ class CheckpointPermission(ApiView):
 
 def _not_offered(param: str) -> InvalidValue:
     text = (
-        "Anneal does not offer permissions of checkpoints, because it has no projects. Every key of your organization "
-        "may use this checkpoint, and no other organization may."
+        "Anneal does not offer permissions of single checkpoints. Whoever sees the project of this checkpoint's job "
+        "may use it, and no other organization may."
     )
     return InvalidValue(text, param=param, code="not_offered")

@@ -4,7 +4,7 @@ A dry run returns the job's estimate and whether it would start, and creates not
 """
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from django.db.models import QuerySet
 from django.http import HttpResponse
@@ -73,7 +73,8 @@ from apps.interfaces.api.requests.sent_names import as_sent
 from apps.interfaces.api.views import ApiView
 
 _MetadataFilter = Annotated[
-    dict[str, str] | str, Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any.")
+    dict[str, str] | Literal["null"],
+    Meta(description="`metadata[key]=value`, or `metadata=null` for jobs without any."),
 ]
 
 # The metadata by which the command line finds the jobs of a manifest and of an import.
@@ -88,7 +89,7 @@ _PARAMS_OF_MOVE = {
 class JobsQuery(SearchQuery):
     status: JobStatus | None = None
     model: Annotated[str, Meta(description="The name of a base model.")] | None = None
-    metadata: _MetadataFilter | None = None
+    metadata: _MetadataFilter = {}  # with None in its type, the text "null" would be read as None
     project: Annotated[str, Meta(max_length=40, description="The id of a project.")] | None = None
 
 
@@ -344,6 +345,6 @@ def _with_metadata(rows: QuerySet[FineTuningJob], query: JobsQuery) -> QuerySet[
     match query.metadata:
         case "null":
             return rows.filter(metadata={})
-        case dict(wanted):
+        case dict(wanted) if wanted:
             return rows.filter(metadata__contains=wanted)
     return rows
