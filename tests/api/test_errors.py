@@ -1,9 +1,12 @@
 """Errors as the openai package reads them, whatever raised them."""
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 from django.core.exceptions import PermissionDenied as DjangoPermissionDenied
 from django.http import Http404
@@ -126,6 +129,23 @@ def test_an_unknown_address_is_404_in_openais_shape(client: Client, db: None) ->
 
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "unknown_url"
+
+
+OFFERED = {
+    "batches", "chat", "completions", "embeddings", "evals", "files", "fine_tuning", "models", "responses", "uploads"
+}  # fmt: skip
+
+
+def test_every_part_of_openais_api_is_offered_or_named_as_not_offered(client: Client, db: None) -> None:
+    sources = (Path(openai.__file__).parent / "resources").rglob("*.py")
+    parts = {part for source in sources for part in re.findall(r'"/([a-z_]+)[/"]', source.read_text())}
+
+    answers = {part: client.get(f"/v1/{part}").json()["error"] for part in parts - OFFERED}
+    webhooks = client.post("/v1/webhook_endpoints", {}, content_type="application/json").json()["error"]["message"]
+
+    assert parts > OFFERED
+    assert [part for part, error in answers.items() if error["code"] != "not_offered"] == []
+    assert webhooks.endswith("POST /v1/webhook_endpoints. Use /api/v1/webhooks.")
 
 
 @pytest.mark.parametrize("path", ["/v1/files/", "/v1/fine_tuning/jobs/", "/v1/models/"])

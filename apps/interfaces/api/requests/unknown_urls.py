@@ -10,23 +10,30 @@ from apps.core.http.asgi import UnknownUrl, error_response
 _POSTED = ("/v1/completions", "/v1/responses", "/v1/embeddings")
 # Parts of OpenAI's API that are not served here, named so that clients do not look for a typo.
 _NOT_OFFERED = (
+    ("/v1/agents", "Agents are"),
     ("/v1/assistants", "Assistants are"),
     ("/v1/audio", "Speech and transcription are"),
     ("/v1/chatkit", "ChatKit is"),
     ("/v1/containers", "Containers are"),
+    ("/v1/content_provenance_checks", "Checks of provenance are"),
     ("/v1/conversations", "Stored conversations are"),
+    ("/v1/decisions", "Decisions are"),
     ("/v1/engines", "Engines are"),
     ("/v1/images", "Images are"),
+    ("/v1/live", "Live sessions are"),
     ("/v1/moderations", "Moderations are"),
     ("/v1/organization", "The administration API is"),
     ("/v1/projects", "The administration API is"),
     ("/v1/realtime", "Realtime sessions are"),
     ("/v1/responses/", "Stored responses are"),
+    ("/v1/safety", "Safety cases are"),
     ("/v1/skills", "Skills are"),
     ("/v1/threads", "Assistants are"),
+    ("/v1/vaults", "Vaults are"),
     ("/v1/vector_stores", "Vector stores are"),
     ("/v1/videos", "Videos are"),
-    ("/v1/webhook_endpoints", "Webhooks are"),
+    ("/v1/webhook_endpoints", "OpenAI's calls for webhooks are"),
+    ("/v1/webhook_event_types", "OpenAI's calls for webhooks are"),
 )
 _OFFERED = ("chat", "completions", "embeddings", "files", "fine_tuning", "models", "responses", "uploads")
 # First parts of addresses requested by a client whose base URL lacks /v1. /organization and /projects are pages
@@ -44,7 +51,8 @@ def unknown_url(request: HttpRequest, rest: str = "") -> HttpResponse:
     address = request.path.rstrip("/")
     name = next((name for prefix, name in _NOT_OFFERED if address.startswith(prefix)), None)
     if name:
-        return error_response(NotOffered(f"{name} not offered by Anneal: {request.method} {request.path}."))
+        instead = " Use /api/v1/webhooks." if address.startswith("/v1/webhook_") else ""
+        return error_response(NotOffered(f"{name} not offered by Anneal: {request.method} {request.path}.{instead}"))
     text = f"Unknown request URL: {request.method} {request.path}. {_hint(request.path)}"
     return error_response(UnknownUrl(text))
 
