@@ -1,10 +1,12 @@
 """Arguments, bodies and standard input that are not text or name nothing."""
 
+import json
 import tomllib
 from pathlib import Path
 
 import httpx
 import pytest
+from anneal import session
 
 from tests.support.sdk import Answers
 
@@ -21,6 +23,37 @@ def test_an_argument_that_is_no_text_is_refused_and_shown(anneal, network, words
 
     assert (refused.exit_code, network.calls) == (2, [])
     assert r"'\xff': It is not UTF-8 text." in " ".join(refused.errors.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("jobs", "list", "--json", "--limit", "many"), "Invalid value for '--limit'"),
+        (("jobs", "show", "--json"), "Missing argument"),
+        (("--nonsense", "usage", "--json"), "No such option: --nonsense"),
+        (("jobs", "nonsense", "--json"), "No such command"),
+        (("jobs", "retry", "\udcff", "--json"), "It is not UTF-8 text."),
+        (("estimate", "--json", "--model", "m"), "Give --model and --file"),
+    ],
+)
+def test_errors_in_the_arguments_are_json_if_that_was_asked_for(anneal, network, words, named) -> None:
+    refused = anneal(*words, key="k")
+    plain = anneal(*(word for word in words if word != "--json"), key="k")
+
+    assert (refused.exit_code, refused.output, plain.exit_code, network.calls) == (2, "", 2, [])
+    error = json.loads(refused.errors)["error"]
+    assert named in error["message"] and error["type"] == "cli_error"
+    assert not plain.errors.startswith("{")
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "gopher://x:1"])
+def test_a_proxy_that_cannot_be_used_is_named_in_a_sentence(anneal, network, monkeypatch, proxy) -> None:
+    monkeypatch.setattr(session, "transport", None)  # another transport goes around proxies
+    monkeypatch.setenv("ALL_PROXY", proxy)
+
+    ended = anneal("usage", key="k", address="http://anneal.invalid")
+
+    assert ended.exit_code == 6 and "ALL_PROXY. Name an HTTP proxy" in " ".join(ended.errors.split())
 
 
 @pytest.mark.parametrize(

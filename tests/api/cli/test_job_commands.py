@@ -220,6 +220,19 @@ def test_a_cap_that_is_no_finite_amount_is_refused_before_anything_is_sent(annea
     assert network.paths("POST") == []
 
 
+def test_an_amount_may_have_the_sign_of_dollars(anneal, running, network, file_id) -> None:
+    anneal("jobs", "pause", running[0])
+    running[1].pause(step=2, seconds=2.0)
+
+    resumed = anneal("jobs", "resume", running[0], "--max-cost", "$5", "--yes")
+    created = anneal(*CREATE, "--file", file_id, "--max-cost", "$4.50", "--yes", "--json")
+    wrong = anneal(*CREATE, "--file", file_id, "--max-cost", "four")
+
+    assert (resumed.exit_code, created.exit_code, wrong.exit_code) == (0, 0, 2), (resumed.errors, created.errors)
+    sent = {call.url.path.rpartition("/")[2]: json.loads(call.read() or b"{}") for call in network.calls}
+    assert [sent[call]["budget"]["max_cost_usd"] for call in ("resume", "jobs")] == ["5", "4.50"]
+
+
 def test_jobs_are_compared_by_what_differs(anneal, running, sdk, file_id) -> None:
     other = create(sdk, file_id, extra_body={"lora": {"rank": 8}})
 

@@ -178,10 +178,11 @@ def resume(
 ) -> None:
     """Continue a paused job from its checkpoint, optionally with a new spend cap."""
     found = session_of(context).api.get(job_path(job))
-    cap = found["spend_cap_usd"] if max_cost is None else max_cost
-    left = None if cap is None else str(max(Decimal(0), amount_of(cap) - Decimal(found["cost_usd"] or 0)))
+    budget = {} if max_cost is None else {"max_cost_usd": str(amount_of(max_cost))}
+    cap = budget.get("max_cost_usd", found["spend_cap_usd"])
+    left = None if cap is None else str(max(Decimal(0), Decimal(cap) - Decimal(found["cost_usd"] or 0)))
     confirm_price(left, "Resume?", is_accepted=yes)
-    _act(context, job, "resume", None if max_cost is None else {"max_cost_usd": max_cost})
+    _act(context, job, "resume", budget or None)
 
 
 @app.command()
