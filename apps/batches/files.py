@@ -106,6 +106,7 @@ def new_file(
         purpose=purpose,
         filename=filename,
         created_by=by,
+        created_at=now,
         expires_at=now + datetime.timedelta(seconds=expires_after_seconds) if expires_after_seconds else None,
     )
     file.object_key = object_key(file.organization_id, "batches", file.pk, "lines.jsonl")

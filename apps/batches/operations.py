@@ -71,6 +71,7 @@ def create_batch(
             metadata=dict(metadata) if metadata is not None else None,
             output_expires_after_seconds=output_expires_after_seconds,
             created_by=by,
+            created_at=now,
             expires_at=now + WINDOW,
         )
         audit.record(organization=batch.organization_id, by=by, action="batch.created", target=batch.pk)
@@ -148,6 +149,7 @@ def create_eval_batch(
         input_file=file,
         eval_run=run_id,
         created_by=by,
+        created_at=now,
         expires_at=now + WINDOW,
     )
 

@@ -41,6 +41,12 @@ _UNTRACED = ("/internal/", "/objects/", "/static/")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{8,64}")
 
+# Headers that pages of other origins may read.
+_EXPOSED = (
+    "ETag", "Retry-After", "retry-after-ms", "x-should-retry", "x-request-id", "Content-Disposition", "Content-Range",
+    "Idempotent-Replayed",
+    *(f"x-ratelimit-{part}-{unit}" for part in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
+)  # fmt: skip
 MIB = 1024 * 1024
 DEFAULT_BODY_BYTES = 4 * MIB
 
@@ -233,7 +239,7 @@ def allow_origins(application: Application, origins: Collection[str]) -> Applica
         allow_origins=list(origins),
         allow_methods=("GET", "POST", "PUT", "DELETE"),
         allow_headers=["*"],
-        expose_headers=("ETag", "Retry-After", "x-request-id", "Content-Disposition", "Idempotent-Replayed"),
+        expose_headers=_EXPOSED,
         max_age=7200,  # seconds; browsers keep the answer to a preflight no longer
     )
 

@@ -118,6 +118,7 @@ def create_upload(
         given_mapping=msgspec.to_builtins(mapping) if mapping else None,
         file_expires_after_seconds=expires_after_seconds,
         created_by=by,
+        created_at=now,
         expires_at=now + (BROWSER_LIFETIME if is_planned else LIFETIME),
     )
     audit.record(organization=organization, by=by, action="upload.announced", target=upload.pk, bytes=bytes)

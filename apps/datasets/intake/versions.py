@@ -112,6 +112,7 @@ def new_version(*, organization: Organization | str, arrival: Arrival) -> Datase
         purpose=arrival.purpose,
         filename=clean_filename(arrival.filename),
         created_by=arrival.by,
+        created_at=arrival.now,  # from which the client counts the lifetime
         expires_at=_expiry(arrival.now, arrival.expires_after_seconds),
         given_mapping=msgspec.to_builtins(arrival.mapping) if arrival.mapping else None,
     )

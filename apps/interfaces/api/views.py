@@ -23,6 +23,8 @@ from apps.core.http.origin import with_key
 from apps.interfaces.api.requests.handlers import read_arguments
 from apps.interfaces.api.requests.idempotency import read_idempotency_key, request_digest
 
+_CONDITIONS_OF_CHANGES = ("HTTP_IF_MATCH", "HTTP_IF_UNMODIFIED_SINCE")
+
 
 class ApiView(APIView):
     """A view for bearer keys. `required_scope` names the scope of each method that the view answers.
@@ -115,6 +117,11 @@ class ApiView(APIView):
 
 
 def _unless_known(request: HttpRequest, response: HttpResponse) -> HttpResponseBase:
-    """Return the answer with its ETag, or 304 if the client has it already."""
+    """Return the answer with its ETag, or 304 if the client has it already.
+
+    Only `If-None-Match` counts: the other conditions protect changes, and would answer a read with 412 and no body.
+    """
+    for name in _CONDITIONS_OF_CHANGES:
+        request.META.pop(name, None)
     set_response_etag(response)
     return get_conditional_response(request, etag=response.headers["ETag"], response=response) or response

@@ -22,6 +22,10 @@ _MOST_ASKED = 120.0  # of a Retry-After that is obeyed
 _EXIT_CODES = {401: ExitCode.SIGNED_OUT, 403: ExitCode.SIGNED_OUT, 404: ExitCode.NOT_FOUND}
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 _PAGE = 100
+_UNUSABLE_PROXY = (
+    "The environment names a proxy that anneal cannot use, in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY. Name an HTTP proxy "
+    "such as http://proxy.example.com:3128, or unset the variable."
+)
 # A proxy that the environment names cannot reach this machine's own addresses.
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
@@ -66,21 +70,19 @@ class Api:
         self.service = service
         self._sign_in = sign_in
         self.attempts = ATTEMPTS
+        headers = {"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"}
         try:
             self._http = httpx.Client(
                 base_url=base_url,
-                headers={"Authorization": f"Bearer {key}", "User-Agent": "anneal-cli"}
-                | ({"OpenAI-Project": project} if project else {}),
+                headers=headers | ({"OpenAI-Project": project} if project else {}),
                 timeout=httpx.Timeout(120, connect=10),
                 transport=transport,
                 mounts=dict.fromkeys(_LOOPBACK),
             )
-        except (ImportError, ValueError, httpx.InvalidURL) as error:  # of a proxy that the environment names
-            text = (
-                "The proxy that the environment names cannot be used. Only http:// and https:// proxies are supported. "
-                "Correct or unset ALL_PROXY, HTTPS_PROXY and HTTP_PROXY."
-            )
-            raise Failure(text, ExitCode.UNREACHABLE) from error
+        except UnicodeError:  # of the headers
+            raise
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise Failure(_UNUSABLE_PROXY, ExitCode.UNREACHABLE) from error
 
     def close(self) -> None:
         self._http.close()

@@ -1,8 +1,10 @@
 """The command `anneal`: its groups, its global options, and failures as one sentence with an exit code."""
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +37,11 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse arguments that are not text, because they cannot be sent as JSON."""
+        session_of(ctx).as_json = "--json" in args  # until the option is read, which a usage error may prevent
+        with _usage_as_json(ctx):
+            return self._parse(ctx, args)
+
+    def _parse(self, ctx: Any, args: list[str]) -> list[str]:
         for word in args:
             try:
                 word.encode()
@@ -45,7 +52,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_as_json(ctx):
+                return super().invoke(ctx)
         except Failure as failure:
             raise _ended(ctx, failure) from failure
         except BrokenPipeError:  # Typer ends quietly: the reader has seen enough
@@ -57,6 +65,17 @@ class Commands(TyperGroup):
             raise _ended(ctx, Failure(f"{place}{error.strerror or error}.", ExitCode.LOCAL)) from error
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _usage_as_json(context: Any) -> Iterator[None]:
+    """Print an error in the arguments as JSON if that was asked for; else Typer prints it with the usage."""
+    try:
+        yield
+    except typer.TyperException as error:
+        if not session_of(context).as_json or not hasattr(error, "format_message"):
+            raise
+        raise _ended(context, Failure(error.format_message(), ExitCode(error.exit_code))) from error
 
 
 def _unwritable(error: UnicodeError) -> Failure:

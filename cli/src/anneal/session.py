@@ -14,6 +14,7 @@ from anneal.api import Api
 from anneal.failures import ExitCode, Failure
 
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
+_BEGINNINGS_OF_KEYS = ("ann_", "sk-")  # ours, and those of OpenAI
 # Tests send the calls to an application in their own process.
 transport: httpx.BaseTransport | None = None
 
@@ -106,7 +107,8 @@ def clean_url(text: str) -> str:
             return url
     except httpx.InvalidURL:
         pass
-    raise Failure(f"{text!r} is not an address. Give one such as https://anneal.example.com.", ExitCode.USAGE)
+    shown = "An API key" if url.startswith(_BEGINNINGS_OF_KEYS) else repr(text)
+    raise Failure(f"{shown} is not an address. Give one such as https://anneal.example.com.", ExitCode.USAGE)
 
 
 def session_of(context: typer.Context) -> Session:

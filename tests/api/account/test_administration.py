@@ -292,6 +292,8 @@ def test_an_answer_that_the_client_has_is_not_sent_again(api_client, key, organi
     first = client.get("/api/v1/keys")
     again = client.get("/api/v1/me", headers={"If-None-Match": client.get("/api/v1/me").headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
+    for condition in ({"If-Match": '"other"'}, {"If-Unmodified-Since": "Mon, 01 Jan 2024 00:00:00 GMT"}):
+        assert client.get("/api/v1/me", headers=condition).status_code == 200
 
     make_key(organization, alice)
     changed = client.get("/api/v1/keys", headers={"If-None-Match": first.headers["ETag"]})

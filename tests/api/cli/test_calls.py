@@ -40,6 +40,20 @@ def test_a_wrong_key_is_not_stored(anneal, db, tmp_path) -> None:
     assert list((tmp_path / "home").rglob("credentials.json")) == []
 
 
+def test_a_piped_key_is_no_address_and_is_never_shown(anneal, network) -> None:
+    secret = "ann_live_SECRETKEY123"
+    me = {"organization": {"name": "Acme", "regions": None}}
+    network.inner = Answers(httpx.Response(200, json=me))
+
+    signed_in = anneal("login", answer=f"{secret}\n", key=None, address=None)
+    mistaken = anneal("usage", key="k", address=secret)
+
+    assert (signed_in.exit_code, str(network.calls[0].url)) == (0, "http://127.0.0.1:8000/api/v1/me"), signed_in.errors
+    assert network.calls[0].headers["Authorization"] == f"Bearer {secret}"
+    assert mistaken.exit_code == 2 and "An API key is not an address." in mistaken.errors
+    assert "SECRETKEY" not in signed_in.output + signed_in.errors + mistaken.output + mistaken.errors
+
+
 @pytest.mark.parametrize("address", ["ftp://x", "http://[::1", "http://x:port", "anneal"])
 def test_what_is_not_an_address_is_refused(anneal, address: str) -> None:
     assert anneal("usage", key="k", address=address).exit_code == 2

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from anneal.commands import imports
 from anneal.migration.base_models import suggest
@@ -162,6 +163,46 @@ def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
     assert openai.requests == []
 
 
+def test_a_job_that_an_export_has_twice_is_imported_once(anneal, openai, tmp_path) -> None:
+    job, nameless = openai.add_job(1, jsonl()), openai.add_job(2, jsonl(), id=None)
+    export = tmp_path / "export"
+    export.mkdir()
+    (export / f"{job['training_file']}.jsonl").write_bytes(jsonl())
+    rows = [job | {"status": "running"}, job, nameless, nameless, job]
+    (export / "jobs.json").write_text(json.dumps(rows))
+    words = ("import", "openai", "--export", str(export), "--folder", str(tmp_path / "import"), "--yes", "--json")
+
+    done = anneal(*words, "--map", "gpt-4o-mini=anneal-demo")
+
+    made = FineTuningJob.objects.get()
+    assert done.exit_code == 0, done.errors
+    assert made.metadata["imported_from"] == f"openai:{job['id']}"
+    assert [each["job"] for each in done.json["data"]] == [made.pk, None, None]
+    assert all("It has no id" in each["obstacle"] for each in done.json["data"][1:])
+
+
+def test_two_imports_at_a_time_start_a_job_once_and_again_after_it_failed(anneal, openai, network, tmp_path) -> None:
+    openai.add_job(1, jsonl())
+    words = ("import", "openai", "--openai-url", openai.url, "--map", "gpt-4o-mini=anneal-demo", "--yes", "--json")
+
+    listed, empty = network.inner, {"object": "list", "data": [], "has_more": False}
+
+    def answer(call: httpx.Request) -> httpx.Response:
+        is_search = (call.method, call.url.path) == ("GET", "/v1/fine_tuning/jobs")
+        return httpx.Response(200, json=empty) if is_search else listed.handle_request(call)
+
+    first = anneal(*words, "--folder", str(tmp_path / "one"))
+    network.inner = httpx.MockTransport(answer)  # the second import has searched before the first one started its job
+    second = anneal(*words, "--folder", str(tmp_path / "two"))
+    network.inner = listed
+
+    assert (first.exit_code, second.exit_code, FineTuningJob.objects.count()) == (0, 5, 1), second.errors
+    assert "idempotency_key_reused" in second.errors
+    anneal("jobs", "cancel", FineTuningJob.objects.get().pk)
+    again = anneal(*words, "--folder", str(tmp_path / "one"))
+    assert again.exit_code == 0 and FineTuningJob.objects.count() == 2, again.errors
+
+
 AXOLOTL = """
 base_model: NousResearch/anneal-demo
 datasets: [{path: rows.json, type: alpaca, roles_to_train: [assistant]}]
@@ -301,3 +342,19 @@ def test_files_of_one_name_have_conversions_of_their_own(tmp_path) -> None:
     convert_and_check(plan, Memory(tmp_path / "import", "http://testserver"))
 
     assert [len(path.read_text().splitlines()) for path in plan.files.values()] == [12, 10]
+
+
+@pytest.mark.parametrize("name", ["file-1.jsonl", "file-1"])
+def test_half_a_character_leaves_out_its_row_alone(tmp_path, name, capsys) -> None:
+    halved = {"messages": [{"role": "user", "content": "\ud83d"}], "reference_answer": "42"}
+    rows = [ASKED | {"reference_answer": "42"}] * 12 + [halved]
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plan = Plan("openai:x", "anneal-demo", files={"training_file": path})
+
+    convert_and_check(plan, Memory(tmp_path / "import", "http://testserver"))
+
+    assert plan.obstacle is None
+    assert len(plan.files["training_file"].read_text().splitlines()) == 12
+    assert r"line 13 is left out: \ud83d is half of a character" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*.part")) == []

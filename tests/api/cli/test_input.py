@@ -6,8 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from anneal.api import Api
-from anneal.failures import ExitCode, Failure
+from anneal import session
 
 from tests.support.sdk import Answers
 
@@ -24,6 +23,37 @@ def test_an_argument_that_is_no_text_is_refused_and_shown(anneal, network, words
 
     assert (refused.exit_code, network.calls) == (2, [])
     assert r"'\xff': It is not UTF-8 text." in " ".join(refused.errors.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("jobs", "list", "--json", "--limit", "many"), "Invalid value for '--limit'"),
+        (("jobs", "show", "--json"), "Missing argument"),
+        (("--nonsense", "usage", "--json"), "No such option: --nonsense"),
+        (("jobs", "nonsense", "--json"), "No such command"),
+        (("jobs", "retry", "\udcff", "--json"), "It is not UTF-8 text."),
+        (("estimate", "--json", "--model", "m"), "Give --model and --file"),
+    ],
+)
+def test_errors_in_the_arguments_are_json_if_that_was_asked_for(anneal, network, words, named) -> None:
+    refused = anneal(*words, key="k")
+    plain = anneal(*(word for word in words if word != "--json"), key="k")
+
+    assert (refused.exit_code, refused.output, plain.exit_code, network.calls) == (2, "", 2, [])
+    error = json.loads(refused.errors)["error"]
+    assert named in error["message"] and error["type"] == "cli_error"
+    assert not plain.errors.startswith("{")
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "gopher://x:1"])
+def test_a_proxy_that_cannot_be_used_is_named_in_a_sentence(anneal, network, monkeypatch, proxy) -> None:
+    monkeypatch.setattr(session, "transport", None)  # another transport goes around proxies
+    monkeypatch.setenv("ALL_PROXY", proxy)
+
+    ended = anneal("usage", key="k", address="http://anneal.invalid")
+
+    assert ended.exit_code == 6 and "ALL_PROXY. Name an HTTP proxy" in " ".join(ended.errors.split())
 
 
 @pytest.mark.parametrize(
@@ -82,24 +112,6 @@ def test_an_empty_name_or_file_is_refused_before_any_call(anneal, network, tmp_p
     ):
         refused = anneal(*words, key="k")
         assert (refused.exit_code, network.calls, told in refused.errors) == (2, [], True), refused.errors
-
-
-def test_a_key_on_standard_input_is_never_taken_for_the_address(anneal, network) -> None:
-    me = {"organization": {"name": "Acme"}}
-    network.inner = Answers(httpx.Response(200, json=me))
-
-    done = anneal("login", answer="ann_live_piped\n", key=None, address=None)
-
-    assert done.exit_code == 0 and "as Acme" in done.output
-    assert "ann_live_piped" not in done.output + done.errors
-
-
-def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
-
-    with pytest.raises(Failure, match="ALL_PROXY") as refused:
-        Api("https://anneal.example", "k")
-    assert refused.value.exit_code == ExitCode.UNREACHABLE
 
 
 def test_a_row_with_half_of_a_character_is_left_out_and_named(anneal, tmp_path) -> None:

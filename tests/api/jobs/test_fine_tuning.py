@@ -250,6 +250,16 @@ def test_two_fields_that_contradict_each_other_are_both_named(sdk, file_id):
     assert refused.value.body["message"] == told
 
 
+def test_the_method_replaces_the_older_hyperparameters(sdk, file_id):
+    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3}}}
+    both = create(sdk, file_id, hyperparameters={"n_epochs": 2, "batch_size": 4}, method=method)
+    bare = create(sdk, file_id, hyperparameters={"n_epochs": 2}, method={"type": "supervised"})
+    alone = create(sdk, file_id, method=method)
+
+    assert [job.model_extra["recipe"]["epochs"] for job in (both, bare)] == [3, 2]
+    assert both.model_extra["recipe"]["batch_size"] == alone.model_extra["recipe"]["batch_size"], "chosen here"
+
+
 def test_the_file_of_a_batch_is_refused_by_its_purpose(sdk, file_id):
     file = sdk.files.create(file=("a.jsonl", b"{}"), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="was uploaded for 'batch', not for 'fine-tune'") as refused:

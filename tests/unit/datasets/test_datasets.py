@@ -351,6 +351,12 @@ class TestDeletion:
         with pytest.raises(InvalidState, match="in a moment"):
             delete_version(version=version, by="user_1", now=db_now())
 
+    def test_comes_as_long_after_the_creation_as_was_asked_however_slow_the_upload(self, organization) -> None:
+        begun = db_now() - datetime.timedelta(minutes=5)
+        version = make_version(organization, expires_after_seconds=3600, now=begun)
+
+        assert version.expires_at - version.created_at == datetime.timedelta(hours=1)
+
     def test_happens_by_itself_when_the_file_expires(self, organization: Organization) -> None:
         expiring = make_ready_version(organization, expires_after_seconds=3600)
         lasting = make_ready_version(organization)

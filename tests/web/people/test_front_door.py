@@ -215,6 +215,36 @@ def test_only_pages_of_named_origins_may_call_the_api(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_pages_of_named_origins_can_read_refusals_of_inference_and_their_headers(tmp_path: Path) -> None:
+    ours = "https://app.example.com"
+
+    async def answer(request: web.Request) -> web.Response:
+        headers = {"Access-Control-Allow-Origin": ours, "Vary": "Origin", "x-ratelimit-limit-requests": "60"}
+        return web.json_response({}, headers=headers)
+
+    async def ask(client: aiohttp.ClientSession, size: int) -> tuple[int, list[str], str]:
+        async with client.post(CHAT, data=io.BytesIO(bytes(size)), headers={"Origin": ours}) as answer:
+            exposed = answer.headers.get("Access-Control-Expose-Headers", "").lower()
+            return answer.status, answer.headers.getall("Access-Control-Allow-Origin", []), exposed
+
+    async def scenario() -> None:
+        async with gateway(answer, tmp_path) as url:
+            door = FrontDoor(other_application, gateway_url=url, limits=NO_LIMITS, origins=[ours])
+            async with serving(door) as client:
+                answered, too_large = await ask(client, 2), await ask(client, 5 * 1024**2)
+        door = FrontDoor(other_application, gateway_url=f"unix://{tmp_path}/nobody", limits=NO_LIMITS, origins=[ours])
+        async with serving(door) as client:
+            unavailable = await ask(client, 2)
+
+        assert [status for status, *_ in (answered, too_large, unavailable)] == [200, 413, 503]
+        for _, origins, exposed in (answered, too_large, unavailable):
+            assert origins == [ours]
+            for name in ("x-should-retry", "retry-after-ms", "x-ratelimit-remaining-tokens", "content-range"):
+                assert name in exposed.split(", ")
+
+    asyncio.run(scenario())
+
+
 def test_an_answer_cut_short_by_the_gateway_is_not_taken_for_a_whole_one(tmp_path: Path) -> None:
     async def dying(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

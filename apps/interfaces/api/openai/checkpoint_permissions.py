@@ -43,7 +43,7 @@ class CheckpointPermissions(ApiView):
     examples = {"POST": {"project_ids": ["proj_abc"]}}
 
     def get(self, request: Request, model: str, query: PermissionsQuery) -> ListObject[PermissionObject]:
-        """List the permissions of a checkpoint: none, because its organization alone may use it."""
+        """List the permissions of a checkpoint: none, because it is visible as its job's project is."""
         require_checkpoint(organization=self.organization, model_name=model)
         return list_object([])
 

@@ -190,12 +190,13 @@ def _require_one_method(method: JobMethod | None) -> None:
 
 
 def _settings(body: CreateJob) -> Iterator[Setting]:
-    """Yield every setting of the recipe in the body."""
-    yield from _settings_of_openai("hyperparameters", body.hyperparameters, Objective.SUPERVISED)
-    if body.method is not None:
-        kind = body.method.type
-        given = getattr(body.method, kind)
-        yield from _settings_of_openai(f"method.{kind}.hyperparameters", given and given.hyperparameters, kind)
+    """Yield every setting of the recipe in the body. As at OpenAI, those of `method` replace the older ones."""
+    kind = body.method.type if body.method else Objective.SUPERVISED
+    of_method = getattr(body.method, kind, None)
+    if of_method and of_method.hyperparameters:
+        yield from _settings_of_openai(f"method.{kind}.hyperparameters", of_method.hyperparameters, kind)
+    else:
+        yield from _settings_of_openai("hyperparameters", body.hyperparameters, Objective.SUPERVISED)
     yield Setting("seed", "seed", body.seed)
     yield from settings_of(body.lora, body.recipe or {})
 

@@ -27,14 +27,14 @@ class FrontDoor:
         origins: Collection[str] = (),
     ) -> None:
         self._busy = busy
-        # The gateway itself answers pages of other origins, but gets no preflights.
         self._django = allow_origins(LimitRequests(django_application, limits, busy=busy), origins)
         self._gateway = PassThrough(
             gateway_url,
             unavailable=Unavailable("The inference gateway is not available. Try again in a moment."),
             dropped=[b"host", b"cookie"],  # cookies belong to the dashboard
         )
-        self._inference = LimitBodies(self._gateway)
+        # The gateway names the origin in its own answers. These are the refusals of this process.
+        self._inference = allow_origins(LimitBodies(self._gateway), origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

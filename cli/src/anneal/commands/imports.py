@@ -25,7 +25,7 @@ from anneal.migration.importing import (
     standing,
     start,
 )
-from anneal.migration.openai_jobs import Export, OpenAi, Source, plan_of
+from anneal.migration.openai_jobs import Export, OpenAi, Source, distinct, plan_of
 from anneal.migration.plans import Plan
 from anneal.output import (
     AsJson,
@@ -85,7 +85,7 @@ def openai(
     source: Source = Export(export) if export else OpenAi(_openai(context, openai_url, openai_key))
     catalogue = base_models(session.api)
     chosen = pairs_of(map_ or [], "--map")
-    found = [each for each in source.jobs() if not job or each.get("id") in job]
+    found = [each for each in distinct(source.jobs()) if not job or each.get("id") in job]
     if missing := set(job or ()) - {each.get("id") for each in found}:
         text = f"{', '.join(sorted(missing))}: there is no such job in {export or 'your OpenAI project'}."
         raise typer.BadParameter(text, param_hint="--job")
@@ -206,6 +206,7 @@ def run_import(
     for plan in plans:
         found = find_job(session.api, plan.key)
         plan.job = found if found and found["status"] not in (FAILED, "cancelled") else None
+        plan.job_before = found["id"] if found else memory.jobs.get(plan.key, {}).get("job")
         if settings:
             plan.request["recipe"] = plan.request.get("recipe", {}) | settings_of(settings)
     new = [plan for plan in plans if plan.obstacle is None and plan.job is None]

@@ -1,6 +1,8 @@
 """The work of an import: files sent once, prices, jobs and the old names; a folder remembers what was done."""
 
+import codecs
 import json
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,7 @@ from anneal.transfers import hash_of, upload
 from anneal.watching import SUCCEEDED
 
 _SHOWN_LINES = 20
+_FIRST_BYTES = 1024
 
 
 @dataclass
@@ -74,7 +77,7 @@ def convert_and_check(plan: Plan, memory: Memory) -> None:
     """Convert the plan's files where they need it. An obstacle is set if the rules of files refuse one."""
     for member, path in plan.files.items():
         target = memory.files / f"{path.stem}-{hash_of(path)[:12]}.converted.jsonl"  # names may be equal
-        done = convert_file(path, target) if path.suffix == ".jsonl" else Conversion()
+        done = convert_file(path, target) if _is_json_lines(path) else Conversion()
         if done.is_changed:
             plan.files[member] = target
             plan.settings.append(Setting(member, path.name, "mapped", conversion_text(done)))
@@ -88,6 +91,14 @@ def convert_and_check(plan: Plan, memory: Memory) -> None:
         if not report.is_valid:
             first = report.errors[0]
             plan.obstacle = f"{path.name}, line {first.line}: {first.message} {first.fix}"
+
+
+def _is_json_lines(path: Path) -> bool:
+    """Return whether the file has rows that may need a conversion. Files of an export may have no suffix."""
+    if path.suffix:
+        return path.suffix == ".jsonl"
+    with path.open("rb") as file:
+        return file.read(_FIRST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
 
 
 def send_files(session: Session, plans: Iterable[Plan], memory: Memory) -> None:
@@ -128,10 +139,17 @@ def quote(api: Api, plan: Plan) -> None:
 
 
 def start(api: Api, plan: Plan) -> dict[str, Any]:
-    """Create the job; it is refused if it may cost more than was quoted."""
+    """Create the job, once also if two imports run at a time; it is refused if it may cost more than was quoted."""
     assert plan.quote is not None
     request = plan.request | {"budget": budget_of(plan.request, shown_usd=plan.quote["hold_usd"])}
-    job: dict[str, Any] = api.post_once(JOBS, request)
+    key = str(uuid.uuid5(uuid.NAMESPACE_URL, f"anneal import {plan.key} {plan.job_before}"))
+    try:
+        job: dict[str, Any] = api.post_once(JOBS, request, key=key)
+    except Failure as failure:
+        if failure.code != "idempotency_key_reused":
+            raise
+        text = f"Another import has just started the job of {plan.key}. Run the command again to follow it."
+        raise Failure(text, ExitCode.REFUSED, details=failure.details) from failure
     plan.job = job
     return job
 

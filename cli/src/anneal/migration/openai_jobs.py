@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,13 +91,25 @@ def _safe(file_id: str) -> str:
     return file_id
 
 
+def distinct(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each job once, because pages that were saved one by one overlap. One that succeeded by now comes first."""
+    found: dict[object, dict[str, Any]] = {}
+    for number, job in enumerate(jobs):
+        place = str(job["id"]) if job.get("id") else number
+        if place not in found or job.get("status") == "succeeded":
+            found[place] = job
+    return list(found.values())
+
+
 def plan_of(job: Mapping[str, Any], *, catalogue: Sequence[str], chosen: Mapping[str, str]) -> Plan:
     """Return the plan of one job. Files are still those of OpenAI, in `request`."""
     source = str(job.get("model"))
-    before, old_name = f"openai:{job.get('id')}"[:512], str(job.get("fine_tuned_model") or "") or None
+    before, old_name = f"openai:{job.get('id') or ''}"[:512], str(job.get("fine_tuned_model") or "") or None
     plan = Plan(before, source, alias=old_name)
     kind, given = _method(job)
-    if (status := job.get("status")) != "succeeded":
+    if not job.get("id"):
+        plan.obstacle = "It has no id, so another import could not tell that it was imported."
+    elif (status := job.get("status")) != "succeeded":
         state = f"It is {status}" if status else "It has no status"
         plan.obstacle = f"{state} at OpenAI; only succeeded jobs are imported."
     elif kind not in ("supervised", "dpo"):

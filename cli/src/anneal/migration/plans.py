@@ -37,6 +37,7 @@ class Plan:
     obstacle: str | None = None
     quote: dict[str, Any] | None = None
     job: dict[str, Any] | None = None
+    job_before: str | None = None  # that failed, was cancelled or deleted
 
     def as_json(self) -> dict[str, Any]:
         quoted = self.quote or {}

@@ -47,8 +47,6 @@ def convert_file(source: Path, target: Path, *, answer_key: str | None = None) -
                     found.rows += 1
             except UnicodeDecodeError:
                 found.problems.append((number, "The line is not UTF-8 text."))
-            except UnicodeEncodeError:
-                found.problems.append((number, "The line has half of a character, such as \\ud83d. Remove it."))
             except Unconvertible as reason:
                 found.problems.append((number, str(reason)))
     part.replace(target)
@@ -78,11 +76,17 @@ def _converted(text: str, found: Conversion, answer_key: str | None) -> str:
     is_unanswered = _is_unanswered(row)
     if is_unanswered:
         row = answered(row, answer_key=answer_key)
-    converted = json.dumps(row, ensure_ascii=False) if is_legacy or is_unanswered else text
-    converted.encode()  # a row that cannot be written counts as nothing
+    if not (is_legacy or is_unanswered):
+        return text
+    try:
+        made = json.dumps(row, ensure_ascii=False)
+        made.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise Unconvertible(f"{half} is half of a character, which no text can hold.") from error
     found.functions += is_legacy
     found.answers += is_unanswered
-    return converted
+    return made
 
 
 # --- functions --------------------------------------------------------------------------------------------------------

@@ -94,6 +94,7 @@ def test_a_batch_is_answered_charged_and_kept_as_files(tenant, engine):
     assert (done.status, done.model, done.errors) == ("completed", BASE_MODEL, None)
     assert (done.request_counts.total, done.request_counts.completed, done.request_counts.failed) == (3, 2, 1)
     assert done.in_progress_at <= done.finalizing_at <= done.completed_at < done.expires_at
+    assert done.expires_at - done.created_at == 86400
     answers, errors = rows_of(sdk, done.output_file_id), rows_of(sdk, done.error_file_id)
     assert list(answers) == ["a", "b"]
     response = answers["a"]["response"]

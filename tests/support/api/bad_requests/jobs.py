@@ -128,9 +128,9 @@ FOR_JOBS = [
     _job("recipe.lora_rank", lora={"rank": 8}, recipe={"lora_rank": 16}),
     _job("recipe.learning_rate", hyperparameters={"learning_rate_multiplier": 2}, recipe={"learning_rate": 1e-4}),
     _job(
-        "method.supervised.hyperparameters.n_epochs",
-        hyperparameters={"n_epochs": 3},
+        "recipe.epochs",
         method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2}}},
+        recipe={"epochs": 3},
     ),
     _job("quantization", quantization="int3"),
     _job("quantization", quantization="nf4", recipe={"method": "lora"}),
