@@ -21,6 +21,7 @@ def login(
     """Check an API key and store it for this user.
 
     The key is read from a prompt or from standard input, never from the command line, which other users can see.
+    Without a terminal, the address is the given one, else the one used last, at first http://127.0.0.1:8000.
     """
     session = session_of(context)
     session.given_url = base_url or session.given_url
