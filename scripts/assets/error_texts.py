@@ -255,6 +255,9 @@ ERRORS: dict[str, Words] = {
         "Try again later. Give support the `x-request-id` of the answer.",
     ),
     "service_unavailable": Words("A part of the platform cannot answer now.", _REPEAT),
+    "signed_out": Words(
+        "A page called after you were signed out.", "Sign in in another tab, return to the page and try again."
+    ),
     "spend_cap_too_low": Words(
         "The spend cap does not cover one start of the job.", "Raise it to the amount that the message names."
     ),

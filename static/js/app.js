@@ -150,11 +150,14 @@
   });
 
   // --- answers that do not come: what is shown stays, and the page says that it is not current ---
+  const missing = new Set(); // the addresses that did not answer
+  const address = (ctx) => ctx?.sourceElement?.getAttribute?.("hx-get");
   const lose = (text) => $$("[data-lost]").forEach((n) => { n.hidden = !text; $("span", n).textContent = text; });
   const miss = (ctx) => {
-    const source = ctx?.sourceElement;
-    if (isSearch(ctx)) sayNone(words.unanswered);
-    else if (!source?.closest?.("#wizard")) lose(navigator.onLine ? words.stale : words.offline); // the wizard says it itself
+    if (isSearch(ctx)) return sayNone(words.unanswered);
+    if (ctx?.sourceElement?.closest?.("#wizard")) return; // the wizard says it itself
+    missing.add(address(ctx));
+    lose(navigator.onLine ? words.stale : words.offline);
   };
   document.addEventListener("htmx:before:response", (e) => {
     const { ctx } = e.detail, { status, raw } = ctx.response;
@@ -164,7 +167,11 @@
     miss(ctx);
   });
   document.addEventListener("htmx:error", (e) => miss(e.detail.ctx));
-  document.addEventListener("htmx:after:swap", () => { if (navigator.onLine) lose(""); });
+  document.addEventListener("htmx:after:swap", (e) => {
+    missing.delete(address(e.detail.ctx));
+    for (const each of missing) if (!$(`[hx-get="${CSS.escape(each)}"]`)) missing.delete(each); // what it updated is gone
+    if (navigator.onLine && !missing.size) lose("");
+  });
   addEventListener("offline", () => lose(words.offline));
   addEventListener("online", () => lose(""));
 
@@ -226,42 +233,6 @@
     menu.style.left = `${Math.max(8, left)}px`;
     menu.style.top = `${below ? from.bottom + 4 : Math.max(8, from.top - 4 - menu.offsetHeight)}px`;
   }, true);
-
-  // --- live: named SSE events arrive as DOM events; `metric` carries {"step": 12, "train_loss": 0.8, ...} ---
-  const FORMATS = {
-    int: (v) => Math.round(v).toLocaleString("en"),
-    percent: (v) => String(Math.round(v)),
-    exp: (v) => v.toExponential(2),
-    usd: (v) => dollars(v / 1e9),
-    duration: (v) => (v < 60 ? `${Math.round(v)}s` : v < 3600 ? `${Math.floor(v / 60)}m ${String(Math.round(v % 60)).padStart(2, "0")}s` : `${Math.floor(v / 3600)}h ${String(Math.floor((v % 3600) / 60)).padStart(2, "0")}m`),
-    about: (v) => (v < 60 ? "under 1 min" : v < 3570 ? `${Math.round(v / 60)} min` : FORMATS.duration(Math.round(v / 60) * 60)),
-  };
-  const dollars = (v, cents = Number((v * 100).toPrecision(2))) => (v > 0 && cents < 1 ? `${cents.toFixed(10).replace(/0+$/, "")}¢` : `$${v.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`);
-  const written = (value, format) => (typeof value !== "number" ? String(value) : FORMATS[format]?.(value) ?? value.toFixed(Number(format?.replace("fixed", "") || 0)));
-  document.addEventListener("metric", (e) => {
-    const data = typeof e.detail.data === "string" ? JSON.parse(e.detail.data) : e.detail.data;
-    for (const [key, value] of Object.entries(data)) {
-      if (value == null) continue;
-      $$(`[data-live="${CSS.escape(key)}"]`).forEach((n) => { n.textContent = written(value, n.dataset.format); });
-      $$(`[data-live-width="${CSS.escape(key)}"]`).forEach((n) => {
-        n.setAttribute("width", value);
-        n.closest("[role=progressbar]")?.setAttribute("aria-valuenow", Math.round(value));
-      });
-    }
-    if (data.percent != null && $("[data-live-title]")) document.title = `${Math.round(data.percent)}% ${document.title.replace(/^\d+% /, "")}`;
-  });
-  const lost = (on) => $$("[data-live-lost]").forEach((n) => { n.hidden = !on; });
-  document.addEventListener("htmx:sse:error", () => lost(true));
-  document.addEventListener("htmx:sse:before:connection", (e) => { if (e.detail.connection.attempt > 0) lost(true); });
-  document.addEventListener("htmx:sse:after:connection", () => lost(false));
-
-  // --- logs grow by `beforeend` swaps: keep the newest lines, follow unless the reader scrolled up ---
-  document.addEventListener("htmx:before:swap", () => $$("[data-log]").forEach((n) => { n.dataset.follow = n.scrollHeight - n.scrollTop - n.clientHeight < 40 ? "1" : ""; }));
-  document.addEventListener("htmx:after:swap", () => $$("[data-log]").forEach((n) => {
-    while (n.childElementCount > Number(n.dataset.log || 2000)) n.firstElementChild.remove();
-    if (n.dataset.follow) n.scrollTop = n.scrollHeight;
-  }));
-  $$("[data-log]").forEach((n) => { n.scrollTop = n.scrollHeight; });
 
   // --- once for new content: local times, focus on an error summary, toasts that expire ---
   const STYLES = { date: { dateStyle: "medium" }, time: { timeStyle: "short" }, datetime: { dateStyle: "medium", timeStyle: "short" } };

@@ -7,8 +7,10 @@
   const form = $("[data-play-form]"), words = $("[data-words=play]", document).dataset, MOST = 4;
   let columns = $$("[data-play-col]"), token = null, running = null, kept = Promise.resolve();
 
+  // the token of the present session, which another tab may have begun
+  const csrf = () => document.cookie.match(/csrf\w*=(\w+)/)[1];
   const tell = async (url, body) => {
-    const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": $("[name=csrfmiddlewaretoken]").value, "Content-Type": "application/json", Accept: "application/json" } });
+    const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": csrf(), "Content-Type": "application/json", Accept: "application/json" } });
     const told = await answer.json().catch(() => null);
     if (!answer.ok || !told) throw new Error(told?.error?.message ?? words.failed.replace("{status}", answer.status));
     return told;
@@ -221,6 +223,7 @@
     ]);
     if (text) offer(box, body);
     log.scrollTop = log.scrollHeight;
+    return text;
   };
 
   // list prices ride on the chosen option as nano-USD per million tokens; the ledger has the last word
@@ -243,8 +246,9 @@
     busy(true);
     fault("");
     const waiting = used.map((column) => [column, bubble(column, "user", prompt), running.signal, seed]);
-    const atOnce = response_format ? 2 : MOST; // the gateway takes no more requests with a format
-    while (waiting.length) await Promise.all(waiting.splice(0, atOnce).map((one) => ask(...one)));
+    const atOnce = response_format ? 2 : MOST, answers = []; // the gateway takes no more requests with a format
+    while (waiting.length) answers.push(...await Promise.all(waiting.splice(0, atOnce).map((one) => ask(...one))));
+    if (!answers.some(Boolean) && !typed()) $("[data-play-prompt]").value = prompt; // to be sent again
     keep();
     running = null;
     busy(false);

@@ -211,6 +211,11 @@ def test_a_list_keeps_its_rows_when_an_answer_fails_and_says_so(
 
     expect(page.locator("[data-lost]")).to_contain_text("could not be updated", timeout=30_000)
     expect(page.locator("a.name").first).to_be_visible()
+    page.keyboard.press("Control+k")
+    page.locator("#palette input").fill(running.pk)
+    expect(page.locator("#palette-found [role=option]")).to_have_count(1)  # another answer, and the list still fails
+    page.keyboard.press("Escape")
+    expect(page.locator("[data-lost]")).to_be_visible()
     page.unroute_all()
     expect(page.locator("[data-lost]")).to_be_hidden()
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]

@@ -74,6 +74,23 @@ def test_one_answer_is_stopped_and_the_other_one_goes_on(page: Page) -> None:
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
+def test_a_message_outlives_the_session_and_is_sent_after_a_new_sign_in(open_page: Open, page: Page) -> None:
+    answer(page)
+    session = [cookie for cookie in page.context.cookies() if cookie["name"] == "sessionid"]
+    page.context.clear_cookies(name="sessionid")
+
+    send(page, "A long message")
+
+    expect(column(page, 1)).to_contain_text("You were signed out, so nothing was sent.")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("A long message")
+    renewed = {"name": "csrftoken", "value": "n" * 32, "url": page.url}  # a sign-in in another tab renews it
+    page.context.add_cookies([renewed, *session])  # type: ignore[list-item]
+    page.get_by_role("button", name="Send").click()
+    expect(column(page, 1)).to_contain_text("from anneal-demo")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("")
+    open_page.complaints[:] = [text for text in open_page.complaints if "401" not in text]  # type: ignore[attr-defined]
+
+
 def test_the_end_of_an_answer_takes_the_focus_from_no_field_in_use(page: Page) -> None:
     held: list[tuple[Route, dict[str, Any]]] = []
     answer(page, lambda route, body: held.append((route, body)))

@@ -15,12 +15,19 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext
 from django_htmx.http import HttpResponseClientRedirect
 
-from apps.core.errors import DomainError, NotFound, PermissionDenied
-from apps.core.http.asgi import error_headers, error_page
+from apps.core.errors import DomainError, NotFound, PermissionDenied, Status
+from apps.core.http.asgi import error_headers, error_page, error_response, wants_json
 
 logger = logging.getLogger(__name__)
 
 View = Callable[..., HttpResponseBase]
+
+
+class SignedOut(DomainError):
+    """A script of a page calls without a session, so no page can be shown instead."""
+
+    code = "signed_out"
+    status = Status.UNAUTHENTICATED
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,13 @@ def public_view(view: View) -> View:
 
 
 def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
-    """Redirect to the sign-in page and back. For htmx, the whole page is redirected.
+    """Redirect to the sign-in page and back. For htmx, the whole page is redirected; another script gets an error.
 
     A form that was posted without a session is not replayed: the way back leads to the page of the form.
     """
+    if wants_json(request):
+        text = gettext("You were signed out, so nothing was sent. Sign in in another tab, return here and try again.")
+        return error_response(SignedOut(text))
     if request.method in ("GET", "HEAD"):
         response = redirect_to_login(request.get_full_path())
     else:
@@ -61,13 +71,12 @@ def _page_of_form(request: HttpRequest) -> str:
 
 
 def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message."""
+    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message.
+
+    A script gets the error object instead.
+    """
     try:
         return run()
-    except NotFound as error:
-        raise Http404 from error
-    except PermissionDenied as error:
-        raise PageForbidden(error.message) from error
     except DataError as error:
         logger.warning("refused by the database: %s", error)
         text = gettext(
@@ -75,6 +84,12 @@ def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpRes
         )
         return error_page(request, 400, message=text)
     except DomainError as error:
+        if wants_json(request):
+            return error_response(error)
+        if isinstance(error, NotFound):
+            raise Http404 from error
+        if isinstance(error, PermissionDenied):
+            raise PageForbidden(error.message) from error
         page = error_page(request, int(error.status), message=error.message)
         for name, value in error_headers(error).items():
             page.headers[name] = value

@@ -21,7 +21,7 @@ from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
 
 from apps.core.database.read_times import read_seconds
-from apps.core.errors import DomainError, InvalidValue, NotFound, Status
+from apps.core.errors import DomainError, InvalidValue, NotFound, PermissionDenied, Status
 from apps.core.ids import new_id
 from apps.core.messages import tracing
 
@@ -327,7 +327,14 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     message = gettext(
         "The form was too old or came from another site. Go back, copy what you typed, reload the page and try again."
     )
+    if wants_json(request):
+        return error_response(PermissionDenied(message))
     return error_page(request, 403, message=message)
+
+
+def wants_json(request: HttpRequest) -> bool:
+    """Return whether a script asks, which reads no page. A browser and a client without `Accept` get pages."""
+    return request.get_preferred_type(["text/html", "application/json"]) == "application/json"
 
 
 def error_page(request: HttpRequest, status: int, *, message: str = "") -> HttpResponse:

@@ -93,3 +93,27 @@ def test_a_form_sent_to_an_address_for_json_is_refused(browser: Client) -> None:
 
     for address in ("/playground/code", "/playground/conversations", "/datasets/uploads"):
         assert browser.post(address, token).status_code == 400, address
+
+
+def test_a_script_gets_the_error_of_a_page_as_json(browser: Client) -> None:
+    body = {"content_type": "application/json", "headers": {"Accept": "application/json"}}
+    foreign = browser.get("/jobs/ftjob-none/chart", headers=body["headers"])
+    browser.logout()
+
+    refused = browser.post("/playground/token", **body)
+    page = browser.post("/playground/token", headers={"Accept": "text/html,*/*;q=0.8"})
+
+    assert (foreign.status_code, foreign["Content-Type"]) == (404, "application/json")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "signed_out")
+    assert "Sign in in another tab" in refused.json()["error"]["message"]
+    assert page.status_code == 302
+
+
+def test_a_script_with_a_stale_token_gets_an_error_that_it_can_show(alice: User) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(alice)
+
+    refused = strict.post("/playground/token", headers={"Accept": "application/json", "X-CSRFToken": "a" * 32})
+
+    assert refused.status_code == 403
+    assert "reload the page" in refused.json()["error"]["message"]
