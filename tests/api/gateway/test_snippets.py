@@ -28,6 +28,9 @@ from tests.twins.openai_jobs import OpenAiTwin
 
 pytestmark = pytest.mark.django_db
 
+NODE = Path(__file__).resolve().parents[3] / ".anneal/node"
+NODE_SESSION = Path(__file__).with_name("sessions") / "node.mjs"
+
 
 @pytest.fixture
 def public_url(gateway, settings) -> Iterator[str]:
@@ -39,7 +42,7 @@ def public_url(gateway, settings) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_snippets_answer_as_pasted(public_url, world):
+def test_snippets_answer_as_pasted(public_url, world, tmp_path: Path):
     code = {sample["key"]: sample["code"] for sample in chat_samples(model=world.acme.model_name, prompt="It's me")}
     environ = os.environ | {"ANNEAL_API_KEY": world.acme.key.secret}
 
@@ -51,10 +54,36 @@ def test_snippets_answer_as_pasted(public_url, world):
     answer = json.loads(said("bash", "-c", code["curl"]))
     assert (answer["choices"][0]["message"]["content"], answer["model"]) == ("Hello there.", world.acme.model_name)
     assert said(sys.executable, "-c", code["python"]) == "Hello there.\n"
-    assert f'baseURL: "{public_url}/v1"' in code["javascript"]
+    (tmp_path / "node_modules").symlink_to(NODE / "node_modules")  # where a program finds its packages
+    (tmp_path / "chat.mjs").write_text(code["javascript"])
+    assert said("node", str(tmp_path / "chat.mjs")) == "Hello there.\n"
     path = os.pathsep.join(["cli/src", environ.get("PYTHONPATH", "")])
     environ |= {"ANNEAL_BASE_URL": public_url, "PYTHONPATH": path}
     assert said(sys.executable, "-m", "anneal", "chat", world.acme.model_name, "It's me") == "Hello there.\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["openai-4", "openai"])
+def test_models_answer_the_clients_for_node(public_url, world, client):
+    """The oldest and the newest generation; the session closes one stream in the middle."""
+    command = ["node", NODE_SESSION, public_url, world.acme.key.secret, client, world.acme.model_name]
+
+    done = subprocess.run(command, cwd=NODE, capture_output=True, text=True, timeout=120, check=False)
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == {
+        "answer": ["Hello there.", world.acme.model_name, True],
+        "stream": ["Hello there.", True],
+        "helper": "Hello there.",
+        "response": "Hello there.",
+        "events": ["response.created", "response.completed", True],
+        "completion": "Hello there.",
+        "model": world.acme.model_name,
+        "unknown": ["NotFoundError", 404, "model_not_found"],
+        "invalid": ["BadRequestError", 400, "invalid_value"],
+        "signedOut": ["AuthenticationError", 401, "invalid_api_key"],
+        "notOffered": ["NotFoundError", 404, "not_offered"],
+    }
 
 
 # What each recipe must print.
