@@ -207,6 +207,7 @@ def test_arguments_of_a_called_function_reach_the_engine_as_an_object(gateway, w
     ("change", "param"),
     [
         ({"input": [{"type": "function_call", "name": "f", "arguments": "[" * 1500}]}, "input[0].arguments"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": "Hi"}] * 2049}, "input"),
         ({"metadata": {"a": {"b": 1}}}, "metadata.a"),
         ({"metadata": {str(n): "x" for n in range(17)}}, "metadata"),

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,11 +26,12 @@ from tests.services.ports import free_port
 from tests.support.asgi import NO_LIMITS, serving
 from tests.support.gateway.recipes import COOKBOOK, Kitchen, read_recipe
 from tests.twins.openai_jobs import OpenAiTwin
+from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
 
-NODE = Path(__file__).resolve().parents[3] / ".anneal/node"
-NODE_SESSION = Path(__file__).with_name("sessions") / "node.mjs"
+DATA = Path(__file__).resolve().parents[3] / ".anneal"
+SESSIONS = Path(__file__).with_name("sessions")
 
 
 @pytest.fixture
@@ -54,24 +56,34 @@ def test_snippets_answer_as_pasted(public_url, world, tmp_path: Path):
     answer = json.loads(said("bash", "-c", code["curl"]))
     assert (answer["choices"][0]["message"]["content"], answer["model"]) == ("Hello there.", world.acme.model_name)
     assert said(sys.executable, "-c", code["python"]) == "Hello there.\n"
-    (tmp_path / "node_modules").symlink_to(NODE / "node_modules")  # where a program finds its packages
-    (tmp_path / "chat.mjs").write_text(code["javascript"])
-    assert said("node", str(tmp_path / "chat.mjs")) == "Hello there.\n"
+    assert said(*for_node(code["javascript"], tmp_path)) == "Hello there.\n"
     path = os.pathsep.join(["cli/src", environ.get("PYTHONPATH", "")])
     environ |= {"ANNEAL_BASE_URL": public_url, "PYTHONPATH": path}
     assert said(sys.executable, "-m", "anneal", "chat", world.acme.model_name, "It's me") == "Hello there.\n"
 
 
+def for_node(source: str, folder: Path, *arguments: str) -> list[str]:
+    """Return the command that runs a program beside the packages that it imports."""
+    (folder / "node_modules").symlink_to(DATA / "node/node_modules")
+    (folder / "program.mjs").write_text(source)
+    return ["node", str(folder / "program.mjs"), *arguments]
+
+
+def session(name: str, folder: Path, *arguments: str) -> Any:
+    """Run a session and return what it saw."""
+    command = for_node((SESSIONS / name).read_text(), folder, *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["openai-4", "openai"])
-def test_models_answer_the_clients_for_node(public_url, world, client):
-    """The oldest and the newest generation; the session closes one stream in the middle."""
-    command = ["node", NODE_SESSION, public_url, world.acme.key.secret, client, world.acme.model_name]
+def test_models_answer_the_clients_for_node(public_url, world, client, tmp_path: Path):
+    """The oldest and the newest generation; the session leaves one stream in the middle."""
+    seen = session("node.mjs", tmp_path, public_url, world.acme.key.secret, client, world.acme.model_name)
 
-    done = subprocess.run(command, cwd=NODE, capture_output=True, text=True, timeout=120, check=False)
-
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout) == {
+    assert seen == {
         "answer": ["Hello there.", world.acme.model_name, True],
         "stream": ["Hello there.", True],
         "helper": "Hello there.",
@@ -84,6 +96,17 @@ def test_models_answer_the_clients_for_node(public_url, world, client):
         "signedOut": ["AuthenticationError", 401, "invalid_api_key"],
         "notOffered": ["NotFoundError", 404, "not_offered"],
     }
+
+
+@pytest.mark.slow
+def test_the_ai_sdk_holds_conversations_and_calls_functions(public_url, world, engine, tmp_path: Path):
+    call = ("call_1", "weather", ('{"city":', '"Oslo"}'))
+    engine.scripts["sunny?"] = Script(tokens=(), calls=(call,), finish="tool_calls")
+
+    seen = session("ai_sdk.mjs", tmp_path, public_url, world.acme.key.secret, world.acme.model_name)
+
+    assert seen["responses"] == seen["chat"] == ["Hello there.", "Hello there.", "sun in Oslo", "Hello there."]
+    assert "set `providerOptions.openai.store` to false" in seen["stored"]
 
 
 # What each recipe must print.

@@ -50,6 +50,11 @@ _SENT = (
     (re.compile(r"\b(tools\[\d+\]|tool_choice)\.function"), r"\1"),
     (re.compile(r"\bmax_tokens"), "max_output_tokens"),
 )
+# The AI SDK sends such items in each turn after the first one, unless it is told that nothing is stored.
+_NO_STORED_ITEMS = (
+    "Nothing is stored here, so an item cannot be named by its id: send the item itself. In the AI SDK, set "
+    "`providerOptions.openai.store` to false, or use `openai.chat(…)`."
+)
 _LOGPROBS = "message.output_text.logprobs"  # the only value of `include` with data in these answers
 
 
@@ -199,6 +204,8 @@ def _message(number: int, item: Item) -> dict[str, object]:
         if not item.call_id:
             raise MissingParameter("A function's output needs `call_id`.", param=f"{place}.call_id")
         return {"role": "tool", "tool_call_id": item.call_id, "content": _content(item.output, f"{place}.output")}
+    if item.type == "item_reference":
+        raise InvalidValue(_NO_STORED_ITEMS, param=f"{place}.type")
     raise InvalidValue(
         f"Items of type {item.type[:40]!r} are not supported: send messages, function_call and function_call_output.",
         param=f"{place}.type",

@@ -1,9 +1,7 @@
 // One session of OpenAI's Node client with models that answer. Arguments: base URL, API key, package, model.
 // Prints what it saw as JSON.
-import { createRequire } from "node:module";
-
 const [baseURL, apiKey, name, model] = process.argv.slice(2);
-const OpenAI = createRequire(`${process.cwd()}/`)(name).OpenAI;
+const { default: OpenAI } = await import(name);
 const client = new OpenAI({ apiKey, baseURL: `${baseURL}/v1`, maxRetries: 0 });
 const messages = [{ role: "user", content: "Größe? 日本 🙂" }];
 const seen = {};
