@@ -20,8 +20,8 @@ from scripts.processes import REPOSITORY
 PAGE = REPOSITORY / "docs/errors.md"
 _INTRO = """# Errors
 
-An answer that refuses a call has an HTTP status from 400 and one error object. The shape is OpenAI's, so OpenAI's SDKs
-raise the class that they have for the status.
+If a call is refused, the answer has an HTTP status of 400 or above and one error object. The object has OpenAI's shape,
+so OpenAI's SDKs raise their exception class for the status.
 
 ```json
 {
@@ -41,16 +41,16 @@ raise the class that they have for the status.
 | `type` | the kind of error, as OpenAI names it |
 | `param` | the field at fault, or null |
 | `code` | what happened, for programs; codes stay the same |
-| `doc_url` | the part of this page about the code |
+| `doc_url` | the address of the section of this page about the code |
 
-Some errors have further members, such as `required_scope`. In Python, `error.body["doc_url"]` of an
-`openai.APIStatusError` is the address; in JavaScript, it is `error.error.doc_url`.
+Some errors have further members, such as `required_scope`. For an `openai.APIStatusError`, read the address from
+`error.body["doc_url"]` in Python, and from `error.error.doc_url` in JavaScript.
 
-**Retries.** A refusal with `Retry-After` is worth a repeat: OpenAI's SDKs wait and repeat it. The header
-`x-should-retry: false` says that waiting does not help. Send an `Idempotency-Key` with each POST, so that a repeat does
-nothing twice ([safe repeats](limits.md#safe-repeats)).
+**Retries.** If an answer has the header `Retry-After`, send the request again after that time; OpenAI's SDKs do so. The
+header `x-should-retry: false` says that waiting does not help. Send an `Idempotency-Key` with each POST, so that a
+repeat does nothing twice ([safe repeats](limits.md#safe-repeats)).
 
-**Support.** Each answer has the header `x-request-id`. Name it when you report a problem.
+**Support.** Each answer has the header `x-request-id`. Include its value when you report a problem.
 """
 
 
@@ -147,14 +147,20 @@ def page() -> str:
         parts.append(f"## {status} {Status(status).name.replace('_', ' ').capitalize()}\n")
         parts += [_entry(code, sorted(found[code]), *ERRORS[code]) for code in codes]
     parts.append(
-        "## Failed jobs\n\n`error.code` of a job that failed, or the code of a refusal above. `error.suggestion` "
-        "names a change and its price.\nTime is billed only where the cause is the customer's.\n"
+        "## Failed jobs\n\nA failed job has one of these codes in `error.code`, or a code from above. "
+        "`error.suggestion` names a change and its\nprice. Time is billed only if the customer is at fault.\n"
     )
     causes = {failure.value: f"{CAUSES[failure]} | {failure.blame.value}" for failure in FailureCode}
-    parts.append(_table(causes, heads=("code", "cause", "because of")))
-    parts.append("## Rows and files\n\nCodes of a file's problems. Each has the line, a message and its `fix`.\n")
+    parts.append(_table(causes, heads=("code", "cause", "at fault")))
+    parts.append(
+        "## Rows and files\n\nThese are the codes of a file's problems. Each problem has the line, a message and a "
+        "`fix`.\n"
+    )
     parts.append(_table({code.value: text for code, text in (ROWS | FILES).items()}, heads=("code", "meaning")))
-    parts.append("## Batches\n\nCodes in `errors` of a batch that failed, and of a line that got no answer.\n")
+    parts.append(
+        "## Batches\n\nThese codes appear in `errors` of a batch that failed, and in the error of a line that got no "
+        "answer.\n"
+    )
     parts.append(_table(BATCH_LINES, heads=("code", "meaning")))
     return "\n".join(parts)
 

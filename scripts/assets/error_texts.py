@@ -15,7 +15,7 @@ class Words(NamedTuple):
 
 _REPEAT = "Send it again after the time in `Retry-After`. OpenAI's clients do so by themselves."
 _FIND = "Check the id, and that the key belongs to the organization that owns the object."
-_NOT_YOURS = "It is unknown, deleted, or belongs to another organization. The answer is the same for all three."
+_NOT_YOURS = "It is unknown, deleted, or belongs to another organization. The answer is the same in all three cases."
 
 ERRORS: dict[str, Words] = {
     "adapter_rejected": Words(
@@ -47,7 +47,7 @@ ERRORS: dict[str, Words] = {
     ),
     "card_declined": Words(
         "The bank declined the card.",
-        "Use another card, or ask your bank. If it wants a confirmation, pay on the credit page.",
+        "Use another card, or ask your bank. If the bank asks you to confirm the payment, pay on the credit page.",
     ),
     "checkpoint_not_found": Words(
         "The checkpoint to start from no longer exists.",
@@ -68,7 +68,7 @@ ERRORS: dict[str, Words] = {
     "engine_error": Words("The model failed in the middle of an answer. You are not charged for it.", _REPEAT),
     "eval_not_found": Words(f"No eval has this id. {_NOT_YOURS}", _FIND),
     "file_in_use": Words(
-        "A job or batch that has not ended reads the file.", "Cancel the job or batch, or wait for its end."
+        "A job or batch that has not ended reads the file.", "Cancel the job or batch, or wait until it ends."
     ),
     "file_not_found": Words(f"No file has this id. {_NOT_YOURS}", _FIND),
     "file_not_ready": Words(
@@ -87,7 +87,9 @@ ERRORS: dict[str, Words] = {
         "Nothing: the worker repeats the call.",
     ),
     "fine_tuning_job_not_found": Words(f"No fine-tuning job has this id. {_NOT_YOURS}", _FIND),
-    "hub_unavailable": Words("The model hub did not answer, or limits the rate.", "Try again in a few minutes."),
+    "hub_unavailable": Words(
+        "The model hub did not answer, or it limits your requests.", "Try again in a few minutes."
+    ),
     "idempotency_in_progress": Words(
         "The first request with this `Idempotency-Key` has not been answered yet.", _REPEAT
     ),
@@ -112,13 +114,13 @@ ERRORS: dict[str, Words] = {
         "Send `Authorization: Bearer ann_…` with a current key. The base URL and the key must belong to the same "
         "installation.",
     ),
-    "invalid_checksum": Words("The bytes received do not have the given MD5.", "Upload the parts again."),
+    "invalid_checksum": Words("The bytes received do not match the MD5 that you sent.", "Upload the parts again."),
     "invalid_json": Words(
-        "The body is not JSON, or holds a value that cannot be stored.",
-        "Send UTF-8 JSON with `Content-Type: application/json`. The message gives the place.",
+        "The body is not JSON, or contains a value that cannot be stored.",
+        "Send UTF-8 JSON with `Content-Type: application/json`. The message says where the error is.",
     ),
     "invalid_multipart": Words(
-        "The body is not a multipart form, or is cut off.",
+        "The body is not a multipart form, or part of it is missing.",
         "Send `multipart/form-data` with the boundary that the header names. SDKs do this for you.",
     ),
     "invalid_request": Words("The request could not be understood.", "Compare it with the API reference."),
@@ -128,7 +130,7 @@ ERRORS: dict[str, Words] = {
         "Request a new address. Do not change any part of it.",
     ),
     "invalid_state": Words(
-        "The object is in a state that does not allow this. Repeating does not help.",
+        "The object is in a state that does not allow this. Repeating the request does not help.",
         "Read the object. Its status and the message tell you what is possible.",
     ),
     "invalid_training_file": Words(
@@ -140,7 +142,7 @@ ERRORS: dict[str, Words] = {
     ),
     "invalid_worker_credential": Words(
         "A worker's credential or one-time token is not valid, or is no longer valid.",
-        "Operators: make a new token on the page of the pool and enrol the worker again.",
+        "If you are an operator, create a new token on the page of the pool and enrol the worker again.",
     ),
     "invitation_closed": Words(
         "The invitation was accepted or withdrawn, or has expired.", "Ask the organization for a new invitation."
@@ -151,31 +153,32 @@ ERRORS: dict[str, Words] = {
         "The message describes what fits: usually a shorter `max_length`, QLoRA, or a smaller model.",
     ),
     "key_not_active": Words("The key is revoked or has expired, so it cannot be rotated.", "Create another key."),
-    "last_owner": Words("An organization needs an owner.", "Give another member that role first."),
+    "last_owner": Words("An organization must keep at least one owner.", "Make another member an owner first."),
     "licence_not_accepted": Words(
-        "The model's licence must be accepted, and no member of this organization has accepted it.",
-        "A member accepts it on the model's page, or with `POST /api/v1/models/{model}/licence`.",
+        "No member of this organization has accepted the model's licence, which is required.",
+        "Accept it on the model's page, or with `POST /api/v1/models/{model}/licence`.",
     ),
     "already_converted": Words(
-        "This form of the model already exists.", "Download it: `GET /api/v1/models/{model}/files` lists its files."
+        "The model already exists in this form.", "Download it: `GET /api/v1/models/{model}/files` lists its files."
     ),
     "base_model_gone": Words(
         "A conversion needs the base model's files, and the base model is no longer installed.",
         "Ask the operator to install it again.",
     ),
     "conversion_unavailable": Words(
-        "No trainer of this installation can make this form, or its size is unknown.",
+        "No trainer of this installation can make this form, or the size of the result is unknown.",
         "Choose the other form, or ask the operator.",
     ),
     "no_trainable_tokens": Words(
-        "Cut to `max_length`, no row of the training file has a token left to train on.",
-        "Set `max_length` to `least_max_length`, the smallest value with which a row trains something, or higher.",
+        "When the rows are cut to `max_length`, no row of the training file has a token left to train on.",
+        "Set `max_length` to `least_max_length` or more. It is the lowest value with which a row has a token to "
+        "train on.",
     ),
     "push_refused": Words(
-        "The hub does not let the token write to the repository.", "Give a token with write access to the repository."
+        "The hub does not let the token write to the repository.", "Use a token with write access to the repository."
     ),
     "push_unavailable": Words(
-        "This installation does not push to a hub.", "Download the files, and send them with `hf upload`."
+        "This installation does not push to a hub.", "Download the files, and upload them with `hf upload`."
     ),
     "price_raised": Words("The price rose after you saw it.", "Look at the new price, then confirm it."),
     "maximum_raised": Words(
@@ -192,7 +195,7 @@ ERRORS: dict[str, Words] = {
     "missing_required_parameter": Words("A field is missing.", "Send the field that `param` names."),
     "model_not_found": Words(
         f"No model has this name. {_NOT_YOURS}",
-        "`GET /v1/models` lists the names that this key can use. An adapter answers once its job succeeded.",
+        "`GET /v1/models` lists the names that this key can use. You can use an adapter once its job has succeeded.",
     ),
     "model_not_installed": Words(
         "The model is listed for quotes, but its tokenizer, template or weights are not installed here.",
@@ -205,9 +208,10 @@ ERRORS: dict[str, Words] = {
         "The dataset has a version that you have not seen.", "Read the newest version and apply your edit to it."
     ),
     "no_place_left": Words(
-        "All places for models that stay warm are taken.", "Let another model go cold, or ask the operator for places."
+        "All places for models that stay warm are taken.",
+        "Stop keeping another model warm, or ask the operator for more places.",
     ),
-    "not_found": Words(f"No such object. {_NOT_YOURS}", _FIND),
+    "not_found": Words(f"There is no such object. {_NOT_YOURS}", _FIND),
     "not_offered": Words(
         "This part of OpenAI's API does not exist here.",
         "The page on [moving to Anneal](migrating.md) and the API reference list what exists.",
@@ -223,20 +227,23 @@ ERRORS: dict[str, Words] = {
         "No operator has set a price for the model, so it is not served.", "Ask the operator. Waiting does not help."
     ),
     "project_not_found": Words(
-        f"No project has this id, or it is private and you do not see it. {_NOT_YOURS}",
-        "List the projects that you see, and send the id of one of them.",
+        "No project that you can see has this id. It is unknown, deleted, private, or belongs to another organization. "
+        "The answer is the same in all four cases.",
+        "List the projects that you can see, and send the id of one of them.",
     ),
     "query_timeout": Words(
         "The database took too long for this request, so it was stopped. It changed nothing.",
         "Ask for less: a shorter period, a lower `limit`, or a filter or search that matches fewer rows.",
     ),
     "rate_limit_exceeded": Words(
-        "Too many requests or tokens in this minute, too many requests open at once, or too many changes in this hour.",
-        f"{_REPEAT} The headers `x-ratelimit-*` of inference show what is left.",
+        "You sent too many requests or tokens in this minute, have too many requests open at once, or made too many "
+        "changes in this hour.",
+        f"{_REPEAT} The headers `x-ratelimit-*` of inference requests show what is left.",
     ),
     "region_refused": Words(
         "The organization is limited to regions, and this object is in another one.",
-        "The message names both. Choose a pool or a model in your regions, or ask the operator of the installation.",
+        "The message names both regions. Choose a pool or a model in your regions, or ask the operator of the "
+        "installation.",
     ),
     "request_failed": Words(
         "The engine works, but fails on this request. A repeat would fail too.",
@@ -244,15 +251,15 @@ ERRORS: dict[str, Words] = {
     ),
     "request_timeout": Words("The body did not arrive in time.", "Send it again over a faster connection."),
     "request_too_large": Words(
-        "The body exceeds the limit of its address.",
+        "The body exceeds the size limit of this address.",
         "Send less. For large files, use `/v1/uploads`, which takes them in parts.",
     ),
     "row_not_found": Words("The version has no row at this line.", "List the rows of the version."),
     "rows_in_use": Words("Another request is changing the same rows and did not end in time.", _REPEAT),
     "run_not_found": Words(f"The eval has no run with this id. {_NOT_YOURS}", _FIND),
     "server_error": Words(
-        "A bug or a broken dependency. The message reveals no internals.",
-        "Try again later. Give support the `x-request-id` of the answer.",
+        "There is a bug, or a service that Anneal needs does not work. The message reveals no internals.",
+        "Try again later. When you contact support, give the `x-request-id` of the answer.",
     ),
     "service_unavailable": Words("A part of the platform cannot answer now.", _REPEAT),
     "signed_out": Words(
@@ -277,11 +284,11 @@ ERRORS: dict[str, Words] = {
     ),
     "unsupported_architecture": Words("Quotes do not support the base model's family.", "Choose another base model."),
     "unsupported_media_type": Words(
-        "The body has the wrong `Content-Type` for this address.", "Send the type that the message names."
+        "This address does not accept the `Content-Type` of the body.", "Send the type that the message names."
     ),
     "unsupported_parameter": Words(
         "OpenAI has this field, but ignoring it would change the answer.",
-        "Remove it. The page on [inference](gateway.md#parameters) lists what each route takes.",
+        "Remove it. The page on [inference](gateway.md#parameters) lists what each route accepts.",
     ),
     "upload_closed": Words(
         "The upload was completed or cancelled, or it has expired.", "Create another upload and send the parts again."
@@ -292,5 +299,7 @@ ERRORS: dict[str, Words] = {
     ),
     "upload_not_found": Words(f"No upload has this id. {_NOT_YOURS}", _FIND),
     "wrong_address": Words("The invitation is for another email address.", "Sign in with that address to accept it."),
-    "wrong_content": Words("The bytes sent are not those announced. Nothing was kept.", "Send the file again."),
+    "wrong_content": Words(
+        "The bytes that arrived are not those that were announced. Nothing was kept.", "Send the file again."
+    ),
 }
