@@ -123,6 +123,7 @@ MIDDLEWARE = [
     "apps.interfaces.web.shell.preferences.UsePreferences",
     "apps.core.http.asgi.RefuseNulMiddleware",
     "apps.accounts.login.viewing.LimitViewing",
+    "apps.core.http.asgi.ShowRefusedMethodsMiddleware",
 ]
 
 ROOT_URLCONF = "apps.config.urls"

@@ -64,7 +64,10 @@ def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
 
 def _page_of_form(request: HttpRequest) -> str:
     """Return the path of the page that the browser names as the sender; "/" if that is another site's or unnamed."""
-    page = urlsplit(request.headers.get("Referer", ""))
+    try:
+        page = urlsplit(request.headers.get("Referer", ""))
+    except ValueError:  # no address
+        return "/"
     path = urlunsplit(page._replace(scheme="", netloc=""))
     is_ours = page.netloc == request.get_host() and url_has_allowed_host_and_scheme(path, None)
     return path if is_ours else "/"

@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.db import connection
-from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, JsonResponse
 from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
@@ -226,6 +226,21 @@ class RefuseNulMiddleware(MiddlewareMixin):
             text = f"{what} holds a NUL character (%00). Remove it."
             return error_response(InvalidValue(text, param=name and name[:60]))
         return bad_request(request) if has_nul else None
+
+
+class ShowRefusedMethodsMiddleware(MiddlewareMixin):
+    """Shows a page for the address of a form that is opened as one. Django's answer is empty."""
+
+    def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        is_page = request.method == "GET" and not is_machine_path(request.path)
+        if not is_page or not isinstance(response, HttpResponseNotAllowed):
+            return response
+        message = gettext(
+            "This address has no page: it only takes a form. Open the page of the form and send it again."
+        )
+        page = error_page(request, response.status_code, message=message)
+        page.headers["Allow"] = response.headers["Allow"]
+        return page
 
 
 def allow_origins(application: Application, origins: Collection[str]) -> Application:

@@ -158,6 +158,7 @@ def test_an_address_is_shortened_to_its_network(address, network):
         ("http://testserver/members?q=x", "/members%3Fq%3Dx"),
         ("https://elsewhere.example/members", "/"),
         ("http://testserver//elsewhere.example/x", "/"),
+        ("http://[::1", "/"),
         (None, "/"),
     ],
 )
@@ -170,3 +171,10 @@ def test_a_form_sent_after_the_session_ended_leads_back_to_its_page(sign_in, sen
 
     assert answer.headers["Location"] == f"/accounts/login/?next={back}"
     assert "You were signed out, so nothing was sent." in text(browser.get(answer.headers["Location"]))
+
+
+def test_the_address_of_a_form_says_that_it_has_no_page(sign_in):
+    answer = sign_in().get("/members/invite")
+
+    assert answer.status_code == 405 and answer.headers["Allow"] == "POST"
+    assert "This address has no page" in text(answer)
