@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.formats import date_format
 from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
@@ -107,8 +108,8 @@ def _parts(request: OrganizationRequest, model: str, period: Period) -> list[Tra
 
 def _times(parts: Sequence[TrafficSum], period: Period) -> list[str]:
     is_one_day = period.until - period.since <= datetime.timedelta(days=1)
-    form = "%-d %b" if period.step == "day" else "%H:%M" if is_one_day else "%-d %b %H:%M"
-    return [f"{each.at:{form}}" for each in parts]
+    form = gettext("j M") if period.step == "day" else "H:i" if is_one_day else gettext("j M H:i")
+    return [date_format(each.at, form) for each in parts]
 
 
 def _request_plot(parts: Sequence[TrafficSum], period: Period) -> Days:
