@@ -28,6 +28,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.keyset import first_rows, read_page
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
+from apps.core.templatetags.statuses import STATUSES
 from apps.datasets.queries import list_versions
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.waits import explain_wait
@@ -49,7 +50,7 @@ _EVENTS_SHOWN = 200
 _CHART_DAYS = 30
 _MAX_QUERY_CHARACTERS = 80
 _STATES = [("", later("All"))] + [
-    (status.value, later(status.capitalize()))
+    (status.value, STATUSES[status].label)
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED)
 ]
 

@@ -5,11 +5,13 @@ import html
 import re
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 
+from apps.adapters.models import AdapterVersion
 from apps.billing.usage.metering import record_usage
 from apps.catalog.operations import set_price
 from apps.contracts import runs as wire
@@ -17,9 +19,12 @@ from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.http.asgi import error_page
 from apps.core.messages.mail import render_mail
+from apps.interfaces.web.jobs.evaluation import evaluation_of
+from tests.factories.accounts import make_user
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import TrainingSetup
 from tests.factories.usage import make_record
+from tests.support.attempts import REPORT
 
 GERMAN = {"HTTP_ACCEPT_LANGUAGE": "de-DE,de;q=0.9,en;q=0.5"}
 PAGES = [
@@ -64,6 +69,10 @@ not json
 _CODE = re.compile(r"<(script|style|pre|code|kbd|svg|option)\b.*?</\1>", re.DOTALL)
 # Words of every English sentence that no German one has.
 _ENGLISH = re.compile(r"\b(?:the|and|your|you|with|this|that|of|are|yet|for|from)\b", re.IGNORECASE)
+_ONCE_ENGLISH = re.compile(
+    r"\b(?:Base model|Validation file|Objective|Method|Cost|Steps|Machines|supervised|[Vv]ersion \d+: |better|worse|"
+    r"[Qq]ueued|Running|[Ss]ucceeded|an API key|the whole organization|Alert only|per (?:GPU-hour|million))\b"
+)
 _ENGLISH_DAY = re.compile(r"\d (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b")
 
 
@@ -149,6 +158,35 @@ def test_days_and_hours_on_german_pages_have_no_english_month(organization, alic
     assert "<title>04.10. 09:00: $3" in pages[1] and "<title>04.10. 09:00: 1" in pages[3]
     assert "04.10., 09:00" in pages[3]
     assert "04.10.2026" in pages[2] and "<title>04.10.: 1" in pages[2]
+
+
+def test_names_of_settings_states_and_choices_are_german_too(organization, alice, client_for, floor):
+    jobs = [floor.job(), floor.job()]
+    customer, operator = client_for(alice), client_for(make_user("operator", is_operator=True))
+    detail = reverse("web:job_detail", args=[jobs[0].pk])
+
+    answers = [
+        customer.get(reverse("web:job_compare"), {"job": [job.pk for job in jobs]}, **GERMAN),
+        customer.get(detail, {"tab": "dataset"}, **GERMAN),
+        customer.get("/jobs", **GERMAN),
+        customer.get("/budgets", **GERMAN),
+        operator.get(reverse("staff:job_list"), **GERMAN),
+        operator.get(reverse("staff:job_detail", args=[jobs[0].pk]), **GERMAN),
+        operator.get(reverse("staff:price_list"), **GERMAN),
+    ]
+
+    assert {answer.status_code for answer in answers} == {200}
+    shown = [re.sub(r"<(script|style|code)\b.*?</\1>|<[^>]*>", " ", each.content.decode()) for each in answers]
+    assert not [found for text in shown for found in _ONCE_ENGLISH.findall(text)]
+
+
+def test_verdicts_of_an_evaluation_are_german_too():
+    version = AdapterVersion(report=msgspec.to_builtins(REPORT))
+
+    with translation.override("de"):
+        rows = [(row["label"], str(row["verdict"])) for row in evaluation_of(version)["rows"]]
+
+    assert rows == [("Genaue Übereinstimmung", "besser")]
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def _endings(total: TrafficSum) -> list[Ending]:
         (gettext("Rate limit"), "429", total.rate_limited),
         (gettext("No credit, or a budget reached"), "429", total.over_quota),
         (gettext("Unknown model"), "404", total.not_found),
-        (gettext("Other invalid requests"), "400 to 422", total.invalid),
+        (gettext("Other invalid requests"), gettext("400 to 422"), total.invalid),
         (gettext("Failed"), gettext("500 and 503: not charged"), total.failed),
     )
     return [Ending(label, note, count, count / (total.requests or 1)) for label, note, count in counts]
