@@ -5,6 +5,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
 
 from apps.adapters.lifecycle import VERSION_TRANSITIONS, AdapterVersionStatus
 from apps.core.database.tenancy import OrganizationModel
@@ -87,7 +88,11 @@ class AdapterVersion(OrganizationModel):
     @property
     def label(self) -> str:
         """Its distinguishing label among siblings: the version number, or the step of a checkpoint."""
-        return f"version {self.number}" if self.number else f"step {self.metrics.get('step', '?')}"
+        return (
+            gettext_noop("version %(number)s") % {"number": self.number}
+            if self.number
+            else gettext_noop("step %(step)s") % {"step": self.metrics.get("step", "?")}
+        )
 
     @property
     def certificate_state(self) -> str:

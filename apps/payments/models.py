@@ -7,6 +7,7 @@ import pgtrigger
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
+from django.utils.translation import gettext_noop
 
 from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
@@ -37,14 +38,14 @@ class TopUpOrigin(models.TextChoices):
 
 
 class PageKind(models.TextChoices):
-    TOPUP = "topup", "top-up"
-    CARD = "card", "card"
-    PORTAL = "portal", "portal"
+    TOPUP = "topup", gettext_noop("top-up")
+    CARD = "card", gettext_noop("card")
+    PORTAL = "portal", gettext_noop("portal")
 
 
 class ReconciliationKind(models.TextChoices):
-    HOURLY = "hourly", "hourly"
-    DAILY = "daily", "daily"
+    HOURLY = "hourly", gettext_noop("hourly")
+    DAILY = "daily", gettext_noop("daily")
 
 
 class StripeCustomer(OrganizationModel):

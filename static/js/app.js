@@ -239,9 +239,9 @@
   const localise = () => $$("time[data-time]:not([data-local])").forEach((n) => {
     n.dataset.local = "1";
     const options = STYLES[n.dataset.time];
-    if (options) n.textContent = new Intl.DateTimeFormat("en-GB", options).format(new Date(n.dateTime));
+    if (options) n.textContent = new Intl.DateTimeFormat(root.lang + "-GB", options).format(new Date(n.dateTime));
   });
-  // A moment is typed in the reader's zone and sent in UTC; without script the field itself is sent, as UTC.
+  // A moment is typed in the reader's zone and sent in UTC; without script, as UTC.
   const inZone = (utc) => { const at = new Date(utc); return new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16); };
   const moments = () => $$("input[data-utc][name]").forEach((n) => {
     const sent = Object.assign(document.createElement("input"), { type: "hidden", name: n.name, value: n.value && `${n.value}Z` });

@@ -1,5 +1,6 @@
 """Lists in a real browser: keys move between rows, and picked rows lead to one page that asks for their name."""
 
+import datetime
 from collections.abc import Callable
 
 import pytest
@@ -58,3 +59,16 @@ def test_a_list_with_filters_views_and_older_versions_is_accessible_and_fits(
 
     expect(page.get_by_role("link", name="Version 1")).to_be_visible()
     check_page(page, WIDTHS)
+
+
+@pytest.mark.parametrize(("language", "day"), [("en", "4 Oct 2030"), ("de", "04.10.2030")])
+def test_a_day_is_written_as_the_language_of_the_page_writes_it(
+    open_page: Open, organization: Organization, alice: User, language: str, day: str
+) -> None:
+    make_key(organization, alice, expires_at=datetime.datetime(2030, 10, 4, 12, tzinfo=datetime.UTC))
+    User.objects.filter(pk=alice.pk).update(language=language)
+
+    shown = open_page("/keys", user=alice).locator("time[data-time=date]")
+
+    expect(shown).to_have_text([day])
+    expect(shown).to_have_attribute("data-local", "1")

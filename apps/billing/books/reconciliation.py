@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from django.db import connection
 from django.db.models import F, OuterRef, Subquery, Sum
+from django.utils.translation import gettext_noop
 
 from apps.billing.models import AccountKind, LedgerAccount, LedgerCheck, LedgerEntry, UsageSeries
 from apps.core.money import rated
@@ -19,16 +20,16 @@ logger = logging.getLogger(__name__)
 _KEPT = 20
 # name -> rows that differ: id, value on one side, value on the other
 CHECKS = {
-    "every transaction sums to zero": """
+    gettext_noop("every transaction sums to zero"): """
         SELECT transaction_id, sum(amount_nano), 0 FROM billing_ledgerentry GROUP BY 1 HAVING sum(amount_nano) <> 0
     """,
-    "a balance is the sum of its entries": """
+    gettext_noop("a balance is the sum of its entries"): """
         SELECT account.id, account.balance_nano, coalesce(sum(entry.amount_nano), 0)
           FROM billing_ledgeraccount account LEFT JOIN billing_ledgerentry entry ON entry.account_id = account.id
          WHERE account.floor_nano IS NOT NULL GROUP BY account.id
         HAVING account.balance_nano <> coalesce(sum(entry.amount_nano), 0)
     """,
-    "lots are wallet and hold": """
+    gettext_noop("lots are wallet and hold"): """
         SELECT organization_id, balance, coalesce(lots.remaining, 0) FROM (
             SELECT organization_id, sum(balance_nano) AS balance FROM billing_ledgeraccount
              WHERE kind IN ('wallet', 'hold') GROUP BY 1) accounts
@@ -36,14 +37,14 @@ CHECKS = {
                USING (organization_id)
          WHERE balance IS DISTINCT FROM coalesce(lots.remaining, 0)
     """,
-    "the hold account is the open holds": """
+    gettext_noop("the hold account is the open holds"): """
         SELECT organization_id, balance, coalesce(holds.open, 0) FROM (
             SELECT organization_id, balance_nano AS balance FROM billing_ledgeraccount WHERE kind = 'hold') accounts
           FULL JOIN (SELECT organization_id, sum(amount_nano - captured_nano) AS open FROM billing_hold
                       WHERE status = 'open' GROUP BY 1) holds USING (organization_id)
          WHERE coalesce(balance, 0) <> coalesce(holds.open, 0)
     """,
-    "series are their events": """
+    gettext_noop("series are their events"): """
         WITH events AS (
             SELECT organization_id, price_id, day, sum(tokens) AS tokens FROM (
                 SELECT organization_id, input_price_id AS price_id, (occurred_at AT TIME ZONE 'UTC')::date AS day,
@@ -59,7 +60,7 @@ CHECKS = {
           FROM series FULL JOIN events USING (organization_id, price_id, day)
          WHERE coalesce(series.tokens, 0) <> coalesce(events.tokens, 0)
     """,
-    "what series posted is in the ledger": """
+    gettext_noop("what series posted is in the ledger"): """
         SELECT series.id, series.posted_nano, coalesce(posted.nano, 0) FROM billing_usageseries series
           LEFT JOIN (SELECT source, sum(entry.amount_nano) AS nano FROM billing_ledgerentry entry
                        JOIN billing_ledgertransaction txn ON txn.id = entry.transaction_id

@@ -11,11 +11,11 @@ from apps.core.ids import IdField
 
 
 class BudgetScope(models.TextChoices):
-    ORGANIZATION = "organization", "the whole organization"
-    LABEL = "label", "a metadata label"
-    KEY = "key", "an API key"
-    MEMBER = "member", "a member"
-    PROJECT = "project", "a project"
+    ORGANIZATION = "organization", gettext_noop("the whole organization")
+    LABEL = "label", gettext_noop("a metadata label")
+    KEY = "key", gettext_noop("an API key")
+    MEMBER = "member", gettext_noop("a member")
+    PROJECT = "project", gettext_noop("a project")
 
 
 class BudgetMode(models.TextChoices):

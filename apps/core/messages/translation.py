@@ -4,6 +4,7 @@ Code that runs for a reader calls `gettext`. Code that runs at import uses `late
 without Django, stay in English, as in the API. Pages show them through `translated`.
 """
 
+import calendar
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
@@ -14,6 +15,7 @@ from django.utils.translation import get_language, gettext, gettext_lazy, trans_
 
 _VALUE = re.compile(r"%\((\w+)\)s")
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.?!]) (?=[A-Z`'])")
+_MONTH = re.compile(rf"({'|'.join(calendar.month_name[1:])}) (\d{{4}})")
 _LEAST_LETTERS = 4  # of a text around its values: one with fewer would fit anything
 _MOST_CHARACTERS = 2_000  # stored texts are shorter
 
@@ -55,6 +57,8 @@ def _whole(language: str, text: str) -> str | None:
     """Return the translation of a text that the catalogue has as a whole, with or without values; else None."""
     if (plain := gettext(text)) != text:
         return plain
+    if month := _MONTH.fullmatch(text):
+        return f"{gettext(month[1])} {month[2]}"
     for pattern in _patterns(language):
         if values := pattern.values(text):
             shown = {name: _translated(language, value) if " " in value else value for name, value in values.items()}

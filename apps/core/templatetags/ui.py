@@ -22,6 +22,7 @@ from django.forms import (
 from django.template.defaulttags import CsrfTokenNode
 from django.templatetags.static import static
 from django.utils import timezone
+from django.utils.formats import date_format
 from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext, gettext_noop
@@ -238,7 +239,7 @@ def moment(value: datetime.datetime | None, style: str = "ago") -> SafeString | 
         return gettext("never") if style == "ago" else NONE
     utc = value.astimezone(datetime.UTC)
     zone = timezone.get_current_timezone()
-    text = ago(value) if style == "ago" else f"{value.astimezone(zone):{_FORMATS[style]}}"
+    text = ago(value) if style == "ago" else date_format(value.astimezone(zone), str(_FORMATS[style]))
     is_chosen = zone is not timezone.get_default_timezone()
     return format_html(
         '<time datetime="{}"{} title="{} UTC">{}</time>',
@@ -332,7 +333,7 @@ def _control_class(widget: Widget) -> str:
             return "input num" if getattr(widget, "input_type", "") == "number" else "input"
 
 
-_FORMATS = {"date": "%-d %b %Y", "time": "%H:%M %Z", "datetime": "%-d %b %Y, %H:%M %Z"}
+_FORMATS = {"date": later("j M Y"), "time": "H:i T", "datetime": later("j M Y, H:i T")}
 
 
 def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:

@@ -83,8 +83,8 @@ class GpuPool(models.Model):
 
 
 class WorkerKind(models.TextChoices):
-    TRAINER = "trainer", "Trainer: takes fine-tuning runs"
-    REPLICA = "replica", "Replica: serves one model"
+    TRAINER = "trainer", gettext_noop("Trainer: takes fine-tuning runs")
+    REPLICA = "replica", gettext_noop("Replica: serves one model")
 
 
 class WorkerToken(models.Model):

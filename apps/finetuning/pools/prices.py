@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from django.db.models import Q
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRequest, PriceRule
@@ -17,10 +17,22 @@ from apps.catalog.price_requests import is_gift, request_price
 from apps.catalog.pricing import CONVERSION_SKU, STORAGE_SKU, Tier, batch_sku, unit_of, usual_per
 from apps.catalog.queries import inference_sku, warm_sku
 from apps.core.errors import InvalidValue
+from apps.core.messages.translation import later
 from apps.finetuning.models import GpuPool
 from apps.finetuning.quotes.pool_facts import training_sku
 
-_PER = {"gpu_ms": "GPU-hour", "tokens": "million", "warm_ms": "hour", "byte_hours": "GB-month", "bytes": "GB"}
+_PER = {
+    "gpu_ms": later("GPU-hour"),
+    "tokens": later("million"),
+    "warm_ms": later("hour"),
+    "byte_hours": later("GB-month"),
+    "bytes": "GB",
+}
+_TOKENS = {"input": gettext_noop("{model}: input tokens"), "output": gettext_noop("{model}: output tokens")}
+_LATER_TOKENS = {
+    "input": gettext_noop("{model}: input tokens in batches and evals"),
+    "output": gettext_noop("{model}: output tokens in batches and evals"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Sku:
     name: str
 
     def __str__(self) -> str:
-        return f"{self.name}, per {_PER[unit_of(self.code)]}"
+        return gettext("{name}, per {unit}").format(name=self.name, unit=_PER[unit_of(self.code)])
 
 
 def list_skus(*, only_installed: bool = False) -> dict[str, Sku]:
@@ -44,18 +56,25 @@ def list_skus(*, only_installed: bool = False) -> dict[str, Sku]:
     skus = [
         *_training_skus(),
         *(
-            Sku(inference_sku(each, direction=way), "Tokens", f"{each}: {way} tokens")
+            Sku(inference_sku(each, direction=way), gettext("Tokens"), gettext(_TOKENS[way]).format(model=each))
             for each in models
             for way in ways
         ),
         *(
-            Sku(batch_sku(inference_sku(each, direction=way)), "Tokens", f"{each}: {way} tokens in batches and evals")
+            Sku(
+                batch_sku(inference_sku(each, direction=way)),
+                gettext("Tokens"),
+                gettext(_LATER_TOKENS[way]).format(model=each),
+            )
             for each in models
             for way in ways
         ),
-        *(Sku(warm_sku(each), "Kept warm", f"{each}: time kept warm") for each in models),
-        Sku(STORAGE_SKU, "Storage", "Storage of files, checkpoints and adapters"),
-        Sku(CONVERSION_SKU, "Conversion", "Merging or converting a finished model"),
+        *(
+            Sku(warm_sku(each), gettext("Kept warm"), gettext("{model}: time kept warm").format(model=each))
+            for each in models
+        ),
+        Sku(STORAGE_SKU, gettext("Storage"), gettext("Storage of files, checkpoints and adapters")),
+        Sku(CONVERSION_SKU, gettext("Conversion"), gettext("Merging or converting a finished model")),
     ]
     return {sku.code: sku for sku in skus}
 
@@ -70,8 +89,16 @@ def _training_skus() -> list[Sku]:
     """Return the SKU of each pool. Its name has the pool's name only where pools share a GPU type."""
     pools = GpuPool.objects.select_related("gpu_type").order_by("name")
     count = Counter(pool.gpu_type_id for pool in pools)
-    names = [f"{pool.gpu_type}, pool {pool}" if count[pool.gpu_type_id] > 1 else str(pool.gpu_type) for pool in pools]
-    return [Sku(training_sku(pool), "GPU time", f"Training on {name}") for pool, name in zip(pools, names, strict=True)]
+    names = [
+        gettext("{gpu_type}, pool {pool}").format(gpu_type=pool.gpu_type, pool=pool)
+        if count[pool.gpu_type_id] > 1
+        else str(pool.gpu_type)
+        for pool in pools
+    ]
+    return [
+        Sku(training_sku(pool), gettext("GPU time"), gettext("Training on {name}").format(name=name))
+        for pool, name in zip(pools, names, strict=True)
+    ]
 
 
 def price_sku(

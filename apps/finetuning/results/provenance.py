@@ -3,6 +3,7 @@
 import datetime
 
 import msgspec
+from django.utils.translation import gettext_noop
 
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import EvaluationReport
@@ -14,14 +15,14 @@ from apps.finetuning.recipes.stored_requests import stored_request
 FORMAT = "anneal-reproducibility/1"
 BUNDLE_FILE = "reproducibility.json"
 _LABELS = {
-    "loss": "Loss per token",
-    "token_accuracy": "Token accuracy",
-    "exact_match": "Exact match",
-    "string_check": "String check",
-    "regex": "Regular expression",
-    "json_schema": "Valid JSON",
+    "loss": gettext_noop("Loss per token"),
+    "token_accuracy": gettext_noop("Token accuracy"),
+    "exact_match": gettext_noop("Exact match"),
+    "string_check": gettext_noop("String check"),
+    "regex": gettext_noop("Regular expression"),
+    "json_schema": gettext_noop("Valid JSON"),
     "rouge_l": "ROUGE-L",
-    "judge": "Judge's score",
+    "judge": gettext_noop("Judge's score"),
 }
 
 

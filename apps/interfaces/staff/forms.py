@@ -89,7 +89,9 @@ def _sku_choices() -> list[tuple[str, str | list[tuple[str, str]]]]:
 class PriceForm(forms.Form):
     sku = forms.ChoiceField(
         label=later("What to price"),
-        error_messages={"invalid_choice": "%(value)s is not a SKU of this installation: choose one from the list."},
+        error_messages={
+            "invalid_choice": later("%(value)s is not a SKU of this installation: choose one from the list.")
+        },
         help_text=later("Add a pool or install a base model to price it."),
     )
     price_usd = forms.DecimalField(label=later("Price in dollars"), **MONEY)  # type: ignore[arg-type]
@@ -118,7 +120,7 @@ class PriceForm(forms.Form):
 
     def __init__(self, data: QueryDict | None = None, *, initial: dict[str, object] | None = None) -> None:
         super().__init__(data, initial=initial)
-        self.fields["effective_from"].label = f"From, {timezone.get_current_timezone_name()}"
+        self.fields["effective_from"].label = gettext("From, {zone}").format(zone=timezone.get_current_timezone_name())
         self.fields["organization"].queryset = Organization.objects.order_by("name")  # type: ignore[attr-defined]
         self.fields["sku"].choices = _sku_choices  # type: ignore[attr-defined]
 

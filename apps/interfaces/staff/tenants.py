@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.utils.formats import date_format
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -27,6 +28,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.keyset import first_rows, read_page
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
+from apps.core.templatetags.statuses import STATUSES
 from apps.datasets.queries import list_versions
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.waits import explain_wait
@@ -48,7 +50,7 @@ _EVENTS_SHOWN = 200
 _CHART_DAYS = 30
 _MAX_QUERY_CHARACTERS = 80
 _STATES = [("", later("All"))] + [
-    (status.value, later(status.capitalize()))
+    (status.value, STATUSES[status].label)
     for status in (JobStatus.QUEUED, JobStatus.RUNNING, JobStatus.PAUSED, JobStatus.SUCCEEDED, JobStatus.FAILED)
 ]
 
@@ -259,7 +261,10 @@ def _spent_by_day(tenant: Organization, *, last: datetime.date) -> list[tuple[st
     jobs = {at.date(): nano for at, nano in sum_training(organization=tenant, **period, step="day").items()}
     used = {each.day: each.cost_nano for each in sum_uses_by_day(organization=tenant, **period, subjects=[])}
     return [
-        (f"{day:%-d %b}", {gettext("Training"): jobs.get(day, 0), gettext("Requests and storage"): used.get(day, 0)})
+        (
+            date_format(day, gettext("j M")),
+            {gettext("Training"): jobs.get(day, 0), gettext("Requests and storage"): used.get(day, 0)},
+        )
         for day in begins
     ]
 

@@ -15,6 +15,7 @@ from apps.core.messages.translation import translated
         # A value that is a text itself.
         ("The file is a PNG image, not training data.", "Die Datei ist ein PNG-Bild, keine Trainingsdaten."),
         ("Failed: The GPU reported a fault.", "Fehlgeschlagen: Die GPU hat einen Fehler gemeldet."),
+        ("Invoice 2026-12-00001 for December 2026", "Rechnung 2026-12-00001 für Dezember 2026"),
         # Sentences that were joined, one of which is unknown.
         (
             "Unknown key `x`. Ask Bob. Keep each key once.",

@@ -5,6 +5,7 @@ import datetime
 import pytest
 from django import forms
 from django.utils.safestring import SafeString
+from django.utils.translation import override
 
 from apps.core.templatetags import ui
 from apps.core.templatetags.statuses import StatusLabel
@@ -93,6 +94,19 @@ def test_a_time_element_carries_utc_for_machines_and_readers() -> None:
     assert 'datetime="2026-11-21T12:00:00+00:00"' in html
     assert 'title="2026-11-21 12:00:00 UTC"' in html
     assert ">21 Nov 2026, 12:00 UTC<" in html
+
+
+@pytest.mark.parametrize(
+    ("language", "date", "moment"),
+    [("en", "4 Oct 2026", "4 Oct 2026, 09:05 UTC"), ("de", "04.10.2026", "04.10.2026, 09:05 UTC")],
+)
+def test_a_moment_is_written_as_the_language_writes_it(language: str, date: str, moment: str) -> None:
+    then = datetime.datetime(2026, 10, 4, 9, 5, tzinfo=datetime.UTC)
+
+    with override(language):
+        shown = [ui.moment(then, style) for style in ("date", "time", "datetime")]
+
+    assert [text.partition(">")[2] for text in shown] == [f"{date}</time>", "09:05 UTC</time>", f"{moment}</time>"]
 
 
 def test_a_state_nobody_listed_is_shown_by_its_own_name() -> None:

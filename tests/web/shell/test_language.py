@@ -1,20 +1,30 @@
 """Pages and mails are in the reader's language; the API stays in English."""
 
+import datetime
 import html
 import re
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 from django.test import Client
 from django.urls import reverse
 from django.utils import translation
 
+from apps.adapters.models import AdapterVersion
+from apps.billing.usage.metering import record_usage
+from apps.catalog.operations import set_price
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.core.database.clock import db_now
 from apps.core.http.asgi import error_page
 from apps.core.messages.mail import render_mail
+from apps.interfaces.web.jobs.evaluation import evaluation_of
+from tests.factories.accounts import make_user
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import TrainingSetup
+from tests.factories.usage import make_record
+from tests.support.attempts import REPORT
 
 GERMAN = {"HTTP_ACCEPT_LANGUAGE": "de-DE,de;q=0.9,en;q=0.5"}
 PAGES = [
@@ -59,6 +69,11 @@ not json
 _CODE = re.compile(r"<(script|style|pre|code|kbd|svg|option)\b.*?</\1>", re.DOTALL)
 # Words of every English sentence that no German one has.
 _ENGLISH = re.compile(r"\b(?:the|and|your|you|with|this|that|of|are|yet|for|from)\b", re.IGNORECASE)
+_ONCE_ENGLISH = re.compile(
+    r"\b(?:Base model|Validation file|Objective|Method|Cost|Steps|Machines|supervised|[Vv]ersion \d+: |better|worse|"
+    r"[Qq]ueued|Running|[Ss]ucceeded|an API key|the whole organization|Alert only|per (?:GPU-hour|million))\b"
+)
+_ENGLISH_DAY = re.compile(r"\d (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b")
 
 
 def words(response) -> str:
@@ -124,6 +139,54 @@ def test_german_pages_hold_no_english_sentence(organization, alice, client_for):
 
     found = {address: english_in(client.get(address, **GERMAN, follow=True)) for address in addresses}
     assert not {address: texts for address, texts in found.items() if texts}
+
+
+def test_days_and_hours_on_german_pages_have_no_english_month(organization, alice, client_for):
+    days = [datetime.datetime(2026, month, 4, 9, tzinfo=datetime.UTC) for month in (3, 5, 10, 11)]
+    price = set_price(sku="inference:input:tiny", unit="tokens", price_nano=10**9, per=1, by="system", now=db_now())
+    used = {"organization_id": organization.pk, "slice_id": "", "input_price_id": price.pk, "output_price_id": None}
+    record_usage(records=[make_record(**used, occurred_at=day) for day in days])
+    client = client_for(alice)
+    october = {"first": "2026-10-01", "last": "2026-10-31"}
+    week = {"first": "2026-10-01", "last": "2026-10-05"}
+    asked = [(path, period) for path in ("/usage", "/usage/traffic") for period in (october, week)]
+
+    pages = [client.get(path, query, **GERMAN).content.decode() for path, query in asked]
+
+    assert not [found for page in pages for found in _ENGLISH_DAY.findall(page)]
+    assert "01.10.2026 bis 31.10.2026" in pages[0] and "<title>04.10.: $3" in pages[0]
+    assert "<title>04.10. 09:00: $3" in pages[1] and "<title>04.10. 09:00: 1" in pages[3]
+    assert "04.10., 09:00" in pages[3]
+    assert "04.10.2026" in pages[2] and "<title>04.10.: 1" in pages[2]
+
+
+def test_names_of_settings_states_and_choices_are_german_too(organization, alice, client_for, floor):
+    jobs = [floor.job(), floor.job()]
+    customer, operator = client_for(alice), client_for(make_user("operator", is_operator=True))
+    detail = reverse("web:job_detail", args=[jobs[0].pk])
+
+    answers = [
+        customer.get(reverse("web:job_compare"), {"job": [job.pk for job in jobs]}, **GERMAN),
+        customer.get(detail, {"tab": "dataset"}, **GERMAN),
+        customer.get("/jobs", **GERMAN),
+        customer.get("/budgets", **GERMAN),
+        operator.get(reverse("staff:job_list"), **GERMAN),
+        operator.get(reverse("staff:job_detail", args=[jobs[0].pk]), **GERMAN),
+        operator.get(reverse("staff:price_list"), **GERMAN),
+    ]
+
+    assert {answer.status_code for answer in answers} == {200}
+    shown = [re.sub(r"<(script|style|code)\b.*?</\1>|<[^>]*>", " ", each.content.decode()) for each in answers]
+    assert not [found for text in shown for found in _ONCE_ENGLISH.findall(text)]
+
+
+def test_verdicts_of_an_evaluation_are_german_too():
+    version = AdapterVersion(report=msgspec.to_builtins(REPORT))
+
+    with translation.override("de"):
+        rows = [(row["label"], str(row["verdict"])) for row in evaluation_of(version)["rows"]]
+
+    assert rows == [("Genaue Übereinstimmung", "besser")]
 
 
 @pytest.mark.slow

@@ -134,7 +134,7 @@ class PoolEditForm(PoolForm):
 
 class WorkerTokenForm(forms.Form):
     kind = forms.ChoiceField(
-        choices=WorkerKind.choices,
+        choices=[(each.value, later(each.label)) for each in WorkerKind],
         label=later("Join as"),
         widget=forms.RadioSelect,
         initial=WorkerKind.TRAINER,

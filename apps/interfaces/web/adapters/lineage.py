@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from django.urls import reverse
+from django.utils.translation import gettext
 
 from apps.accounts.members.visibility import visible
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import list_siblings
+from apps.core.messages.translation import translated
 from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.finetuning.recipes.stored_requests import stored_request
@@ -49,17 +51,22 @@ def ancestor_of(job: FineTuningJob | None) -> Ancestor | None:
         if version is None and versions.exists():
             return Ancestor(start.model or start.version, "")
         if version is None or version.deleted_at is not None:
-            return Ancestor(f"{start.model or start.version} (deleted)", "")
+            return Ancestor(gettext("{name} (deleted)").format(name=start.model or start.version), "")
         url = reverse("web:adapter_detail", args=[version.pk])
-        return Ancestor(f"{version.adapter.name}, {version.label}", url)
+        return Ancestor(f"{version.adapter.name}, {translated(version.label)}", url)
     if not start.checkpoint:
         return None
     checkpoints = Checkpoint.objects.for_organization(job.organization_id).filter(pk=start.checkpoint)
     checkpoint = visible(checkpoints, project="job__project").select_related("job").first()
     if checkpoint is None:
-        return Ancestor(start.checkpoint if checkpoints.exists() else f"{start.checkpoint} (deleted)", "")
+        return Ancestor(
+            start.checkpoint if checkpoints.exists() else gettext("{name} (deleted)").format(name=start.checkpoint), ""
+        )
     url = reverse("web:job_detail", args=[checkpoint.job_id])
-    return Ancestor(f"{checkpoint.job.suffix or checkpoint.job_id}, step {checkpoint.step}", url)
+    return Ancestor(
+        gettext("{name}, step {step}").format(name=checkpoint.job.suffix or checkpoint.job_id, step=checkpoint.step),
+        url,
+    )
 
 
 def list_descendants(version: AdapterVersion) -> list[FineTuningJob]:

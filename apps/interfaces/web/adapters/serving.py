@@ -17,7 +17,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_shown
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.finetuning.results.checkpoint_models import adapter_files, serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
@@ -43,11 +43,11 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
             by=request.membership.user_id,
             now=db_now(),
         )
-        share = f"{alias.canary_percent} % of " if alias.canary_percent else ""
+        share = gettext("{percent} % of ").format(percent=alias.canary_percent) if alias.canary_percent else ""
         text = gettext("%(share)s%(name)s is answered by %(label)s within a second.") % {
             "share": share,
             "name": alias.name,
-            "label": version.label,
+            "label": translated(version.label),
         }
         was = before.get(alias.pk)
         if was and was.version_id != version.pk and was.canary_version_id is None:
@@ -64,7 +64,10 @@ def roll_back_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse
 
     def act() -> str:
         back = aliases.roll_back(alias=alias, by=request.membership.user_id, now=db_now())
-        return gettext("%(name)s is answered by %(label)s again.") % {"name": back.name, "label": back.version.label}
+        return gettext("%(name)s is answered by %(label)s again.") % {
+            "name": back.name,
+            "label": translated(back.version.label),
+        }
 
     return _act(request, alias.version_id, act)
 

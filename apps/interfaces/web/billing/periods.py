@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from django import forms
 from django.http import QueryDict
+from django.utils.formats import date_format
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 
@@ -100,9 +101,10 @@ def period_of(
         first, last = form.cleaned_data["first"], form.cleaned_data["last"]
         since = begin_of_day(first)
         until = begin_of_day(last) + _DAY
+        day = gettext("j M Y")
         query, words = (
             {"first": str(first), "last": str(last)},
-            gettext("%(first)s to %(last)s") % {"first": f"{first:%-d %b %Y}", "last": f"{last:%-d %b %Y}"},
+            gettext("%(first)s to %(last)s") % {"first": date_format(first, day), "last": date_format(last, day)},
         )
         days = 0
     else:

@@ -71,12 +71,16 @@ class BudgetForm(_ScopedForm):
 
     field_order = ("scope", "key", "member", "project", "label")
 
-    scope = forms.ChoiceField(choices=BudgetScope.choices, label=later("For"))
+    scope = forms.ChoiceField(choices=[(each.value, later(each.label)) for each in BudgetScope], label=later("For"))
     key = forms.ChoiceField(required=False, label=later("Key"))
     limit_usd = forms.DecimalField(
         label=later("Monthly limit"), min_value=Decimal("0.01"), max_digits=12, decimal_places=2
     )
-    mode = forms.ChoiceField(choices=BudgetMode.choices, label=later("At the limit"), initial=BudgetMode.BLOCK)
+    mode = forms.ChoiceField(
+        choices=[(each.value, later(each.label)) for each in BudgetMode],
+        label=later("At the limit"),
+        initial=BudgetMode.BLOCK,
+    )
     thresholds = forms.CharField(
         max_length=200,
         label=later("Alert at, percent"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.formats import date_format
 from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
@@ -107,8 +108,8 @@ def _parts(request: OrganizationRequest, model: str, period: Period) -> list[Tra
 
 def _times(parts: Sequence[TrafficSum], period: Period) -> list[str]:
     is_one_day = period.until - period.since <= datetime.timedelta(days=1)
-    form = "%-d %b" if period.step == "day" else "%H:%M" if is_one_day else "%-d %b %H:%M"
-    return [f"{each.at:{form}}" for each in parts]
+    form = gettext("j M") if period.step == "day" else "H:i" if is_one_day else gettext("j M H:i")
+    return [date_format(each.at, form) for each in parts]
 
 
 def _request_plot(parts: Sequence[TrafficSum], period: Period) -> Days:
@@ -130,7 +131,7 @@ def _endings(total: TrafficSum) -> list[Ending]:
         (gettext("Rate limit"), "429", total.rate_limited),
         (gettext("No credit, or a budget reached"), "429", total.over_quota),
         (gettext("Unknown model"), "404", total.not_found),
-        (gettext("Other invalid requests"), "400 to 422", total.invalid),
+        (gettext("Other invalid requests"), gettext("400 to 422"), total.invalid),
         (gettext("Failed"), gettext("500 and 503: not charged"), total.failed),
     )
     return [Ending(label, note, count, count / (total.requests or 1)) for label, note, count in counts]

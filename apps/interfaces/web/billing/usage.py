@@ -10,6 +10,7 @@ from typing import TypeVar
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
+from django.utils.formats import date_format
 from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
@@ -249,9 +250,9 @@ def _plot(
     shown = {subject: model_label(subject) for subject in drawn}
     days = {"first": period.first, "last": period.last}
     amounts: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    form, length = ("%-d %b %H:00", _HOUR) if period.step == "hour" else ("%-d %b", 24 * _HOUR)
+    form, length = (gettext("j M H:i"), _HOUR) if period.step == "hour" else (gettext("j M"), 24 * _HOUR)
     for at, nano in sum_training(organization=organization, **days, step=period.step).items():
-        amounts[f"{at:{form}}"][TRAINING] += nano
+        amounts[date_format(at, form)][TRAINING] += nano
     parts: Iterable[tuple[datetime.date, str, int]]
     if period.step == "hour":
         parts = list_hourly_costs(
@@ -262,11 +263,11 @@ def _plot(
             shown[STORED] = STORED
         parts = [(each.day, each.subject, each.cost_nano) for each in used]
     for begin, subject, nano in parts:
-        amounts[f"{begin:{form}}"][shown.get(subject, _OTHER)] += nano
+        amounts[date_format(begin, form)][shown.get(subject, _OTHER)] += nano
     begins = [period.since + length * number for number in range((period.until - period.since) // length)]
     names = [TRAINING, *dict.fromkeys(shown.values()), *([_OTHER] if has_others else [])]
     return day_charts.stacked_days(
-        [(words, dict(amounts[words])) for words in (f"{begin:{form}}" for begin in begins)], series=names
+        [(words, dict(amounts[words])) for words in (date_format(begin, form) for begin in begins)], series=names
     )
 
 

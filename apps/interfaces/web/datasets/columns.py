@@ -118,7 +118,7 @@ def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, object]:
     return {
         "version": version,
         "mapping": mapping,
-        "formats": [(str(format), label) for format, label in LABELS.items()],
+        "formats": [(str(format), translated(label)) for format, label in LABELS.items()],
         "fields": [
             {
                 "name": field.name,

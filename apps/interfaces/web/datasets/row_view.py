@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
+from django.utils.translation import gettext
+
 from apps.contracts.chat import ChatRenderer, ChatRow, PreferenceRow, RenderedRow, Row, TextRow, TrainOn
 
 SHOWN_TOKENS = 2_000
@@ -106,7 +108,7 @@ def row_view(
 def _both(chosen: RowView, rejected: RowView) -> RowView:
     """Join both sides of a preference: the shared turns once, then both answers, labelled."""
     last, other = chosen.turns[-1], rejected.turns[-1]
-    answers = (replace(last, role="preferred"), replace(other, role="not preferred"))
+    answers = (replace(last, role=gettext("preferred")), replace(other, role=gettext("not preferred")))
     return RowView(
         turns=(*chosen.turns[:-1], *answers),
         tokens=(chosen.tokens + rejected.tokens)[:SHOWN_TOKENS],
@@ -120,7 +122,7 @@ def _both(chosen: RowView, rejected: RowView) -> RowView:
 def _turn_spans(row: ChatRow | TextRow, text: str, controls: Sequence[Span]) -> list[tuple[str, Span]]:
     """Split the text after each message's end of turn; the template's text before a message belongs to that message."""
     if isinstance(row, TextRow):
-        return [("text", (0, len(text)))]
+        return [(gettext("text"), (0, len(text)))]
     cuts, position = [], 0
     for message in row.messages[:-1]:
         content = message.content.strip()

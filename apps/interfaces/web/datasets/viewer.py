@@ -14,6 +14,7 @@ from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
 from apps.datasets.inspection.inspector import FindingCode, hints_of
+from apps.datasets.inspection.personal_data import Hint
 from apps.datasets.inspection.search import SearchResult, search_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
@@ -49,6 +50,13 @@ FILTERS = {
     SHARED: later("In the validation file too"),
     NEARLY_SHARED: later("Nearly in the validation file"),
     HELD_OUT: later("Held out"),
+}
+_HINT_WORDS = {
+    Hint.EMAIL: later("e-mail"),
+    Hint.PHONE: later("phone"),
+    Hint.CARD: later("card"),
+    Hint.IBAN: later("iban"),
+    Hint.KEY: later("key"),
 }
 _REPEATS = {SHARED: Repeats.A_ROW, NEARLY_SHARED: Repeats.NEARLY_A_ROW}
 _REPEAT_FLAGS = {Repeats.A_ROW: later("in both"), Repeats.NEARLY_A_ROW: later("nearly in both")}
@@ -198,11 +206,11 @@ def _previews(address: Address, lines: list[int] | None) -> list[RowPreview]:
 
 def _listed(preview: RowPreview, looked: RowContext, address: Address) -> ListedRow:
     row, sides = preview.row, _sides(preview, looked.model, address.train_on)
-    flags = _flags(row, sides, looked, address) if row is not None else (("bad", "error"),)
+    flags = _flags(row, sides, looked, address) if row is not None else (("bad", gettext("error")),)
     text = _title(row) if row is not None else preview.raw
     return ListedRow(
         line=preview.line,
-        text=" ".join(text[:200].split()) or "(empty)",
+        text=" ".join(text[:200].split()) or gettext("(empty)"),
         tokens=sum(side.n_tokens for side in sides) if sides else None,
         turns=None if row is None or isinstance(row, TextRow) else len(_messages(row)),
         flags=flags,
@@ -215,11 +223,11 @@ def _flags(
 ) -> tuple[tuple[str, str], ...]:
     flags = []
     if sides is None and looked.model is not None:
-        flags.append(("bad", "error"))
+        flags.append(("bad", gettext("error")))
     if sides and max(side.n_tokens for side in sides) > address.limit and not isinstance(row, TextRow):
         nothing = not any(side.truncate(address.limit).n_trained for side in sides)
         flags.append(("warn", gettext("nothing trained") if nothing else gettext("cut")))
-    flags += [("warn", "e-mail" if hint == "email" else hint.value) for hint in sorted(hints_of(row))]
+    flags += [("warn", _HINT_WORDS[hint]) for hint in sorted(hints_of(row))]
     copy = _copy_of(row.line_number, looked)
     if copy:
         flags.append(("warn", copy))

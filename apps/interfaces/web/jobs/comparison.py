@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission
 from apps.core.errors import NotFound
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
@@ -66,16 +66,17 @@ class ComparedJob:
     def settings(self) -> dict[str, str]:
         """Return every setting in words, by its name."""
         recipe = recipe_of(self.job)
-        validation = self.job.validation_file
+        objectives = {"supervised": gettext("supervised"), "text": gettext("text")}
+        trained, validation = self.job.training_file, self.job.validation_file
         return {
-            "Base model": self.job.base_model.display_name,
-            "Dataset": f"{self.job.training_file.dataset.name}, version {self.job.training_file.number}",
-            "Validation file": validation.filename if validation else NONE,
-            "Method": method_words(self.job),
-            "Objective": recipe.objective.value,
-            "Pool": self.job.pool.name if self.job.pool else NONE,
+            gettext("Base model"): self.job.base_model.display_name,
+            gettext("Dataset"): f"{trained.dataset.name}, {translated(f'version {trained.number}')}",
+            gettext("Validation file"): validation.filename if validation else NONE,
+            gettext("Method"): method_words(self.job),
+            gettext("Objective"): objectives.get(recipe.objective.value, recipe.objective.value),
+            gettext("Pool"): self.job.pool.name if self.job.pool else NONE,
             "GPUs": number(self.job.gpu_count),
-            "Machines": number(self.job.node_count),
+            gettext("Machines"): number(self.job.node_count),
         } | {label: _words(name, getattr(recipe, name)) for name, label in NAMES.items()}
 
     def results(self) -> dict[str, str]:
@@ -85,15 +86,20 @@ class ComparedJob:
         trained = self.points("train_loss")
         report = report_of(self.job.adapter_version) if self.job.adapter_version else None
         comparisons = report.comparisons if report else ()
-        graded = {f"{label_of(each.name)}, tuned": f"{each.tuned.value:.3f}" for each in comparisons}
+        graded = {
+            gettext("{measure}, tuned").format(measure=translated(label_of(each.name))): f"{each.tuned.value:.3f}"
+            for each in comparisons
+        }
         return {
-            "Train loss at the end, smoothed": _loss(smoothed(trained)[-1][1] if trained else None),
-            "Eval loss, best": _loss(self.best_loss),
+            gettext("Train loss at the end, smoothed"): _loss(smoothed(trained)[-1][1] if trained else None),
+            gettext("Eval loss, best"): _loss(self.best_loss),
             **graded,
-            "Steps": f"{number(self.job.step)} of {number(self.job.total_steps)}",
-            "Throughput, mean tokens/s": number(round(speed)) if speed else NONE,
-            "GPU time billed": duration(self.job.billed_gpu_ms / 1000) if self.job.billed_gpu_ms else NONE,
-            "Cost": usd(self.job.cost_nano),
+            gettext("Steps"): gettext("{step} of {steps}").format(
+                step=number(self.job.step), steps=number(self.job.total_steps)
+            ),
+            gettext("Throughput, mean tokens/s"): number(round(speed)) if speed else NONE,
+            gettext("GPU time billed"): duration(self.job.billed_gpu_ms / 1000) if self.job.billed_gpu_ms else NONE,
+            gettext("Cost"): usd(self.job.cost_nano),
         }
 
 

@@ -4,12 +4,12 @@ from django.utils.translation import gettext
 
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import Comparison
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.finetuning.results.provenance import label_of, report_of
 
 _VERDICTS = {
-    "better": ("better", "ok"),
-    "worse": ("worse", "bad"),
+    "better": (later("better"), "ok"),
+    "worse": (later("worse"), "bad"),
     "level": (later("no difference"), ""),
 }  # label and tone
 
@@ -26,7 +26,7 @@ def _row(found: Comparison) -> dict[str, object]:
     verdict, tone = _VERDICTS[found.verdict]
     values = ((gettext("Base"), found.base), (gettext("Tuned"), found.tuned), (gettext("Difference"), found.difference))
     return {
-        "label": label_of(found.name),
+        "label": translated(label_of(found.name)),
         "verdict": verdict,
         "tone": tone,
         "values": [

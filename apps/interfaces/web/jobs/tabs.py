@@ -221,12 +221,12 @@ def _turns(preview: RowPreview) -> list[tuple[str, str]]:
             turns = [(str(each.role), each.content) for each in messages]
         case PreferenceRow() as row:
             turns = [(str(each.role), each.content) for each in row.prompt]
-            turns += [("preferred", each.content) for each in row.preferred]
+            turns += [(gettext("preferred"), each.content) for each in row.preferred]
             turns += [(gettext("not preferred"), each.content) for each in row.non_preferred]
         case TextRow(text=text):
-            turns = [("text", text)]
+            turns = [(gettext("text"), text)]
         case None:
-            turns = [("line", preview.raw)]
+            turns = [(gettext("line"), preview.raw)]
     return [(role, Truncator(text).chars(_SHOWN_CHARACTERS)) for role, text in turns[:_FIRST_TURNS]]
 
 

@@ -23,7 +23,7 @@ from apps.catalog.queries import inference_sku, list_active_prices, list_base_mo
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
-from apps.core.messages.translation import later
+from apps.core.messages.translation import later, translated
 from apps.core.money import rated
 from apps.datasets.queries import find_system_message
 from apps.finetuning.queries import find_training_file
@@ -35,6 +35,7 @@ from apps.playground.conversations import get_conversation
 from apps.playground.presets import get_preset, list_presets
 from apps.playground.transcripts import MAX_COLUMNS, PlaySettings, Transcript
 from apps.serving.aliases import list_aliases
+from apps.serving.models import Alias
 from apps.serving.queries import serving_states
 
 _ADAPTERS_OFFERED = 200
@@ -42,8 +43,8 @@ _FORMATS = (("", later("Text")), ("json_object", later("JSON object")), ("json_s
 _NOTES: dict[str, str] = {
     LoadState.LOADED: "",
     "cold": later("cold, the first answer waits while it loads"),
-    LoadState.FAILED: "failed",
-    LoadState.REJECTED: "refused",
+    LoadState.FAILED: later("failed"),
+    LoadState.REJECTED: later("refused"),
 }
 
 
@@ -160,8 +161,10 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
     adapters = [
         ModelOption(
             name=version.model_name,
-            label=version.adapter.name if version.number == 1 else f"{version.adapter.name}, {version.label}",
-            note=_NOTES.get(states[version.pk].state, "loading"),
+            label=version.adapter.name
+            if version.number == 1
+            else f"{version.adapter.name}, {translated(version.label)}",
+            note=_NOTES.get(states[version.pk].state, gettext("loading")),
             base_name=version.adapter.base_model.name,
             prices=prices[version.adapter.base_model_id],
             version=version,
@@ -173,7 +176,7 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
         ModelOption(
             name=alias.model_name,
             label=f"{alias.adapter.name} {alias.name}",
-            note=alias.version.label + (f", {alias.canary_percent} % canary" if alias.canary_percent else ""),
+            note=_of_alias(alias),
             base_name=alias.adapter.base_model.name,
             prices=prices[alias.adapter.base_model_id],
             version=alias.version,
@@ -182,6 +185,13 @@ def _options(organization: Organization) -> tuple[list[ModelOption], list[ModelO
         if alias.adapter.base_model_id in prices
     ]
     return bases, [*adapters, *named]
+
+
+def _of_alias(alias: Alias) -> str:
+    label = translated(alias.version.label)
+    if not alias.canary_percent:
+        return label
+    return gettext("{label}, {percent} % canary").format(label=label, percent=alias.canary_percent)
 
 
 def _million_nano(rule: PriceRule | None) -> int | None:
@@ -199,9 +209,9 @@ def _training_prompt(adapters: Iterable[ModelOption], chosen: Sequence[str]) -> 
 def _groups(bases: list[ModelOption], adapters: list[ModelOption]) -> list[dict[str, object]]:
     checkpoints = [option for option in adapters if CHECKPOINT_MARK in option.name]
     groups = {
-        "Base models": bases,
-        "Adapters": [option for option in adapters if option not in checkpoints],
-        "Checkpoints": checkpoints,
+        gettext("Base models"): bases,
+        gettext("Adapters"): [option for option in adapters if option not in checkpoints],
+        gettext("Checkpoints"): checkpoints,
     }
     return [{"label": label, "options": options} for label, options in groups.items() if options]
 

@@ -105,7 +105,7 @@ class AfterTrainingForm(forms.Form):
 
     gguf = forms.BooleanField(
         required=False,
-        label="GGUF, 16 bits",
+        label=later("GGUF, 16 bits"),
         help_text=later("The merged model as one file for llama.cpp. Not available for every architecture."),
     )
 

@@ -157,7 +157,7 @@ class RecipeForm(forms.Form):
         self.defaults = {name: choice.value for name, choice in chosen.items()}
         shown = written | kept | {"method": key or self.kind.key, "objective": self.chosen_objective.value}
         super().__init__({name: value for name, value in shown.items() if name in self.base_fields})
-        self.fields["method"].choices = [(kind.key, kind.name) for kind in self.kinds]  # type: ignore[attr-defined]
+        self.fields["method"].choices = [(kind.key, gettext(kind.name)) for kind in self.kinds]  # type: ignore[attr-defined]
         self._offer_objectives()
         self._explain(chosen.values(), limits, changed={name for name in written if shown.get(name) != written[name]})
         for name in set(shape) & set(self.fields):

@@ -38,9 +38,9 @@ def recipe_strip(plan: Plan, quoted: PoolQuote | None, *, step: str) -> list[dic
 def _method_words(kind: TrainingKind, recipe: Hyperparameters) -> tuple[str, str]:
     rate = gettext("rate %(learning_rate)s") % {"learning_rate": f"{recipe.learning_rate:g}"}
     if recipe.method is Method.FULL:
-        return kind.name, gettext("every weight, %(rate)s") % {"rate": rate}
+        return gettext(kind.name), gettext("every weight, %(rate)s") % {"rate": rate}
     scaled = " / √rank" if recipe.use_rslora else ""
-    return gettext("%(method)s, rank %(rank)s") % {"method": kind.name, "rank": recipe.lora_rank}, gettext(
+    return gettext("%(method)s, rank %(rank)s") % {"method": gettext(kind.name), "rank": recipe.lora_rank}, gettext(
         "alpha %(lora_alpha)s%(scaled)s, %(rate)s"
     ) % {
         "lora_alpha": recipe.lora_alpha,

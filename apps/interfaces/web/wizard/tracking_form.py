@@ -12,7 +12,7 @@ from apps.finetuning.recipes.stored_requests import StoredRequest
 class TrackingForm(forms.Form):
     """A project for each tracker whose key is stored. If a field is empty, the job does not report to that tracker."""
 
-    wandb = forms.CharField(required=False, max_length=128, label="W&B project")
+    wandb = forms.CharField(required=False, max_length=128, label=later("W&B project"))
     mlflow = forms.CharField(required=False, max_length=128, label=later("MLflow experiment"))
 
     def __init__(self, given: Mapping[str, str], *, stored: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from django.utils.translation import gettext
 
 from apps.core.database.search import with_words
+from apps.core.messages.translation import translated
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest
@@ -26,7 +27,7 @@ def dataset_context(request: OrganizationRequest, plan: Plan) -> StepContext:
             "q": request.GET.get("q", ""),
             "chosen": chosen,
             "validation_options": [
-                (version.pk, f"{version.dataset.name}, version {version.number}: {version.filename}")
+                (version.pk, f"{version.dataset.name}, {translated(f'version {version.number}')}: {version.filename}")
                 for version in ready
             ],
             "needs": gettext("Needs a base model") if chosen else gettext("Needs a dataset"),

@@ -5,6 +5,7 @@ from django.utils.translation import gettext
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Method
+from apps.core.messages.translation import translated
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 
@@ -47,7 +48,7 @@ def _continued(plan: Plan, chosen: str) -> list[dict[str, object]]:
     found: list[dict[str, object]] = [
         {
             "name": version.model_name,
-            "title": f"{version.adapter.name}, {version.label}",
+            "title": f"{version.adapter.name}, {translated(version.label)}",
             "base": version.adapter.base_model.display_name,
             "made": version.created_at,
         }

@@ -24,7 +24,7 @@ FILES = {
     "adapter": later("Adapter"),
     "model": later("Model, 16 bits"),
     "merged_16bit": later("Merged model, 16 bits"),
-    "gguf": "GGUF, 16 bits",
+    "gguf": later("GGUF, 16 bits"),
 }
 
 
@@ -107,7 +107,11 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
     }
     return [
         objective.get(form.chosen_objective) or (gettext("Preference method"), form.chosen_objective.upper(), False),
-        (gettext("Method"), f"{form.kind.name}, NF4" if recipe.quantization else form.kind.name, False),
+        (
+            gettext("Method"),
+            f"{gettext(form.kind.name)}, NF4" if recipe.quantization else gettext(form.kind.name),
+            False,
+        ),
         (gettext("Epochs"), str(recipe.epochs), "epochs" in changed),
         (gettext("Learning rate"), f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
         (gettext("Early stopping"), value_in_words("early_stopping_patience", recipe.early_stopping_patience), False),
