@@ -109,7 +109,7 @@ def _parts(request: OrganizationRequest, model: str, period: Period) -> list[Tra
 def _times(parts: Sequence[TrafficSum], period: Period) -> list[str]:
     is_one_day = period.until - period.since <= datetime.timedelta(days=1)
     form = gettext("j M") if period.step == "day" else "H:i" if is_one_day else gettext("j M H:i")
-    return [date_format(each.at, form) for each in parts]
+    return [date_format(each.at, form) for each in parts if each.at]
 
 
 def _request_plot(parts: Sequence[TrafficSum], period: Period) -> Days:
