@@ -13,8 +13,9 @@
     for (let tries = 0; ; tries += 1) {
       if (run.stopped) throw new Stopped();
       try {
-        const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body), headers: { ...run.headers, "Content-Type": "application/json" } };
-        const response = await fetch(url, { ...options, signal: run.abort.signal });
+        const options = body === undefined ? {} : { method: "POST", body: JSON.stringify(body) };
+        const headers = { ...run.headers, Accept: "application/json", "Content-Type": "application/json" };
+        const response = await fetch(url, { ...options, headers, signal: run.abort.signal });
         const type = response.headers.get("Content-Type") ?? "";
         if (response.ok && type.includes("json")) return await response.json();
         if (response.status < 500 && response.status !== 429) throw new Refused(type.includes("json") ? (await response.json()).error?.message : run.words.failed.replace("{status}", response.status));

@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from django_htmx.http import HttpResponseClientRedirect
 
 from apps.core.errors import DomainError, NotFound, PermissionDenied
-from apps.core.http.asgi import error_headers, error_page
+from apps.core.http.asgi import error_headers, error_page, error_response
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,10 @@ def _page_of_form(request: HttpRequest) -> str:
 
 
 def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message."""
+    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message.
+
+    A script that asks for JSON gets the message as JSON.
+    """
     try:
         return run()
     except NotFound as error:
@@ -78,6 +81,8 @@ def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpRes
         )
         return error_page(request, 400, message=text)
     except DomainError as error:
+        if request.get_preferred_type(["text/html", "application/json"]) == "application/json":  # of a script
+            return error_response(error)
         page = error_page(request, int(error.status), message=error.message)
         for name, value in error_headers(error).items():
             page.headers[name] = value
