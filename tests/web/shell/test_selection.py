@@ -10,6 +10,7 @@ from apps.accounts.members.projects import create_project
 from apps.accounts.models import Invitation, Membership, Organization, Project, User
 from apps.core.database.clock import db_now
 from tests.factories.accounts import make_organization
+from tests.factories.finetuning import TrainingSetup
 from tests.support.pages import text
 
 pytestmark = pytest.mark.django_db
@@ -103,6 +104,19 @@ def test_an_upload_goes_on_while_its_person_chooses_another_project(browser: Cli
     assert browser.get(f"{place}/{begun['id']}", headers=headers).status_code == 200
     assert send("sign", numbers=[1]) == 200
     assert send("cancel") == 200
+
+
+def test_the_page_of_a_job_follows_it_while_its_reader_chooses_another_project(
+    browser: Client, project: Project, floor: TrainingSetup
+) -> None:
+    job = floor.job()
+    headers = {"HX-Request": "true", "X-Selection": selection_on(browser, f"/jobs/{job.pk}")}
+    browser.post("/projects/choose", {"project": project.pk})
+
+    assert browser.get(f"/jobs/{job.pk}", headers=headers).status_code == 200
+    assert browser.get(f"/jobs/{job.pk}/stream", headers=headers).status_code == 200
+    switch(browser, "Beta")
+    assert browser.get(f"/jobs/{job.pk}/stream", headers=headers).status_code == 400
 
 
 def test_a_page_of_an_organization_that_its_reader_left_sends_nobody_back(browser: Client, alice: User) -> None:

@@ -76,7 +76,7 @@ def organization_view(
 
     The whole view is one transaction, so an error undoes its changes. A POST to a sensitive view asks for the password
     again if the person signed in some time ago. A page of another selection is refused; of another project only unless
-    the view `is_of_any_project`: it chooses the project, or goes on with work that has one.
+    the view `is_of_any_project`: it chooses the project, or is about one object, whose project stays.
     """
 
     def decorate(view: Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]) -> View:
