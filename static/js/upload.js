@@ -66,7 +66,7 @@
     xhr.onabort = () => idle(form);
     $("[data-upload-cancel]", form).onclick = () => xhr.abort();
     xhr.open("POST", form.action);
-    xhr.setRequestHeader("Accept", "text/html, application/json");
+    xhr.setRequestHeader("Accept", "application/json, text/html");
     xhr.send(new FormData(form));
   };
 

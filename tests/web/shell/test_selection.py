@@ -7,9 +7,10 @@ import pytest
 from django.test import Client
 
 from apps.accounts.members.projects import create_project
-from apps.accounts.models import Invitation, Organization, Project, User
+from apps.accounts.models import Invitation, Membership, Organization, Project, User
 from apps.core.database.clock import db_now
 from tests.factories.accounts import make_organization
+from tests.factories.finetuning import TrainingSetup
 from tests.support.pages import text
 
 pytestmark = pytest.mark.django_db
@@ -73,6 +74,60 @@ def test_the_playground_gets_no_token_for_another_organization(browser: Client) 
     switch(browser, "Beta")
 
     assert browser.post(address, content_type="application/json").status_code == 400
+
+
+def test_a_script_is_told_why_it_was_refused(browser: Client) -> None:
+    selection = selection_on(browser, "/jobs")
+    switch(browser, "Beta")
+    headers = {"X-Selection": selection}
+    body = {"filename": "rows.jsonl", "bytes": 100}
+
+    for accept in ("application/json", "application/json, text/html"):
+        asked = headers | {"Accept": accept}
+        refused = browser.post("/datasets/uploads", body, content_type="application/json", headers=asked)
+
+        assert refused.status_code == 400
+        assert "This page is from Acme" in refused.json()["error"]["message"]
+
+
+def test_an_upload_goes_on_while_its_person_chooses_another_project(browser: Client, project: Project) -> None:
+    headers = {"X-Selection": selection_on(browser, "/datasets/upload")}
+    body = {"filename": "rows.jsonl", "bytes": 100}
+    place = "/datasets/uploads"
+    begun = browser.post(place, body, content_type="application/json", headers=headers).json()
+    browser.post("/projects/choose", {"project": project.pk})
+
+    def send(step: str, **sent: object) -> int:
+        address = f"{place}/{begun['id']}/{step}"
+        return browser.post(address, sent, content_type="application/json", headers=headers).status_code
+
+    assert browser.get(f"{place}/{begun['id']}", headers=headers).status_code == 200
+    assert send("sign", numbers=[1]) == 200
+    assert send("cancel") == 200
+
+
+def test_the_page_of_a_job_follows_it_while_its_reader_chooses_another_project(
+    browser: Client, project: Project, floor: TrainingSetup
+) -> None:
+    job = floor.job()
+    headers = {"HX-Request": "true", "X-Selection": selection_on(browser, f"/jobs/{job.pk}")}
+    browser.post("/projects/choose", {"project": project.pk})
+
+    assert browser.get(f"/jobs/{job.pk}", headers=headers).status_code == 200
+    assert browser.get(f"/jobs/{job.pk}/stream", headers=headers).status_code == 200
+    switch(browser, "Beta")
+    assert browser.get(f"/jobs/{job.pk}/stream", headers=headers).status_code == 400
+
+
+def test_a_page_of_an_organization_that_its_reader_left_sends_nobody_back(browser: Client, alice: User) -> None:
+    form = {"selection": selection_on(browser, "/members"), "email": "new@example.com", "role": "member"}
+    Membership.objects.filter(user=alice, organization__name="Acme").delete()
+
+    refused = browser.post("/members/invite", form)
+
+    assert refused.status_code == 400 and not Invitation.objects.exists()
+    assert "from another organization, in which you do not work now" in text(refused)
+    assert "Switch back" not in text(refused)
 
 
 def test_work_goes_to_no_project_that_the_page_did_not_have(browser: Client, project: Project) -> None:

@@ -111,7 +111,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 
 
 @require_POST
-@organization_view(Permission.VIEW, may_change_project=True)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def choose(request: OrganizationRequest) -> HttpResponse:
     """Work in a project from now on, or in all of them."""
     chosen = request.POST.get("project", "")

@@ -45,7 +45,7 @@ CHANGING = ("waiting", "loading")
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def detail(request: OrganizationRequest, version_id: str) -> HttpResponse:
     """Show one version. While its state changes or an export is made, htmx requests only that part."""
     version = queries.get_version(organization=request.organization, id=version_id)

@@ -87,7 +87,7 @@ def _exported(batch: Batch) -> tuple[object, ...]:
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def detail(request: OrganizationRequest, batch_id: str) -> HttpResponse:
     """Show one batch. htmx reloads its state until it has ended."""
     batch = queries.get_batch(organization=request.organization, id=batch_id)

@@ -91,7 +91,7 @@ class FileCheck:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Show a file. htmx gets the part it asks for.
 

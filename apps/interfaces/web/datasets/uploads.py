@@ -58,14 +58,14 @@ def create(request: OrganizationRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD"])
-@organization_view(Permission.DATASET_WRITE)
+@organization_view(Permission.DATASET_WRITE, is_of_any_project=True)
 def state(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return the plan and the numbers of the parts received."""
     return JsonResponse(_plan(uploads.get_upload(organization=request.organization, id=upload_id)))
 
 
 @require_POST
-@organization_view(Permission.DATASET_WRITE)
+@organization_view(Permission.DATASET_WRITE, is_of_any_project=True)
 def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return a signed address for each requested part, valid for minutes."""
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
@@ -77,7 +77,7 @@ def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
 
 
 @require_POST
-@organization_view(Permission.DATASET_WRITE)
+@organization_view(Permission.DATASET_WRITE, is_of_any_project=True)
 def complete(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Join the parts into a file and return the address of its page."""
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
@@ -93,7 +93,7 @@ def complete(request: OrganizationRequest, upload_id: str) -> HttpResponse:
 
 
 @require_POST
-@organization_view(Permission.DATASET_WRITE)
+@organization_view(Permission.DATASET_WRITE, is_of_any_project=True)
 def cancel(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:

@@ -60,7 +60,7 @@ class RunStep:
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpResponse:
     """Show a run with its items. htmx reloads its state until it has ended."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)

@@ -75,7 +75,7 @@ def _exported(one: Eval) -> tuple[object, ...]:
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     """Show an eval with its latest runs. htmx reloads them until all have ended."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)

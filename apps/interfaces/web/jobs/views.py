@@ -58,7 +58,7 @@ class ShownPhase:
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Show one job with the tab of the address. While it is live, htmx reloads its state and the tab's new content."""
     job = queries.get_job(organization=request.organization, id=job_id)
@@ -83,7 +83,7 @@ def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def chart(request: OrganizationRequest, job_id: str) -> JsonResponse:
     """Return the curves so far: {"x", "series", "total", "epochs", "checkpoints", "best"}."""
     job = queries.get_job(organization=request.organization, id=job_id)
@@ -106,7 +106,7 @@ def stream(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
 
 
 @require_safe
-@organization_view(Permission.VIEW)
+@organization_view(Permission.VIEW, is_of_any_project=True)
 def _open_stream(request: OrganizationRequest, job_id: str) -> HttpResponse:
     """Authorise in a separate transaction, so that a watcher holds no connection."""
     queries.get_job(organization=request.organization, id=job_id, related=("price_rule",))

@@ -70,13 +70,13 @@ def person_view(view: Callable[Concatenate[PersonRequest, P], HttpResponseBase])
 
 
 def organization_view(
-    permission: Permission, *, is_sensitive: bool = False, may_change_project: bool = False
+    permission: Permission, *, is_sensitive: bool = False, is_of_any_project: bool = False
 ) -> Callable[[Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]], View]:
     """Require membership with `permission`; the view sees only the rows of its request's organization.
 
     The whole view is one transaction, so an error undoes its changes. A POST to a sensitive view asks for the password
     again if the person signed in some time ago. A page of another selection is refused; of another project only unless
-    the view `may_change_project`.
+    the view `is_of_any_project`: it chooses the project, or is about one object, whose project stays.
     """
 
     def decorate(view: Callable[Concatenate[OrganizationRequest, P], HttpResponseBase]) -> View:
@@ -87,7 +87,7 @@ def organization_view(
             if is_sensitive and request.method == "POST":
                 require_recent_sign_in(request)
             run = partial(view, cast(OrganizationRequest, request), *args, **kwargs)
-            return answer(request, partial(_as_member, request, permission, run, may_change_project))
+            return answer(request, partial(_as_member, request, permission, run, is_of_any_project))
 
         guarded.access = Access("organization", permission)  # type: ignore[attr-defined]
         return guarded
@@ -115,7 +115,7 @@ def selection_of(request: OrganizationRequest) -> str:
     return f"{request.organization.pk}/{request.session.get(SESSION_PROJECT, '')}"
 
 
-def _require_selection(request: OrganizationRequest, *, may_change_project: bool) -> None:
+def _require_selection(request: OrganizationRequest, *, is_of_any_project: bool) -> None:
     """Raise InvalidState if the request is from a page of another selection. One that names none is from no page."""
     named = (
         request.headers.get(_SELECTION_HEADER)
@@ -128,14 +128,18 @@ def _require_selection(request: OrganizationRequest, *, may_change_project: bool
     old, new = named.partition("/")[0], present.partition("/")[0]
     if old != new:
         names = {each.organization_id: each.organization.name for each in request.memberships}
+        if old not in names:
+            raise InvalidState(
+                gettext("This page is from another organization, in which you do not work now. Nothing was changed.")
+            )
         raise InvalidState(
             gettext(
                 "This page is from %(old)s, but you work in %(new)s now. Nothing was changed. Switch back to %(old)s, "
                 "return to the page and try again."
             )
-            % {"old": names.get(old, gettext("another organization")), "new": names[new]}
+            % {"old": names[old], "new": names[new]}
         )
-    if not may_change_project:
+    if not is_of_any_project:
         raise InvalidState(
             gettext("You chose another project after you opened this page. Nothing was changed. Reload the page.")
         )
@@ -147,7 +151,7 @@ def _as_person(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> Htt
 
 
 def _as_member(
-    request: HttpRequest, permission: Permission, run: Callable[[], HttpResponseBase], may_change_project: bool
+    request: HttpRequest, permission: Permission, run: Callable[[], HttpResponseBase], is_of_any_project: bool
 ) -> HttpResponseBase:
     with _entering(request) as membership:
         if membership is None:
@@ -162,7 +166,7 @@ def _as_member(
                 gettext("You see what viewers of the organization see, and this page is not for them.")
             )
         require(membership, permission)
-        _require_selection(cast(OrganizationRequest, request), may_change_project=may_change_project)
+        _require_selection(cast(OrganizationRequest, request), is_of_any_project=is_of_any_project)
         with seeing(sight_of_member(membership)):
             return run()
 
