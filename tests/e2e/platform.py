@@ -187,6 +187,13 @@ class Platform:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def answers(self) -> bool:
+        """Return whether the web server, the database and Redis answer a customer."""
+        try:
+            return self.native.get("/me").is_success
+        except httpx.TransportError:
+            return False
+
     def pause(self, job_id: str) -> None:
         """Pause a job that trains. Its child stands still until it is told, or a fast machine would finish before."""
         child = self._training_child()

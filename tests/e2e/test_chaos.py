@@ -48,6 +48,7 @@ def test_a_job_survives(platform: Platform, file_id: str, process: str, point: s
     until(lambda: REACHED[point](platform, job_id), 200, f"the job did not get to {point!r}")
 
     platform.kill(process)
+    until(platform.answers, 120, "the dashboard and the API did not come back")
     job = platform.wait_for_end(job_id, 400)
 
     assert job.status == "succeeded", job.error
