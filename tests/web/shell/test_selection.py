@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
-from apps.accounts.members.projects import create_project
+from apps.accounts.members.projects import archive_project, create_project
 from apps.accounts.models import Invitation, Membership, Organization, Project, User
 from apps.core.database.clock import db_now
+from apps.datasets.models import Dataset
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import TrainingSetup
 from tests.support.pages import text
@@ -141,6 +142,20 @@ def test_work_goes_to_no_project_that_the_page_did_not_have(browser: Client, pro
 
     assert refused.status_code == 400 and "You chose another project" in text(refused)
     assert browser.post("/projects/choose", choose | {"project": ""}).status_code == 302
+
+
+def test_work_of_a_project_that_is_archived_meanwhile_goes_to_no_other(
+    browser: Client, organization: Organization, project: Project, alice: User
+) -> None:
+    browser.post("/projects/choose", {"project": project.pk})
+    archive_project(organization=organization, id=project.pk, by=alice, now=db_now())
+    body = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+
+    refused = browser.post("/playground/rows", body, content_type="application/json")
+
+    assert refused.status_code == 400 and not Dataset.objects.exists()
+    assert "is archived or hidden from you now" in refused.json()["error"]["message"]
+    assert browser.post("/playground/rows", body, content_type="application/json").status_code == 200
 
 
 def test_a_form_sent_to_an_address_for_json_is_refused(browser: Client) -> None:

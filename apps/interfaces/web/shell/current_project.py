@@ -4,9 +4,11 @@ from typing import TypeVar
 
 from django import forms
 from django.db.models import Model, QuerySet
+from django.utils.translation import gettext
 
 from apps.accounts.members.projects import get_project, list_projects
 from apps.accounts.models import Project, default_project_id
+from apps.core.errors import InvalidState
 from apps.interfaces.web.shell.access import SESSION_PROJECT, OrganizationRequest
 
 Row = TypeVar("Row", bound=Model)
@@ -24,9 +26,20 @@ def of_project(project: Project | None, rows: QuerySet[Row], *, field: str = "pr
 
 
 def project_of_new_work(request: OrganizationRequest) -> Project:
-    """Return the project for new work of the person: the chosen one, or else the default project."""
-    default = default_project_id(request.organization)
-    return find_current_project(request) or get_project(organization=request.organization, id=default)
+    """Return the project for new work of the person: the chosen one, or else the default project.
+
+    Raises InvalidState if the chosen one was archived or hidden since the page was opened: all would see the work.
+    """
+    if found := find_current_project(request):
+        return found
+    if request.method == "POST" and request.session.get(SESSION_PROJECT):
+        choose_project(request, None)
+        raise InvalidState(
+            gettext(
+                "The project of this page is archived or hidden from you now. Nothing was changed. Reload the page."
+            )
+        )
+    return get_project(organization=request.organization, id=default_project_id(request.organization))
 
 
 def offer_projects(request: OrganizationRequest, field: forms.Field) -> None:
