@@ -5,6 +5,7 @@ import re
 import pytest
 from django.db import transaction
 
+from apps.accounts.members.projects import archive_project, create_project
 from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.operations import set_price
@@ -97,6 +98,19 @@ def test_an_eval_of_two_models_starts_after_its_price_was_shown(rows, client_for
     assert confirmed(other) != confirmed(page), "the same values can be started again, after their price was shown"
     forged = {"confirmed": re.sub(r"^\w+", new_ulid(), confirmed(page)["confirmed"])}
     assert "Start 2 runs" in text(browser.post(NEW, sent | forged)) and Eval.objects.count() == 1
+
+
+def test_an_eval_of_a_project_that_is_archived_meanwhile_goes_to_no_other(rows, client_for, alice, organization):
+    project = create_project(organization=organization, name="Bots", is_private=False, by=alice, now=db_now())
+    browser, sent = client_for(alice), form(rows)
+    browser.post("/projects/choose", {"project": project.pk})
+    price = confirmed(text(browser.post(NEW, sent)))
+    archive_project(organization=organization, id=project.pk, by=alice, now=db_now())
+
+    refused = text(browser.post(NEW, sent | price))
+
+    assert "is archived or hidden from you now" in refused and 'value="cards"' in refused
+    assert not Eval.objects.exists()
 
 
 @pytest.mark.slow

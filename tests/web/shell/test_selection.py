@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 
 from apps.accounts.members.projects import archive_project, create_project
-from apps.accounts.models import Invitation, Membership, Organization, Project, User
+from apps.accounts.models import ApiKey, Invitation, Membership, Organization, Project, User
 from apps.core.database.clock import db_now
 from apps.datasets.models import Dataset
 from tests.factories.accounts import make_organization
@@ -15,6 +15,7 @@ from tests.factories.finetuning import TrainingSetup
 from tests.support.pages import text
 
 pytestmark = pytest.mark.django_db
+STEPS_BEFORE = ("prepare", "rehearse")
 POLL = {"HX-Request": "true", "HX-Target": "jobs"}
 
 
@@ -144,18 +145,35 @@ def test_work_goes_to_no_project_that_the_page_did_not_have(browser: Client, pro
     assert browser.post("/projects/choose", choose | {"project": ""}).status_code == 302
 
 
+@pytest.mark.parametrize("address", ["/playground/rows", "/playground/token"])
 def test_work_of_a_project_that_is_archived_meanwhile_goes_to_no_other(
-    browser: Client, organization: Organization, project: Project, alice: User
+    address: str, browser: Client, organization: Organization, project: Project, alice: User
 ) -> None:
     browser.post("/projects/choose", {"project": project.pk})
     archive_project(organization=organization, id=project.pk, by=alice, now=db_now())
     body = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
-    refused = browser.post("/playground/rows", body, content_type="application/json")
+    refused = browser.post(address, body, content_type="application/json")
 
-    assert refused.status_code == 400 and not Dataset.objects.exists()
+    assert refused.status_code == 400
+    assert not Dataset.objects.exists() and not ApiKey.objects.exists()
     assert "is archived or hidden from you now" in refused.json()["error"]["message"]
-    assert browser.post("/playground/rows", body, content_type="application/json").status_code == 200
+    assert browser.post(address, body, content_type="application/json").status_code == 200
+
+
+@pytest.mark.parametrize("address", ["/jobs/new", "/first-job"])
+def test_a_job_of_a_project_that_is_archived_meanwhile_is_refused_where_it_is_seen(
+    address: str, browser: Client, organization: Organization, project: Project, alice: User
+) -> None:
+    browser.post("/projects/choose", {"project": project.pk})
+    archive_project(organization=organization, id=project.pk, by=alice, now=db_now())
+    in_background = [browser.post(f"/jobs/new/{each}", headers={"HX-Request": "true"}) for each in STEPS_BEFORE]
+
+    refused = browser.post(address, {"once": "1", "cap_nano": "0"}, follow=True)
+
+    assert all("is archived" not in text(each) for each in in_background)
+    assert "is archived or hidden from you now" in text(refused)
+    assert "is archived" not in text(browser.post(address, {"once": "1", "cap_nano": "0"}, follow=True))
 
 
 def test_a_form_sent_to_an_address_for_json_is_refused(browser: Client) -> None:

@@ -21,7 +21,7 @@ from apps.interfaces.web.evals.criteria_forms import CriteriaForms
 from apps.interfaces.web.evals.models_offered import list_models
 from apps.interfaces.web.evals.run_forms import EvalForm, RunForm, can_run_again
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import project_of_new_work
 from apps.serving.evals import operations, queries
 from apps.serving.evals.criteria import PairwiseCriterion, SentCriterion
 from apps.serving.evals.models import Eval
@@ -192,7 +192,7 @@ def _create(request: OrganizationRequest, form: RunForm, criteria: CriteriaForms
         criteria=criteria.criteria,
         metadata={},
         by=request.membership.user_id,
-        project=project.pk if (project := find_current_project(request)) else "",
+        project=project_of_new_work(request).pk,
     )
 
 

@@ -30,7 +30,7 @@ from apps.finetuning.queries import find_training_file
 from apps.interfaces.web.playground.saved import PresetForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import chat_samples
-from apps.interfaces.web.shell.current_project import find_current_project
+from apps.interfaces.web.shell.current_project import project_of_new_work
 from apps.playground.conversations import get_conversation
 from apps.playground.presets import get_preset, list_presets
 from apps.playground.transcripts import MAX_COLUMNS, PlaySettings, Transcript
@@ -133,8 +133,8 @@ def token(request: OrganizationRequest) -> JsonResponse:
     """Create the browser's own key: inference only, valid for minutes, metered and limited like any other."""
     now = db_now()
     try:
-        project = find_current_project(request)
-        issued = issue_member_token(membership=request.membership, now=now, project_id=project.pk if project else "")
+        project = project_of_new_work(request)
+        issued = issue_member_token(membership=request.membership, now=now, project_id=project.pk)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
     expires_at = issued.key.expires_at

@@ -25,21 +25,26 @@ def of_project(project: Project | None, rows: QuerySet[Row], *, field: str = "pr
     return rows.filter(**{field: project}) if project else rows
 
 
-def project_of_new_work(request: OrganizationRequest) -> Project:
-    """Return the project for new work of the person: the chosen one, or else the default project.
+def project_or_default(request: OrganizationRequest) -> Project:
+    """Return the chosen project, or else the default project. What a form creates needs `project_of_new_work`."""
+    default = default_project_id(request.organization)
+    return find_current_project(request) or get_project(organization=request.organization, id=default)
 
-    Raises InvalidState if the chosen one was archived or hidden since the page was opened: all would see the work.
+
+def project_of_new_work(request: OrganizationRequest) -> Project:
+    """Return the project of what a form creates: the chosen one, or else the default project.
+
+    Raises InvalidState once if the chosen one was archived or hidden since the page was opened: all would see the work.
+    The next form works in the default project, so call this only where the person sees the refusal.
     """
-    if found := find_current_project(request):
-        return found
-    if request.method == "POST" and request.session.get(SESSION_PROJECT):
+    if request.session.get(SESSION_PROJECT) and find_current_project(request) is None:
         choose_project(request, None)
         raise InvalidState(
             gettext(
                 "The project of this page is archived or hidden from you now. Nothing was changed. Reload the page."
             )
         )
-    return get_project(organization=request.organization, id=default_project_id(request.organization))
+    return project_or_default(request)
 
 
 def offer_projects(request: OrganizationRequest, field: forms.Field) -> None:

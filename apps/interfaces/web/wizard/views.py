@@ -2,7 +2,7 @@
 
 import re
 
-from django.http import HttpResponse, QueryDict
+from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
@@ -17,7 +17,7 @@ from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import project_of_new_work
+from apps.interfaces.web.shell.current_project import project_of_new_work, project_or_default
 from apps.interfaces.web.wizard.draft import Draft
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_strip import recipe_strip
@@ -42,9 +42,9 @@ _NAMES = {
 @organization_view(Permission.JOB_WRITE)
 def new(request: OrganizationRequest) -> HttpResponse:
     """Show the step that the address has reached; a POST launches the reviewed job."""
-    plan = _plan(request, request.POST if request.method == "POST" else request.GET)
     if request.method == "POST":
-        return _launch(request, plan)
+        return _launch(request, Plan(request.organization, Draft.of(request.POST), project_of_new_work(request)))
+    plan = _plan(request)
     response = _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
@@ -54,10 +54,10 @@ def new(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def prepare(request: OrganizationRequest) -> HttpResponse:
     """Count and compare the files that the address names, or have tasks do it. Then show the step of the address."""
-    plan = _plan(request, request.GET)
+    plan = _plan(request)
     if plan.version is not None:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
-    plan = _plan(request, request.GET)  # as it is now
+    plan = _plan(request)  # as it is now
     return _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
 
 
@@ -65,7 +65,7 @@ def prepare(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def rehearse(request: OrganizationRequest) -> HttpResponse:
     """Request the rehearsed memory of the reviewed plan, and show it once a worker has reported it."""
-    plan = _plan(request, request.GET)
+    plan = _plan(request)
     quoted = named_quote(plan, quotes_of(plan)[0])
     rehearsal = quoted.rehearsal if quoted else None
     is_coming = False
@@ -79,8 +79,9 @@ def rehearse(request: OrganizationRequest) -> HttpResponse:
     return response
 
 
-def _plan(request: OrganizationRequest, query: QueryDict) -> Plan:
-    return Plan(request.organization, Draft.of(query), project_of_new_work(request))
+def _plan(request: OrganizationRequest) -> Plan:
+    """Return the plan of the address."""
+    return Plan(request.organization, Draft.of(request.GET), project_or_default(request))
 
 
 def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
