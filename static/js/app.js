@@ -35,6 +35,19 @@
     document.dispatchEvent(new CustomEvent("themechange"));
   });
 
+  // --- a page outlives a sign-in in another tab: its forms send the token of that sign-in, which the cookie has ---
+  const token = () => document.cookie.match(/csrf\w*=(\w+)/)?.[1];
+  document.addEventListener("submit", (e) => {
+    const field = e.target.elements.csrfmiddlewaretoken;
+    if (field && token()) field.value = token();
+  }, true);
+  document.addEventListener("htmx:config:request", (e) => {
+    const { body, headers } = e.detail.ctx.request;
+    if (!token() || !headers["X-CSRFToken"]) return;
+    headers["X-CSRFToken"] = token();
+    if (body?.has?.("csrfmiddlewaretoken")) body.set("csrfmiddlewaretoken", token());
+  });
+
   // --- polls: what is pressed stays, because a button that is replaced gets no click ---
   document.addEventListener("htmx:before:swap", (e) => { if (e.target.matches("[hx-trigger*=every]:active")) e.preventDefault(); });
 

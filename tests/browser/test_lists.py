@@ -72,3 +72,19 @@ def test_a_day_is_written_as_the_language_of_the_page_writes_it(
 
     expect(shown).to_have_text([day])
     expect(shown).to_have_attribute("data-local", "1")
+
+
+def test_a_form_typed_before_a_new_sign_in_is_sent_after_it(open_page: Open, lists: Organization, alice: User) -> None:
+    page = open_page("/datasets?q=ca", user=alice)
+    page.get_by_text("Save this view").click()
+    page.locator("form [name=name]").fill("Of support")
+    criteria = page.context.new_page()
+    criteria.goto("/evals/new")
+
+    page.context.clear_cookies(name="csrftoken")
+    page.context.add_cookies([{"name": "csrftoken", "value": "n" * 32, "url": page.url}])  # as a sign-in renews it
+    criteria.get_by_role("button", name="Add a criterion").click()
+    page.get_by_role("button", name="Save", exact=True).click()
+
+    expect(criteria.locator('[name$="-kind"]')).to_have_count(2)
+    expect(page.get_by_role("link", name="Of support", exact=True)).to_be_visible()
