@@ -151,7 +151,7 @@ STATEMENTS: dict[str, int] = {
     "web:job_new review": 28,
     "web:job_retraining": 13,
     "web:job_retraining_delete": 10,
-    "web:job_retraining_edit": 17,
+    "web:job_retraining_edit": 16,
     "web:job_retraining_new": 15,
     "web:job_stream": 8,
     "web:job_tensorboard": 9,

@@ -6,6 +6,8 @@ import pytest
 
 from apps.billing.models import Hold
 from apps.datasets.models import Dataset
+from apps.finetuning.jobs.retraining.schedules import Schedule
+from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import FineTuningJob, Retraining, RetrainingPlan
 from apps.serving.models import Alias
 from tests.factories.retraining import DATASET, HELD_OUT, REGRESSION, make_plan, make_production
@@ -159,6 +161,34 @@ def test_a_plan_grades_by_the_criteria_of_its_form(job, client_for, bob):
     assert [each["type"] for each in made.testing_criteria] == ["string_check", "score_model"]
     shown = text(browser.get(f"/jobs/retraining/{made.pk}"))
     assert "Be fair." in shown and 'value="score_model" selected' in shown
+
+
+def test_the_address_fills_in_a_new_plan_and_replaces_values_of_a_kept_one(job, key, client_for, bob):
+    browser = client_for(bob)
+    second = {"criterion-1-kind": "text_similarity", "criterion-1-name": "near", "criterion-1-reference": "a&b"}
+    given = form(job, regression=REGRESSION, max_loss_points="2.5", schedule="days-45", hour_utc="17") | second
+
+    page = text(browser.get(NEW, given))
+
+    for name in ("source_job", "dataset", "held_out", "regression", "alias", "schedule", "hour_utc"):
+        assert f'value="{given[name]}" selected' in page, name
+    for words in ('value="support, weekly"', 'value="2.5"', 'value="20"', 'value="near"', 'value="a&b"'):
+        assert words in page, words
+    assert 'value="text_similarity" selected' in page and "criterion-2-kind" not in page
+    plan = make_plan(job, key, schedule=Schedule(Cadence.WEEK, 1, 5))
+    url = f"/jobs/retraining/{plan.pk}"
+    page = text(browser.get(url, {"name": "Daily", "schedule": "", "hour_utc": "99"} | second))
+    assert 'value="Daily"' in page and 'value="week-1" selected' not in page, "it was emptied"
+    assert 'value="4"' in page and 'value="text_similarity" selected' in page, "the address does not name these rows"
+    left_out = {f"criterion-0-{name}": value for name, value in {"kind": "string_check", "name": "exact"}.items()}
+    kept = text(browser.get(url, left_out))
+    other = text(browser.get(url, left_out | {"criterion-0-kind": "text_similarity", "criterion-0-name": "x"}))
+    assert 'value="{{item.reference}}"' in kept and 'value="eq" selected' in kept
+    assert 'value="fuzzy_match" selected' not in other and "criterion-0-operation" not in other
+    unchanged = RetrainingPlan.objects.get()
+    assert (unchanged.name, unchanged.cadence_value, unchanged.testing_criteria) == (
+        plan.name, plan.cadence_value, plan.testing_criteria,
+    )  # fmt: skip
 
 
 @pytest.mark.slow

@@ -27,7 +27,8 @@ def file_id(floor) -> str:
 @together_or_alone
 def test_no_query_breaks_a_page(alone, browser, floor, file_id) -> None:
     wizard = {"training_file": file_id, "model": "anneal-demo", "step": "compute"}
-    chosen = {"/jobs/new": wizard, "/jobs/{job}": {"tab": "log"}}
+    criteria = {"criterion-0-kind": "json", "criterion-1-kind": "score_model"}
+    chosen = {"/jobs/new": wizard, "/jobs/{job}": {"tab": "log"}, "/evals/new": criteria}
     job = floor.job()
     for page, names in PAGES:
         for query in _inputs(names, alone):

@@ -213,12 +213,39 @@ def test_a_run_is_followed_canceled_and_repeated_on_another_model(
     assert "Start run" in price and browser.post(again, {"model": OTHER} | confirmed(price)).status_code == 302
     second = EvalRun.objects.exclude(pk=run.pk).get()
     assert second.data_source == run.data_source | {"model": OTHER}
+    kept = text(browser.get(f"{again}&other_model={OTHER}"))
+    assert f'value="{OTHER}" selected' in kept and 'hx-trigger="change' in kept, "one model is missing"
     whole = text(browser.get(f"/evals/{run.evaluated_id}/runs/new"))
     assert 'id="id_dataset"' in whole and 'id="id_name"' not in whole
 
     monkeypatch.setattr(runs, "_effect_of", lambda row: EvalRun.objects.filter(pk=row.pk).delete() and "")
     refused = browser.post("/evals/cancel", cancel | {"run": second.pk})
     assert refused["Location"] == f"/evals/cancel?run={second.pk}", "another person deletes it at the same moment"
+
+
+def test_the_address_fills_in_the_form_of_an_eval_and_its_criteria(rows, client_for, bob):
+    browser = client_for(bob)
+    given = form(rows, EXACT | {"criterion-0-reference": "a&b"}, SCORED, other_model=OTHER, temperature="0.5")
+
+    page = text(browser.get(NEW, given | {"question": "Say\nit."}))
+
+    for chosen in (BASE_MODEL, OTHER, rows.pk, "string_check", "eq", "score_model"):
+        assert f'value="{chosen}" selected' in page, chosen
+    for words in ('value="cards"', 'value="0.5"', 'value="a&b"', "Say\nit.", "Be\nfair.", 'value="10"', 'value="7"'):
+        assert words in page, words
+    assert "criterion-2-kind" not in page and 'hx-trigger="load, change' in page, "its price is asked for at once"
+    many = {name: value for number in range(50) for name, value in criterion(number, "label_model").items()}
+    page = text(browser.get(NEW, many))
+    assert "criterion-9-kind" in page and "criterion-10-kind" not in page and "Add a criterion" not in page
+    for wrong in (
+        {"criterion-0-kind": "no"},
+        {"criterion-1-kind": "json"},
+        {"criterion-0-name": "mine"},
+        {"model": ""},
+    ):
+        page = text(browser.get(NEW, wrong))
+        assert 'value="string_check" selected' in page and 'hx-trigger="change' in page
+    assert not Eval.objects.exists()
 
 
 def test_a_run_that_ended_shows_its_rows_by_result_and_its_eval_is_deleted(rows, client_for, bob, vera, charlie, rival):

@@ -17,7 +17,7 @@ from apps.billing.queries import get_balance
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_on
 from apps.core.ids import new_ulid
-from apps.interfaces.web.evals.criteria_forms import CriteriaForms
+from apps.interfaces.web.evals.criteria_forms import CriteriaForms, criteria_in
 from apps.interfaces.web.evals.models_offered import list_models
 from apps.interfaces.web.evals.run_forms import EvalForm, RunForm, can_run_again
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -77,12 +77,15 @@ class EvalPrice:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def create(request: OrganizationRequest) -> HttpResponse:
-    """Ask for criteria, rows and models. A POST shows the price; a confirmed POST creates the eval and its runs."""
+    """Ask for criteria, rows and models; the address fills them in.
+
+    A POST shows the price; a confirmed POST creates the eval and its runs.
+    """
     models = list_models(organization=request.organization)
     sent = request.POST if request.method == "POST" else None
-    criteria = CriteriaForms(sent, models=models, initial=[{}])
+    criteria = CriteriaForms(sent, models=models, initial=criteria_in(request.GET, otherwise=[{}]))
     is_changed = sent is not None and criteria.is_changed_by(sent)
-    initial = {"model": request.GET.get("model", "").replace("\x00", "")} if sent is None else sent.dict()
+    initial = (request.GET if sent is None else sent).dict()
     form = EvalForm(None if is_changed else sent, organization=request.organization, models=models, initial=initial)
     if is_changed:
         return _answer(request, form, criteria, None, part="criteria")
@@ -95,7 +98,10 @@ def create(request: OrganizationRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
 def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
-    """Ask for a model, which `?run=` asks the same as that run. A confirmed POST starts the runs."""
+    """Ask for a model, which `?run=` asks the same as that run; the address fills in the form.
+
+    A confirmed POST starts the runs.
+    """
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
     again = queries.get_run(evaluated=evaluated, id=request.GET["run"]) if request.GET.get("run") else None
     if again is not None and not can_run_again(again):
@@ -105,6 +111,7 @@ def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
         organization=request.organization,
         models=list_models(organization=request.organization),
         again=again,
+        initial=request.GET.dict(),
     )
     graded_by = msgspec.convert(evaluated.testing_criteria, list[SentCriterion])
     price = _price(request, form, graded_by) if form.is_valid() else None

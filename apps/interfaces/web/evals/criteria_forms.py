@@ -304,17 +304,33 @@ class CriteriaForms:
         return CriterionForm(data, kind=kind, kinds=self._kinds, models=self._models, prefix=prefix, initial=initial)
 
     def _after_change(self, data: QueryDict) -> list[dict[str, object]]:
-        removed, sent = data.get("remove"), list[dict[str, object]]()
-        for number in range(_count_of(data)):
-            start = f"{_prefix(number)}-"
-            values: dict[str, object] = {
-                name.removeprefix(start): data[name] for name in data if name.startswith(start)
-            }
-            if str(number) != removed:
-                sent.append(values)
+        removed = data.get("remove")
+        sent = [values for number, values in enumerate(_sent_in(data)) if str(number) != removed]
         if "add" in data and len(sent) < self.most:
             sent.append({})
         return sent or [{}]
+
+
+def criteria_in(query: QueryDict, *, otherwise: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+    """Return the form values of the criteria in an address; `otherwise` if it has none.
+
+    An address leaves out texts that are too long for it. Those come from the same criterion of `otherwise`.
+    """
+    given = _sent_in(query)
+    if not any(given):
+        return [*otherwise]
+    known = [*otherwise, *[{}] * len(given)]
+    return [{**(base if _is_same(base, values) else {}), **values} for base, values in zip(known, given, strict=False)]
+
+
+def _is_same(base: Mapping[str, object], values: Mapping[str, object]) -> bool:
+    return all(values.get(name, base.get(name)) == base.get(name) for name in ("kind", "name"))
+
+
+def _sent_in(data: QueryDict) -> list[dict[str, object]]:
+    """Return the values of each criterion that was sent, by the names of its fields."""
+    starts = [f"{_prefix(number)}-" for number in range(_count_of(data))]
+    return [{name.removeprefix(start): data[name] for name in data if name.startswith(start)} for start in starts]
 
 
 def _prefix(number: int) -> str:

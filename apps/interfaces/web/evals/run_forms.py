@@ -95,6 +95,11 @@ class RunForm(forms.Form):
         else:
             self.fields["dataset"].choices = _files(organization)  # type: ignore[attr-defined]
 
+    @property
+    def is_filled_in(self) -> bool:
+        """Return whether the form's first values choose a model and rows, so that it has a price before any change."""
+        return not self.is_bound and all(self.initial.get(name) for name in ("model", "dataset") if name in self.fields)
+
     def clean(self) -> dict[str, object]:
         """Refuse the same model twice."""
         cleaned = with_plain_breaks(super().clean() or self.cleaned_data)

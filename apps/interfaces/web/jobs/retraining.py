@@ -94,18 +94,21 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
 def create(request: OrganizationRequest) -> HttpResponse:
-    """Ask which job to repeat; `?job=` chooses it. A POST shows the price; a confirmed POST creates the plan."""
+    """Ask which job to repeat; `?job=` chooses it, and the address fills in the form.
+
+    A POST shows the price; a confirmed POST creates the plan.
+    """
     job_id = request.GET.get("job", "").replace("\x00", "")
     job = get_job(organization=request.organization, id=job_id) if job_id else None
-    return _edit(request, PlanForm(_sent(request), organization=request.organization, job=job))
+    return _edit(request, PlanForm(_sent(request), organization=request.organization, query=request.GET, job=job))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.JOB_WRITE)
 def edit(request: OrganizationRequest, plan_id: str) -> HttpResponse:
-    """Show the plan's form. A POST shows the price; a confirmed POST changes the plan."""
+    """Show the plan's form, with the changes in the address. A POST shows the price; a confirmed POST changes it."""
     plan = plans.get_plan(organization=request.organization, id=plan_id)
-    return _edit(request, PlanForm(_sent(request), organization=request.organization, plan=plan))
+    return _edit(request, PlanForm(_sent(request), organization=request.organization, query=request.GET, plan=plan))
 
 
 def _sent(request: OrganizationRequest) -> QueryDict | None:

@@ -20,7 +20,7 @@ from apps.finetuning.jobs.retraining.plans import EXACT, PlanRequest, list_repea
 from apps.finetuning.jobs.retraining.schedules import Schedule, schedule_of
 from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import FineTuningJob, RetrainingPlan
-from apps.interfaces.web.evals.criteria_forms import CriteriaForms, values_of
+from apps.interfaces.web.evals.criteria_forms import CriteriaForms, criteria_in, values_of
 from apps.interfaces.web.evals.models_offered import list_models, name_of_alias
 from apps.serving.aliases import list_aliases
 from apps.serving.models import Alias
@@ -34,6 +34,8 @@ _Choices = list[tuple[str, Any]]
 
 class PlanForm(forms.Form):
     """A new plan, or the changes of `plan`. If `job` may be repeated, its values fill in a new plan.
+
+    Without `data`, values in `query`, the address, replace those of the plan or job.
 
     A checked form, whose `criteria` are valid as well, has `asked`, the request of the domain, and `fingerprint`, which
     names its values. With `is_changed` the number or kinds of criteria changed, and nothing is checked.
@@ -95,16 +97,18 @@ class PlanForm(forms.Form):
         data: QueryDict | None = None,
         *,
         organization: Organization,
+        query: QueryDict,
         plan: RetrainingPlan | None = None,
         job: FineTuningJob | None = None,
     ) -> None:
         self.plan = plan
         known = list_aliases(organization=organization)
-        initial = _values_of(plan) if plan else _first_values(job, known)
+        initial = (_values_of(plan) if plan else _first_values(job, known)) | query.dict()
+        criteria = [values_of(one) for one in (request_of(plan).testing_criteria if plan else (EXACT,))]
         self.criteria = CriteriaForms(
             data,
             models=list_models(organization=organization),
-            initial=[values_of(one) for one in (request_of(plan).testing_criteria if plan else (EXACT,))],
+            initial=criteria_in(query, otherwise=criteria),
             is_pairwise_offered=False,
         )
         self.is_changed = data is not None and self.criteria.is_changed_by(data)
@@ -122,8 +126,8 @@ class PlanForm(forms.Form):
     ) -> None:
         """Offer the first objects in these fields, and those that are already chosen."""
         found = {row.pk: row for row in rows[:_MOST]}
-        missing = {given[name] for name in names} - {"", *found}
-        if missing := {pk for pk in missing if "\x00" not in pk}:
+        missing = {given[name] for name in names if "\x00" not in given[name]} - {"", *found}
+        if missing and len(found) == _MOST:
             found |= {row.pk: row for row in rows.filter(pk__in=missing)}
         for name in names:
             empty = gettext("Choose one") if self.fields[name].required else gettext("None")
