@@ -49,16 +49,17 @@ def create_file(
     expires_after_seconds: int | None = None,
     purpose: str = PURPOSE,
     upload_id: str = "",
+    project_id: str = "",
 ) -> BatchFile:
     """Store the input of a batch, or the items of evals. If this fails, neither a row nor an object remains.
 
-    `upload_id` is the upload that the bytes come from; they are not counted twice. Raises InvalidValue,
-    BatchFileTooLarge, QuotaExceeded.
+    `upload_id` and `project_id` are those of the upload that the bytes come from; they are not counted twice. Other
+    files are in the project of `by`. Raises InvalidValue, BatchFileTooLarge, QuotaExceeded.
     """
     check_expiry(expires_after_seconds, param="expires_after.seconds")
     file = new_file(
         organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds,
-        project_id=project_of_new(organization=organization, by=by),
+        project_id=project_id or project_of_new(organization=organization, by=by),
     )  # fmt: skip
     left = storage_left(organization=organization, but_upload=upload_id)
     sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large(param="file")), left, _storage_full(left))

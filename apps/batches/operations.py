@@ -25,6 +25,7 @@ WINDOW = datetime.timedelta(hours=24)
 MAX_ACTIVE = 20  # of an organization: each may have 50,000 rows
 MAX_IN_AN_HOUR = 20  # of an organization: a batch costs its rows even if it is cancelled
 _MAX_METADATA = 16
+_RETRY_WINDOW = datetime.timedelta(minutes=10)
 
 
 def create_batch(
@@ -36,8 +37,13 @@ def create_batch(
     now: datetime.datetime,
     metadata: Mapping[str, str] | None = None,
     output_expires_after_seconds: int | None = None,
+    is_retry: bool = False,
 ) -> Batch:
-    """Create a batch; a worker then validates its file. Raises InvalidValue, NotFound, QuotaExceeded."""
+    """Create a batch; a worker then validates its file.
+
+    A client's automatic retry returns the batch that the same request created within minutes. Raises InvalidValue,
+    NotFound, QuotaExceeded.
+    """
     if endpoint not in ENDPOINTS:
         raise InvalidValue(
             gettext("'%(endpoint)s' takes no batches; use %(endpoints)s.")
@@ -62,6 +68,9 @@ def create_batch(
         file = _input_file(organization, input_file_id)
         BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
         lock(f"batches:{get_share_holder(organization=organization)}")
+        wanted = (endpoint, dict(metadata) if metadata is not None else None, output_expires_after_seconds)
+        if is_retry and (found := _created_before(file, wanted, by, now)):
+            return found
         _require_few(organization, now)
         batch = Batch.objects.create(
             organization_id=id_of(organization),
@@ -77,6 +86,13 @@ def create_batch(
         audit.record(organization=batch.organization_id, by=by, action="batch.created", target=batch.pk)
     batch.refresh_from_db()
     return batch
+
+
+def _created_before(file: BatchFile, wanted: tuple[object, ...], by: str, now: datetime.datetime) -> Batch | None:
+    """Return the batch that an earlier copy of the request created."""
+    recent = file.batches.filter(created_by=by, created_at__gt=now - _RETRY_WINDOW).order_by("-created_at")
+    same = (each for each in recent if (each.endpoint, each.metadata, each.output_expires_after_seconds) == wanted)
+    return next(same, None)
 
 
 def _input_file(organization: Organization | str, file_id: str) -> BatchFile:

@@ -7,17 +7,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 from django.test import Client
 
 from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey
+from apps.batches.models import Batch
 from apps.core.database import idempotency
 from apps.core.database.clock import db_now
 from apps.core.models import IdempotentAnswer
 from apps.core.tasks import prune_idempotent_answers
 from apps.datasets.intake import uploads
 from apps.datasets.models import DatasetVersion, Upload
+from apps.serving.evals.models import EvalRun
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl
 from tests.support.api.bad_requests import UPLOAD, UPLOADS
@@ -135,3 +138,38 @@ def test_of_two_requests_at_once_one_has_an_effect(key, post, monkeypatch) -> No
         assert first.result().status_code == 200
     assert post(key, UPLOADS, UPLOAD, "twin").content == first.result().content
     assert Upload.objects.count() == 1
+
+
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
+CRITERION = {"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}
+
+
+def test_a_retry_of_the_sdk_makes_no_second_batch_and_no_second_run(api_client, organization, alice) -> None:
+    """The SDK sends no Idempotency-Key. It counts its retries, such as the one after a timeout."""
+
+    def send(client: Any, path: str, body: Any, retries: int = 0) -> str:
+        headers = {"X-Stainless-Retry-Count": str(retries)}
+        return client.post(path, body, format="json", headers=headers).json()["id"]
+
+    client, other = (api_client(make_key(organization, alice)) for _ in range(2))
+    sent = {"purpose": "batch", "file": SimpleUploadedFile("asks.jsonl", LINE)}
+    file = client.post("/v1/files", sent, format="multipart").json()["id"]
+    batch = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    config = {"type": "custom", "item_schema": {"type": "object"}}
+    evaluated = send(client, "/v1/evals", {"data_source_config": config, "testing_criteria": [CRITERION]})
+    source = {"type": "jsonl", "source": {"type": "file_content", "content": [{"item": {}, "sample": {}}]}}
+
+    for path, body in (("/v1/batches", batch), (f"/v1/evals/{evaluated}/runs", {"data_source": source})):
+        first = send(client, path, body)
+        assert send(client, path, body, retries=1) == first
+        others = {
+            send(client, path, body),
+            send(client, path, body | {"metadata": {"a": "b"}}, retries=1),
+            send(other, path, body, retries=1),
+        }
+        assert len({first, *others}) == 4
+
+    for made in (Batch, EvalRun):
+        made.objects.update(created_at=db_now() - timedelta(minutes=11))
+    send(client, "/v1/batches", batch, retries=1)
+    assert (Batch.objects.count(), EvalRun.objects.count()) == (5, 4)

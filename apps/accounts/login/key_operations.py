@@ -17,7 +17,6 @@ from apps.accounts.queries import (
     NO_LIMITS,
     KeyIdentity,
     KeyLimits,
-    find_membership,
     find_service_account,
     get_key,
     get_key_limits,
@@ -67,6 +66,8 @@ def issue_key(
         creator = lock_service_account(organization=organization, id=service_account_id, by=by, identity=identity)
     else:
         creator = lock_members(organization, by)
+    if identity:
+        _require_not_revoked(identity)
     issued_by = _issuer(by, identity) if service_account_id or by.service_account_of_id else None
     _require_scopes(creator, frozenset(scopes))
     project = project_of_new_key(
@@ -224,12 +225,16 @@ def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
     """Return the person who learns a new key of a service account: the caller, or who knows the calling key."""
     if by.service_account_of_id is None:
         return by
-    # With the members locked, no demotion misses the new key. One that came first has revoked the key that asks.
-    asking = ApiKey.objects.filter(pk=identity.key_id if identity else "", revoked_at=None)
-    known = asking.select_related("issued_by").first()
-    if known is None:
+    return ApiKey.objects.select_related("issued_by").get(pk=identity.key_id if identity else "").issued_by
+
+
+def _require_not_revoked(identity: KeyIdentity) -> None:
+    """Raise PermissionDenied if the calling key was revoked since its request began.
+
+    Revocations and demotions lock the members too: one that comes later finds the new key and revokes it.
+    """
+    if not ApiKey.objects.filter(pk=identity.key_id, revoked_at=None).exists():
         raise PermissionDenied(gettext("This API key was revoked."))
-    return known.issued_by
 
 
 def _require_scopes(creator: Membership, scopes: frozenset[str]) -> None:
@@ -261,9 +266,8 @@ def revoke_key(
     PermissionDenied.
     """
     key = get_key(organization=organization, id=key_id)
-    membership = find_membership(organization=organization, user=by)
-    may_manage_all = membership and has_permission(membership.role, Permission.MEMBER_MANAGE)
-    if key.created_by_id != by.pk and not may_manage_all:
+    membership = lock_members(organization, by)  # so that it finds the keys that this key is making
+    if key.created_by_id != by.pk and not has_permission(membership.role, Permission.MEMBER_MANAGE):
         raise PermissionDenied(gettext("Only an owner or admin may revoke another member's key."))
     if identity and key.pk != identity.key_id:
         needed = set(key.scopes) if key.created_by_id == by.pk else {Permission.MEMBER_MANAGE.value}
@@ -287,6 +291,7 @@ def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
     Run it under `system()`. Keys of service accounts that the person knows and that manage people, keys or the
     organization are revoked too, as at the end of a membership. An intruder who had the password could return with one.
     """
+    list(Membership.objects.filter(user=user).select_for_update().order_by("pk"))  # finds keys that are being made
     known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
     managing = [key.pk for key in with_made(known)]
     alive = ApiKey.objects.filter(Q(created_by=user) | Q(pk__in=managing), revoked_at=None)

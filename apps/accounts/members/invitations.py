@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils.translation import gettext
 
-from apps.accounts.login.addresses import has_verified_address
+from apps.accounts.login.addresses import has_verified_address, plain_address
 from apps.accounts.members.memberships import known_role, lock_members, require_grantable
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.notices.events import announce
@@ -69,7 +69,7 @@ def invite_member(
         raise PermissionDenied(gettext("A service account cannot invite people. Use the API key of a person."))
     acting = lock_members(organization, by)
     require_grantable(acting, known_role(role), identity=identity)
-    email = email.strip().lower()
+    email = plain_address(email)
     if Membership.objects.for_organization(organization).filter(user__email=email).exists():
         raise InvalidState(
             gettext("%(email)s is already a member.") % {"email": email}, param="email", code="already_member"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from django.utils.translation import gettext, ngettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.objects.store import CHUNK_BYTES, StoredObject, object_key, store
 from apps.datasets.lifecycle import UploadStatus
@@ -54,11 +55,13 @@ def list_present(*, upload: Upload) -> list[int]:
     return [number for number in numbers if found.get(planned_key(upload, number)) == part_size(upload, number)]
 
 
-def sign_parts(*, upload: Upload, numbers: Sequence[int], now: datetime.datetime) -> dict[int, str]:
-    """Return a URL for each part that accepts exactly its bytes for five minutes. Raises UploadClosed, InvalidValue.
+def sign_parts(*, upload: Upload, numbers: Sequence[int], by: str, now: datetime.datetime) -> dict[int, str]:
+    """Return a URL for each part that accepts exactly its bytes for five minutes.
 
-    The upload counts as stored until the last URL has expired, even when completed or cancelled.
+    The upload counts as stored until the last URL has expired, even when completed or cancelled. Raises UploadClosed,
+    InvalidValue, and PermissionDenied for a viewer of the upload's project.
     """
+    require_work_in(project_id=upload.project_id, actor=by)
     require_open(upload, now)
     if len(numbers) > MAX_SIGNED_AT_ONCE or not all(1 <= number <= count_parts(upload) for number in numbers):
         raise InvalidValue(gettext("The upload has no such part."), param="numbers")

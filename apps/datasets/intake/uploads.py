@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import Count, Sum
 from django.utils.translation import gettext
 
-from apps.accounts.members.projects import project_of_new
+from apps.accounts.members.projects import project_of_new, require_work_in
 from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.core import audit
@@ -135,8 +135,12 @@ def get_upload(*, organization: Organization | str, id: str) -> Upload:
 
 
 @transaction.atomic
-def add_part(*, upload: Upload, chunks: Iterable[bytes], now: datetime.datetime) -> UploadPart:
-    """Store one part; parts may come in any order and concurrently. Raises UploadClosed, FileTooLarge."""
+def add_part(*, upload: Upload, chunks: Iterable[bytes], by: str, now: datetime.datetime) -> UploadPart:
+    """Store one part; parts may come in any order and concurrently.
+
+    Raises UploadClosed, FileTooLarge, and PermissionDenied for a viewer of the upload's project.
+    """
+    require_work_in(project_id=upload.project_id, actor=by)
     require_open(upload, now)
     part = UploadPart(pk=new_id("part"), organization_id=upload.organization_id, upload=upload)
     key = part_key(upload, part.pk)
@@ -184,8 +188,10 @@ def complete_upload(
 ) -> Upload:
     """Assemble the parts, in the given or planned order, into a new file; repeating the call changes nothing.
 
-    Raises UploadClosed, InvalidValue, StorageFull, and what `keep` raises; the upload then stays unchanged.
+    Raises UploadClosed, InvalidValue, StorageFull, PermissionDenied for a viewer of the upload's project, and what
+    `keep` raises; the upload then stays unchanged.
     """
+    require_work_in(project_id=upload.project_id, actor=by)
     locked = _locked(upload)
     if locked.status == UploadStatus.COMPLETED and locked.part_ids == list(part_ids):
         return get_upload(organization=locked.organization_id, id=locked.pk)
@@ -203,7 +209,11 @@ def complete_upload(
 
 @transaction.atomic
 def cancel_upload(*, upload: Upload, by: str) -> Upload:
-    """Cancel the upload; its parts are deleted next. Cancelling again changes nothing. Raises UploadClosed."""
+    """Cancel the upload; its parts are deleted next. Cancelling again changes nothing.
+
+    Raises UploadClosed, and PermissionDenied for a viewer of the upload's project.
+    """
+    require_work_in(project_id=upload.project_id, actor=by)
     if upload.status == UploadStatus.CANCELLED:
         return upload
     if not try_advance(upload, to=UploadStatus.CANCELLED, transitions=UPLOAD_TRANSITIONS):

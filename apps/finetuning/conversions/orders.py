@@ -136,8 +136,10 @@ def get_conversion(*, version: AdapterVersion, id: str) -> Conversion:
 def cancel(*, conversion: Conversion, by: str) -> Conversion:
     """End an order that no trainer has taken, and return what it held. Repeating the call changes nothing.
 
-    Raises InvalidState once a trainer makes it, or it has ended otherwise.
+    Raises InvalidState once a trainer makes it, or it has ended otherwise, and PermissionDenied for a viewer of the
+    model's project.
     """
+    require_work_in(project_id=conversion.version.adapter.project_id, actor=by)
     row = Conversion.objects.select_for_update().get(pk=conversion.pk)
     if row.status == ConversionStatus.CANCELLED:
         return row

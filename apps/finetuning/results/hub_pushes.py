@@ -19,6 +19,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext, gettext_noop
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.queries import RegionRefused, regions_of
 from apps.accounts.shares import get_share_holder, share_of
@@ -66,8 +67,9 @@ def request_push(
     """Accept a push of the version's files, or of one of its exports; an open one to the same place is returned.
 
     Raises InvalidValue, InvalidState where pushes are off, RegionRefused for an organization that is limited to
-    regions, NotFound, RateLimited and QuotaExceeded.
+    regions, NotFound, RateLimited, QuotaExceeded, and PermissionDenied for a viewer of the model's project.
     """
+    require_work_in(project_id=version.adapter.project_id, actor=by)
     if not settings.HUB_PUSHES:
         text = gettext("This installation does not push to a hub. Download the files, and send them with `hf upload`.")
         raise InvalidState(text, code="push_unavailable")

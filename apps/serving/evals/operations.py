@@ -17,6 +17,7 @@ from apps.batches.operations import stop_batch
 from apps.billing.queries import get_balance
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
+from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
@@ -33,6 +34,7 @@ from apps.serving.evals.sources import DataSource
 MAX_EVALS = 1_000  # of an organization
 MAX_RUNS = 1_000  # of an organization; each keeps its items until it is deleted
 MAX_KEPT_BYTES = 256 * 1024  # of the criteria of an eval, and of the data source of a run
+_RETRY_WINDOW = datetime.timedelta(minutes=10)
 MAX_ACTIVE, MAX_IN_AN_HOUR = 5, 30  # runs of an organization, together with those that share with it
 
 
@@ -119,10 +121,12 @@ def create_run(
     cost_limit_nano: int | None,
     by: str,
     id: str | None = None,
+    is_retry: bool = False,
 ) -> EvalRun:
     """Create a run; a task then reads its items. `data_source` is `source` as it was sent.
 
-    `find_started` finds the run by `id`. Raises InvalidValue, UnknownFile, QuotaExceeded, InvalidState if the eval's
+    `find_started` finds the run by `id`. A client's automatic retry returns the run that the same request created
+    within minutes. Raises InvalidValue, UnknownFile, QuotaExceeded, InvalidState if the eval's
     project is archived, and PermissionDenied for a viewer of it.
     """
     require_work_in(project_id=evaluated.project_id, actor=by)
@@ -137,6 +141,11 @@ def create_run(
     with transaction.atomic():
         lock(f"evals:{organization_id}")
         lock(f"eval-runs:{get_share_holder(organization=organization_id)}")
+        if is_retry:
+            wanted = {"name": name, "data_source": dict(data_source), "metadata": dict(metadata), "created_by": by}
+            recent = evaluated.runs.filter(**wanted, created_at__gt=db_now() - _RETRY_WINDOW)
+            if found := recent.filter(cost_limit_nano=cost_limit_nano).order_by("-created_at").first():
+                return found
         _require_storage(organization_id, size)
         _require_room(organization_id)
         run = EvalRun.objects.create(

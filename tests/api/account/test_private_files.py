@@ -5,6 +5,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from apps.accounts.members.visibility import seeing, sight_of_key
 from apps.accounts.models import Project, default_project_id
+from apps.batches.models import BatchFile
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
@@ -199,6 +200,48 @@ def test_an_upload_in_parts_is_in_the_project_of_its_key(clients, secret_project
     assert done.status_code == 200 and Dataset.objects.get().project_id == secret_project.pk
     assert post(admin, f"/v1/uploads/{begun}/complete", part_ids=[sent]).status_code == 404
     assert post(admin, f"/v1/uploads/{begun}/cancel").status_code == 404
+
+
+LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "secret"}}\n'
+
+
+@pytest.mark.parametrize(("purpose", "content"), [("batch", LINE), ("evals", b'{"item": {"q": "secret"}}\n')])
+def test_an_upload_that_an_owner_completes_stays_in_its_project(purpose, content, clients, secret_project):
+    member, owner = clients["its member"], clients["an owner"]
+    asked = {"purpose": purpose, "filename": "parts.jsonl", "bytes": len(content), "mime_type": "application/jsonl"}
+    begun = post(member, "/v1/uploads", **asked).json()["id"]
+    part = {"data": SimpleUploadedFile("part", content)}
+    sent = member.post(f"/v1/uploads/{begun}/parts", part, format="multipart").json()["id"]
+
+    done = post(owner, f"/v1/uploads/{begun}/complete", part_ids=[sent]).json()
+
+    assert BatchFile.objects.get(pk=done["file"]["id"]).project_id == secret_project.pk
+    assert status_of(clients["an admin"], f"{FILES}/{done['file']['id']}/content") == 404
+
+
+def test_a_viewer_of_a_project_changes_none_of_its_uploads(
+    api_client, client_for, organization, clients, secret_project, alice, bob
+):
+    asked = {"purpose": "fine-tune", "filename": "a.jsonl", "bytes": 100, "mime_type": "application/jsonl"}
+    begun = post(clients["its member"], "/v1/uploads", **asked).json()["id"]
+    plan = {"filename": "big.jsonl", "bytes": 100, "name": "", "project": secret_project.pk}
+    planned = client_for(bob).post("/datasets/uploads", plan, content_type="application/json").json()["id"]
+    Project.objects.filter(pk=secret_project.pk).update(is_private=False)
+    give_project_role(secret_project, alice, bob, "viewer")
+    viewer, browser = api_client(make_key(organization, bob, scopes=SCOPED)), client_for(bob)
+
+    part, one = {"data": SimpleUploadedFile("part", b"x" * 100)}, f"/datasets/uploads/{planned}"
+    tried = [
+        viewer.post(f"/v1/uploads/{begun}/parts", part, format="multipart"),
+        post(viewer, f"/v1/uploads/{begun}/complete", part_ids=[]),
+        post(viewer, f"/v1/uploads/{begun}/cancel"),
+        browser.post(f"{one}/sign", {"numbers": [1]}, content_type="application/json"),
+        browser.post(f"{one}/complete"),
+        browser.post(f"{one}/cancel"),
+    ]
+
+    assert [each.status_code for each in tried] == [403] * 6
+    assert set(Upload.objects.values_list("status", flat=True)) == {"pending"}
 
 
 def test_the_form_uploads_into_a_chosen_project_that_the_member_works_in(

@@ -8,6 +8,8 @@ from apps.adapters.models import Adapter, AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
 from apps.finetuning.conversions import orders
+from apps.finetuning.models import Conversion
+from apps.finetuning.results.hub_pushes import request_push
 from apps.serving import operations
 from apps.serving.aliases import delete_alias, point_alias, roll_back
 from apps.serving.models import Alias
@@ -169,9 +171,15 @@ def test_an_uploaded_adapter_is_in_the_project_of_its_key_or_form(
     assert Adapter.objects.get(project=secret_project).versions.count() == 2
 
 
-def test_a_viewer_of_a_project_changes_none_of_its_models(version, alias, alice, bob, secret_project):
+def test_a_viewer_of_a_project_changes_none_of_its_models(version, alias, alice, bob, secret_project, settings):
+    settings.HUB_PUSHES = True
     give_project_role(secret_project, alice, bob, "viewer")
     now, by = db_now(), bob.pk
+    pushed = {"export": "", "repository": "bob/mine", "token": "hf_token-of-bob"}
+    ordered = Conversion.objects.create(
+        organization=version.organization, version=version, kind="gguf", created_by=alice.pk, created_at=now, bytes=1,
+        price_nano=0,
+    )  # fmt: skip
     for change in (
         lambda: operations.undeploy(version=version, by=by, now=now),
         lambda: operations.deploy(version=version, by=by),
@@ -182,6 +190,8 @@ def test_a_viewer_of_a_project_changes_none_of_its_models(version, alias, alice,
         lambda: roll_back(alias=alias, by=by, now=now),
         lambda: delete_alias(alias=alias, by=by),
         lambda: orders.order(version=version, kind="merged_16bit", shown_nano=0, by=by, now=now),
+        lambda: orders.cancel(conversion=ordered, by=by),
+        lambda: request_push(version=version, by=by, now=now, **pushed),
     ):
         with pytest.raises(PermissionDenied):
             change()

@@ -31,7 +31,7 @@ class TestSignedUrls:
         self, organization: Organization, any_store: str, end: Callable[[Upload], object]
     ) -> None:
         upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
-        [url] = sign_parts(upload=upload, numbers=[1], now=db_now()).values()
+        [url] = sign_parts(upload=upload, numbers=[1], by="user_1", now=db_now()).values()
         put(url, CONTENT)
 
         end(upload)
@@ -55,7 +55,7 @@ class TestSignedUrls:
     ) -> None:
         """A bucket checks a signature when a request begins."""
         upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
-        sign_parts(upload=upload, numbers=[1], now=db_now())
+        sign_parts(upload=upload, numbers=[1], by="user_1", now=db_now())
         cancel(upload)
         signed_until = db_now() + datetime.timedelta(seconds=SIGNED_SECONDS + 120)
 
@@ -89,7 +89,7 @@ class TestSignedUrls:
         cancel(Upload.objects.get(pk=upload.pk))
 
         with pytest.raises(UploadClosed):
-            sign_parts(upload=upload, numbers=[1], now=db_now())
+            sign_parts(upload=upload, numbers=[1], by="user_1", now=db_now())
 
     def test_a_foreign_upload_is_unknown(self, organization: Organization, rival: Organization) -> None:
         with pytest.raises(NotFound):
@@ -113,7 +113,7 @@ class TestSweeping:
         directory = store()
         assert isinstance(directory, DirectoryStore)
         kept, upload = make_ready_version(organization), make_upload(organization)
-        add_part(upload=upload, chunks=[b"x"], now=db_now())
+        add_part(upload=upload, chunks=[b"x"], by="user_1", now=db_now())
         orphans = [f"org/{organization.pk}/datasets/file-gone/data.jsonl", f"org/{organization.pk}/uploads/up/p1"]
         foreign = f"org/{organization.pk}/adapters/adpv_x/adapter.safetensors"
         for key in (*orphans, foreign):

@@ -64,10 +64,10 @@ class TestLimits:
         upload = make_upload(organization, bytes=PART)
         limit_storage(organization, PART + 500)
 
-        add_part(upload=upload, chunks=[b"x" * PART], now=db_now())
+        add_part(upload=upload, chunks=[b"x" * PART], by="user_1", now=db_now())
         with pytest.raises(StorageFull):
-            add_part(upload=upload, chunks=[b"x" * PART], now=db_now())
-        add_part(upload=upload, chunks=[b"x" * 400], now=db_now())
+            add_part(upload=upload, chunks=[b"x" * PART], by="user_1", now=db_now())
+        add_part(upload=upload, chunks=[b"x" * 400], by="user_1", now=db_now())
 
         assert storage_used_bytes(organizations=[organization.pk]).total() == PART + 400
 
@@ -83,7 +83,7 @@ class TestLimits:
             return execute(sql, params, many, context)
 
         with connection.execute_wrapper(note):
-            add_part(upload=upload, chunks=[b"x"], now=db_now())
+            add_part(upload=upload, chunks=[b"x"], by="user_1", now=db_now())
 
         assert seen[0].startswith("advisory") and f"uploads:{organization.founded_by_id or organization.pk}" in seen[0]
 
@@ -95,10 +95,10 @@ class TestLimits:
         monkeypatch.setattr(uploads, "MAX_OPEN", 2)
         upload, other = make_upload(organization), make_upload(organization)
         for _ in range(2):
-            add_part(upload=upload, chunks=[], now=db_now())
+            add_part(upload=upload, chunks=[], by="user_1", now=db_now())
 
         with pytest.raises(InvalidValue, match="at most 2 parts"):
-            add_part(upload=upload, chunks=[], now=db_now())
+            add_part(upload=upload, chunks=[], by="user_1", now=db_now())
         with pytest.raises(QuotaExceeded, match="2 uploads open"):
             make_upload(organization)
         assert make_upload(rival)
@@ -109,6 +109,6 @@ class TestLimits:
     def test_a_large_planned_upload_fits_its_own_quota(self, organization: Organization, any_store: str) -> None:
         limit_storage(organization, len(CONTENT))
         upload = make_upload(organization, bytes=len(CONTENT), is_planned=True)
-        put(sign_parts(upload=upload, numbers=[1], now=db_now())[1], CONTENT)
+        put(sign_parts(upload=upload, numbers=[1], by="user_1", now=db_now())[1], CONTENT)
 
         assert complete(upload).status == "completed"

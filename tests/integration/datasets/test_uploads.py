@@ -57,7 +57,7 @@ class TestParts:
     def test_must_be_those_announced(self, organization: Organization, wrong: str) -> None:
         upload, other = make_upload(organization, bytes=len(CONTENT)), make_upload(organization, bytes=PART)
         ids = send(upload)
-        foreign = add_part(upload=other, chunks=[pieces()[0]], now=db_now()).pk
+        foreign = add_part(upload=other, chunks=[pieces()[0]], by="user_1", now=db_now()).pk
         given = {
             "missing": ids[1:],
             "twice": [ids[0], *ids],
@@ -73,10 +73,10 @@ class TestParts:
     def test_are_not_longer_than_announced(self, organization: Organization, monkeypatch: pytest.MonkeyPatch) -> None:
         upload = make_upload(organization, bytes=10)
         with pytest.raises(InvalidValue, match="announced"):
-            add_part(upload=upload, chunks=[b"x" * 11], now=db_now())
+            add_part(upload=upload, chunks=[b"x" * 11], by="user_1", now=db_now())
         monkeypatch.setattr(uploads, "MAX_PART_BYTES", 5)
         with pytest.raises(FileTooLarge):
-            add_part(upload=upload, chunks=[b"xxx", b"xxx"], now=db_now())
+            add_part(upload=upload, chunks=[b"xxx", b"xxx"], by="user_1", now=db_now())
 
         assert list(store().list_objects(f"org/{organization.pk}/uploads")) == []
 
@@ -88,7 +88,9 @@ class TestParts:
 
         for upload, now in ((done, db_now()), (cancelled, db_now()), (old, late)):
             with pytest.raises(UploadClosed):
-                add_part(upload=get_upload(organization=organization, id=upload.pk), chunks=[b"x"], now=now)
+                add_part(
+                    upload=get_upload(organization=organization, id=upload.pk), chunks=[b"x"], by="user_1", now=now
+                )
         with pytest.raises(UploadClosed):
             complete(cancelled, part_ids=[])
         with pytest.raises(UploadClosed):
@@ -114,7 +116,7 @@ class TestPlan:
         open_store.cache_clear()
         with override_settings(OBJECT_STORE=s3_url):
             count = count_parts(upload)
-            urls = sign_parts(upload=upload, numbers=range(1, count + 1), now=db_now())
+            urls = sign_parts(upload=upload, numbers=range(1, count + 1), by="user_1", now=db_now())
             assert all("X-Amz-Signature" in url for url in urls.values())
             for number in (3, 1):
                 put(urls[number], pieces()[number - 1])
@@ -141,7 +143,7 @@ class TestPlan:
         upload = make_upload(organization, bytes=len(content), is_planned=True)
         open_store.cache_clear()
         with override_settings(OBJECT_STORE=s3_url):
-            for number, url in sign_parts(upload=upload, numbers=(1, 2, 3), now=db_now()).items():
+            for number, url in sign_parts(upload=upload, numbers=(1, 2, 3), by="user_1", now=db_now()).items():
                 put(url, content[(number - 1) * SMALLEST_PART_BYTES : number * SMALLEST_PART_BYTES])
             done = complete(upload)
 
@@ -152,9 +154,9 @@ class TestPlan:
     def test_signs_only_its_own_parts_while_it_is_open(self, upload: Upload) -> None:
         for numbers in ([0], [count_parts(upload) + 1], list(range(1, 5)) * 20):
             with pytest.raises(InvalidValue):
-                sign_parts(upload=upload, numbers=numbers, now=db_now())
+                sign_parts(upload=upload, numbers=numbers, by="user_1", now=db_now())
         with pytest.raises(UploadClosed):
-            sign_parts(upload=upload, numbers=[1], now=db_now() + datetime.timedelta(days=4))
+            sign_parts(upload=upload, numbers=[1], by="user_1", now=db_now() + datetime.timedelta(days=4))
 
     def test_of_a_large_file_has_a_bounded_number_of_parts(self, organization: Organization) -> None:
         limit_storage(organization, settings.MAX_UPLOAD_BYTES)

@@ -24,7 +24,7 @@ def pieces() -> list[bytes]:
 
 def send(upload: Upload) -> list[str]:
     """Send the parts last one first, and return their ids in the order of the file."""
-    ids = [add_part(upload=upload, chunks=[piece], now=db_now()).pk for piece in reversed(pieces())]
+    ids = [add_part(upload=upload, chunks=[piece], by="user_1", now=db_now()).pk for piece in reversed(pieces())]
     return ids[::-1]
 
 

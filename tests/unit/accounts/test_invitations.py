@@ -24,7 +24,7 @@ from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.notices.mail import plain_name, send
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
-from apps.core.errors import InvalidState, PermissionDenied
+from apps.core.errors import InvalidState, InvalidValue, PermissionDenied
 from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.accounts import make_member, make_organization, make_user
 
@@ -214,6 +214,29 @@ def test_only_people_with_a_confirmed_address_invite(organization):
     with pytest.raises(PermissionDenied, match="Confirm your own"):
         invite(organization, unknown)
     assert not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "email",
+    ["x<new@example.com>", '"new"@example.com', "new@example..com", "a,new@example.com", "new@" + "\xfc" * 70 + ".com"],
+)
+def test_another_spelling_of_a_mailbox_is_no_address(organization, alice, email):
+    with pytest.raises(InvalidValue) as refused:
+        invite(organization, alice, email)
+    assert refused.value.param == "email" and not OutboxMessage.objects.exists()
+
+
+@pytest.mark.parametrize("domain", ["\uff45xample.com", "exam\xadple.com", "EXAMPLE.com"])
+def test_a_domain_in_other_letters_is_the_same_domain(organization, alice, domain):
+    invite(organization, alice)
+
+    assert invite(organization, alice, f"new@{domain}").email == "new@example.com"
+    assert OutboxMessage.objects.filter(topic="mail").count() == 1
+
+
+def test_a_domain_in_letters_of_its_language_stays_readable(organization, alice):
+    assert invite(organization, alice, "ada@B\xfccher.example").email == "ada@b\xfccher.example"
+    assert invite(organization, alice, "bob@xn--bcher-kva.example").email == "bob@b\xfccher.example"
 
 
 def test_an_address_is_mailed_once_a_day_even_if_its_invitation_was_withdrawn(organization, alice):

@@ -13,6 +13,7 @@ from apps.batches.operations import cancel_batch, create_batch
 from apps.batches.queries import get_batch, list_batches
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
+from apps.interfaces.api.requests.idempotency import is_client_retry
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 
@@ -118,6 +119,7 @@ class BatchList(ApiView):
             output_expires_after_seconds=body.output_expires_after.seconds if body.output_expires_after else None,
             by=self.actor,
             now=db_now(),
+            is_retry=is_client_retry(request),
         )
         return batch_object(batch)
 

@@ -21,6 +21,7 @@ from apps.interfaces.api.openai.eval_objects import (
 )
 from apps.interfaces.api.openai.graders import EXAMPLE
 from apps.interfaces.api.requests.amounts import read_nano
+from apps.interfaces.api.requests.idempotency import is_client_retry
 from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals import operations, queries
@@ -179,6 +180,7 @@ class EvalRunList(_EvalView):
             metadata=body.metadata or {},
             cost_limit_nano=_cost_limit_nano(body),
             by=self.actor,
+            is_retry=is_client_retry(request),
         )
         return run_object(run)
 

@@ -59,7 +59,7 @@ from apps.interfaces.api.openai.fine_tuning_parts import (
     event_object,
     move_object,
 )
-from apps.interfaces.api.requests.idempotency import read_idempotency_key
+from apps.interfaces.api.requests.idempotency import is_client_retry
 from apps.interfaces.api.requests.pagination import (
     ListObject,
     PageQuery,
@@ -132,9 +132,7 @@ class JobList(ApiView):
         asked = parse_request(
             body,
             request.data,
-            # OpenAI's SDK counts its retries. Without an Idempotency-Key, a retry must not become a second job either.
-            is_retry=read_idempotency_key(request) is None
-            and request.headers.get("X-Stainless-Retry-Count", "0") not in ("", "0"),
+            is_retry=is_client_retry(request),
         )
         project = get_project(organization=self.organization, id=self.identity.project_id)
         filled = with_defaults(request=asked, project=project)

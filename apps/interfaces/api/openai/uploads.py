@@ -104,7 +104,8 @@ class UploadParts(ApiView):
 
     def post(self, request: Request, upload_id: str, form: PartForm) -> PartObject:
         upload = uploads.get_upload(organization=self.organization, id=upload_id)
-        part = uploads.add_part(upload=upload, chunks=form.data.chunks(CHUNK_BYTES), now=db_now())
+        chunks = form.data.chunks(CHUNK_BYTES)
+        part = uploads.add_part(upload=upload, chunks=chunks, by=self.actor, now=db_now())
         return part_object(part)
 
 
@@ -145,6 +146,7 @@ class UploadComplete(ApiView):
             expires_after_seconds=upload.file_expires_after_seconds,
             purpose=upload.purpose,
             upload_id=upload.pk,
+            project_id=upload.project_id,
         )
         return file.pk
 

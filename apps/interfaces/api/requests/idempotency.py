@@ -13,6 +13,7 @@ from apps.core.errors import InvalidValue
 
 _KEY = re.compile(r"[!-~]{1,255}")
 _CHUNK_BYTES = 1024 * 1024
+_RETRIES = "X-Stainless-Retry-Count"
 HEADERS = {
     HEADER: (
         "Makes a repeat safe: for 24 hours, the same request with the same value gets the first answer again, with the "
@@ -30,6 +31,14 @@ def read_idempotency_key(request: Request) -> str | None:
     if key is not None and not _KEY.fullmatch(key):
         raise InvalidValue(f"{HEADER} has 1 to 255 visible ASCII characters, without spaces. Use a UUID.", param=HEADER)
     return key
+
+
+def is_client_retry(request: Request) -> bool:
+    """Return whether OpenAI's SDK repeats a request by itself, as it does after a timeout. It sends no header above.
+
+    What costs money must then not be created a second time.
+    """
+    return read_idempotency_key(request) is None and request.headers.get(_RETRIES, "0") not in ("", "0")
 
 
 def request_digest(request: Request) -> str:

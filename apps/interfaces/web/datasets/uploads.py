@@ -70,7 +70,8 @@ def sign(request: OrganizationRequest, upload_id: str) -> HttpResponse:
     """Return a signed address for each requested part, valid for minutes."""
     upload = uploads.get_upload(organization=request.organization, id=upload_id)
     try:
-        urls = parts.sign_parts(upload=upload, numbers=decode_body(json_of(request), _wanted).numbers, now=db_now())
+        wanted = decode_body(json_of(request), _wanted).numbers
+        urls = parts.sign_parts(upload=upload, numbers=wanted, by=request.membership.user_id, now=db_now())
     except DomainError as error:
         return error_response(error)
     return JsonResponse({"urls": urls})
