@@ -129,7 +129,9 @@ def job_objects(jobs: Sequence[FineTuningJob]) -> list[JobObject]:
     """Return the jobs as `job_object` does. Further queued jobs take no further statements."""
     now = db_now()
     progress, waits = list_progress(jobs=jobs, now=now), explain_waits(jobs=jobs, now=now)
-    held = _held_nano([job for job in jobs if job.hold_id])
+    with_hold = [job for job in jobs if job.hold_id]
+    holding = [job for job in with_hold if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
+    held = {job.pk: 0 for job in with_hold} | attempts.resume_holds_nano(jobs=holding)
     return [_job_object(job, progress[job.pk], waits.get(job.pk), held.get(job.pk), now) for job in jobs]
 
 
@@ -142,6 +144,8 @@ def _job_object(
         "batch_size": _asked(requested, "batch_size", recipe),
         "learning_rate_multiplier": _asked(requested, "learning_rate_multiplier", {}),
     }
+    kind = str(recipe.get("objective", Objective.SUPERVISED.value))
+    beta = {"beta": _asked(requested, f"{kind}_beta", recipe)} if Objective(kind).is_preference else {}
     return {
         "id": job.pk,
         "object": "fine_tuning.job",
@@ -155,7 +159,7 @@ def _job_object(
         "training_file": job.training_file_id,
         "validation_file": job.validation_file_id,
         "hyperparameters": theirs,
-        "method": _method_object(requested, recipe, theirs),
+        "method": {"type": kind, kind: {"hyperparameters": theirs | beta}},
         "trained_tokens": job.trained_tokens if job.status == JobStatus.SUCCEEDED else None,
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
@@ -172,14 +176,6 @@ def _asked(requested: StoredRequest, name: str, recipe: Mapping[str, object]) ->
     """Return a hyperparameter as it was sent, or "auto". A job without this record returns what the recipe has."""
     found = (recipe if requested.asked is None else requested.asked).get(name)
     return "auto" if found is None else found
-
-
-def _method_object(
-    requested: StoredRequest, recipe: Mapping[str, object], theirs: dict[str, object]
-) -> dict[str, object]:
-    kind = str(recipe.get("objective", Objective.SUPERVISED.value))
-    beta = {"beta": _asked(requested, f"{kind}_beta", recipe)} if Objective(kind).is_preference else {}
-    return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
 def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, held_nano: int | None) -> OurMembers:
@@ -209,12 +205,6 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, h
     }
 
 
-def _held_nano(jobs: Sequence[FineTuningJob]) -> dict[str, int]:
-    """Return the amount held now for each job: zero once it is paused or ended."""
-    holding = [job for job in jobs if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
-    return {job.pk: 0 for job in jobs} | attempts.resume_holds_nano(jobs=holding)
-
-
 def _wait_members(wait: Wait | None, now: datetime.datetime) -> WaitMembers:
     start: StartObject | None = None
     if wait and wait.starts_after:
@@ -231,11 +221,13 @@ def _wait_members(wait: Wait | None, now: datetime.datetime) -> WaitMembers:
 def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
     if job.status != JobStatus.FAILED:
         return None
+    # A code that is not a run's failure was refused before anything ran.
+    blame = FailureCode(job.error_code).blame if job.error_code in list(FailureCode) else Blame.CUSTOMER
     error: JobError = {
         "code": job.error_code,
         "message": job.error_message,
         "param": job.error_param or None,
-        "blame": _blame(job.error_code),
+        "blame": blame.value,
     }
     if why is None:
         return error
@@ -254,11 +246,6 @@ def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
             "obstacle": advice.obstacle or None,
         },
     }
-
-
-def _blame(code: str) -> str:
-    """Return the party at fault. A code that is not a run's failure was refused before anything ran."""
-    return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
 
 
 def _unix(moment: datetime.datetime | None) -> int | None:

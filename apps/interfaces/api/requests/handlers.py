@@ -42,16 +42,10 @@ def _signature(function: Callable[..., object]) -> Signature:
     hints = get_type_hints(function, include_extras=True)
     sent = hints.get("body") or hints.get("form")
     is_required = sent is not None and any(field.required for field in msgspec.structs.fields(sent))
-    answers = tuple(_answer(kind) for kind in _options(hints["return"]))
+    returned = hints["return"]
+    kinds = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
+    answers = tuple(kind.__metadata__[0] if get_origin(kind) is Annotated else kind for kind in kinds)
     return Signature(hints.get("query"), hints.get("body"), hints.get("form"), answers, is_required)
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _answer(kind: Any) -> Any:
-    return kind.__metadata__[0] if get_origin(kind) is Annotated else kind
 
 
 def read_arguments(request: Request, handler: Callable[..., object]) -> dict[str, object]:

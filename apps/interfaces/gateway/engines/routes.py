@@ -246,7 +246,7 @@ class Routes:
         route = self._table.routes.get(model_name)
         if route is None or route.organization_id not in (None, caller.organization_id):
             return None
-        if route.private_project and not _sees(caller, route.private_project):
+        if route.private_project and caller.sight is not None and route.private_project not in caller.sight.project_ids:
             return None
         regions = self._table.regions.get(caller.organization_id)
         return route if regions is None else route.limited_to(regions)
@@ -320,10 +320,6 @@ def _prices_of(
 def _price_of(prices: dict[tuple[str, str | None], Price], skus: Iterable[str], organization_id: str) -> Price | None:
     owned = (prices.get((sku, owner)) for sku in skus for owner in (organization_id, None))
     return next((price for price in owned if price is not None), None)
-
-
-def _sees(caller: Asker, project_id: str) -> bool:
-    return caller.sight is None or project_id in caller.sight.project_ids
 
 
 def _request_model(caller: Asker, model_name: str) -> bool:
