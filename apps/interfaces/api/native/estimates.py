@@ -33,6 +33,7 @@ from apps.interfaces.api.requests.recipes import (
     settings_of,
 )
 from apps.interfaces.api.requests.sent_names import as_sent
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 
@@ -232,7 +233,7 @@ def options_object(
     deadline_seconds = (needed_by - now).total_seconds() if needed_by else None
     ranking = rank_quotes(quotes, deadline_seconds=deadline_seconds)
     return {
-        "needed_by": int(needed_by.timestamp()) if needed_by else None,
+        "needed_by": unix_seconds(needed_by),
         "recommended": ranking.recommended,
         "cheapest": ranking.cheapest,
         "fastest": ranking.fastest,

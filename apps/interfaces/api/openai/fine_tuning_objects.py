@@ -19,6 +19,7 @@ from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts
 from apps.interfaces.api.native.estimates import usd
+from apps.interfaces.api.requests.times import unix_seconds
 
 
 class MissingPartObject(TypedDict):
@@ -150,7 +151,7 @@ def _job_object(
         "id": job.pk,
         "object": "fine_tuning.job",
         "created_at": int(job.created_at.timestamp()),
-        "finished_at": _unix(job.finished_at),
+        "finished_at": unix_seconds(job.finished_at),
         "model": job.base_model.name,
         "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
         "organization_id": job.organization_id,
@@ -164,7 +165,7 @@ def _job_object(
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
         "error": _error(job, None),
-        "estimated_finish": _unix(finish_of(progress, now=now)),
+        "estimated_finish": unix_seconds(finish_of(progress, now=now)),
         "integrations": msgspec.to_builtins(requested.integrations),
         "metadata": job.metadata,
         **_ours(job, requested, progress, held_nano),
@@ -246,7 +247,3 @@ def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
             "obstacle": advice.obstacle or None,
         },
     }
-
-
-def _unix(moment: datetime.datetime | None) -> int | None:
-    return int(moment.timestamp()) if moment else None

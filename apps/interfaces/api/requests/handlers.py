@@ -59,16 +59,12 @@ def read_arguments(request: Request, handler: Callable[..., object]) -> dict[str
     if wanted.body is not None:
         read["body"] = read_body(request.data, wanted.body)
     if wanted.form is not None:
-        read["form"] = read_body(_single_parts(cast(MultiValueDict[str, object], request.data)), wanted.form)
+        form = cast(MultiValueDict[str, object], request.data)
+        for name, parts in form.lists():
+            if len(parts) > 1:
+                raise InvalidValue(f"'{name[:60]}' is sent {len(parts)} times. Send it once.", param=name[:60])
+        read["form"] = read_body(dict(form.items()), wanted.form)
     return read
-
-
-def _single_parts(form: MultiValueDict[str, object]) -> dict[str, object]:
-    """Return the parts of a form by name. Raises InvalidValue for a name with several."""
-    for name, parts in form.lists():
-        if len(parts) > 1:
-            raise InvalidValue(f"'{name[:60]}' is sent {len(parts)} times. Send it once.", param=name[:60])
-    return dict(form.items())
 
 
 def read_query(given: Mapping[str, str], kind: type[Any]) -> Any:
