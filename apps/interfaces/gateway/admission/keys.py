@@ -191,11 +191,14 @@ def _find(secret: str) -> tuple[KeyIdentity | None, InferenceCaller | None]:
         if identity.kind == KeyKind.MEMBER
         else sight_of_key(project_id=identity.project_id, scopes=identity.scopes)
     )
+    # Without a salt for the engine's prefix cache, one organization could find out by timing which prompts another has
+    # cached.
+    salted = f"cache salt {identity.organization_id}".encode()
     caller = InferenceCaller(
         key_id=identity.key_id,
         organization_id=identity.organization_id,
         share_holder=share_holder,
-        cache_salt=_cache_salt(identity.organization_id),
+        cache_salt=hmac.new(settings.SIGNING_KEY.encode(), salted, hashlib.sha256).hexdigest(),
         limits=(_limits_of_organization(identity.organization_id, share_holder), _limits_of_key(identity.key_id)),
         sight=sight,
     )
@@ -222,11 +225,3 @@ def _limits_of_key(key_id: str) -> OwnerLimits:
         tokens_per_minute=found.tokens_per_minute,
         concurrent_requests=found.concurrent_requests,
     )
-
-
-def _cache_salt(organization_id: str) -> str:
-    """Return a salt for the engine's prefix cache.
-
-    Without it, one organization could find out by timing which prompts another has cached.
-    """
-    return hmac.new(settings.SIGNING_KEY.encode(), f"cache salt {organization_id}".encode(), hashlib.sha256).hexdigest()

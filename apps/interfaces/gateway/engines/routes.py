@@ -135,7 +135,10 @@ class Routes:
         model_name = self.resolve_alias(model_name, caller=caller)
         await self._count_request(self._visible(model_name, caller), caller)
         await self._wait_while(self._is_starting, model_name, caller, seconds=MAX_START_SECONDS)
-        await self._ask_for_place(self._visible(model_name, caller))
+        route = self._visible(model_name, caller)
+        if route is not None and route.is_cold and route.fleets:  # counted before its first replica existed
+            self._asked[route.adapter_version_id] += 0
+            await self._store_at_once()
         await self._wait_while(self._is_loading, model_name, caller, seconds=MAX_LOAD_SECONDS)
         route = self.require_known(model_name, caller=caller)
         if not route.upstreams:
@@ -191,12 +194,6 @@ class Routes:
         answering = route.upstreams or (base.upstreams if base is not None else ())
         regions = {upstream.region for upstream in answering} or {fleet.region for fleet in route.fleets[:1]}
         self._asked_fleets.update(fleet.fleet_id for fleet in route.fleets if fleet.region in regions)
-
-    async def _ask_for_place(self, route: Route | None) -> None:
-        """Request a place for an adapter whose request was counted before its first replica existed."""
-        if route is not None and route.is_cold and route.fleets:
-            self._asked[route.adapter_version_id] += 0
-            await self._store_at_once()
 
     async def _count_request(self, route: Route | None, caller: Asker) -> None:
         """Count the request; of a cold adapter, and if a replica must start first, store the counts at once."""

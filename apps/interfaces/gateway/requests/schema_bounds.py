@@ -133,7 +133,8 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
     for found in _PART.finditer(pattern):
         part = found[0]
         if found["least"]:
-            count = _highest_count(found)
+            counts = [int(digits) if len(digits) < 8 else _ENDLESS for digits in found.group("least", "most") if digits]
+            count = max(counts) + (found["comma"] is not None and not found["most"])  # one more if it is unbounded
             if count > PATTERN_COUNT:
                 raise InvalidValue(
                     f"The pattern{at} repeats up to {part}: at most {PATTERN_COUNT} times is allowed. Use `+` or `*`, "
@@ -162,9 +163,3 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
             param=param,
         )
     return total
-
-
-def _highest_count(found: re.Match[str]) -> int:
-    """Return the highest count of a repetition. If it is unbounded, return its minimum plus one."""
-    counts = [int(digits) if len(digits) < 8 else _ENDLESS for digits in found.group("least", "most") if digits]
-    return max(counts) + (found["comma"] is not None and not found["most"])
