@@ -77,8 +77,14 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
         _require_public_url(given)
     embedded = None if _is_external(given, own) else own
     runtime_dir = Path(own.runtime_dir)
-    wanted = _last_ports(home)
-    ports = _choose_ports(wanted) if is_launch else wanted
+    last = _read_object(home / "ports.json")
+    web, internal = last.get("web"), last.get("internal")
+    web = web if isinstance(web, int) else WEB_PORT
+    internal = internal if isinstance(internal, int) else INTERNAL_PORT
+    ports = wanted = (web, internal)
+    if is_launch:
+        web = _free_port(web, taken=0)
+        ports = web, _free_port(internal, taken=web)
     known = _known_variables(home, runtime_dir, embedded, given, ports=ports, is_debug=is_debug)
     database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
     if is_launch:
@@ -222,17 +228,6 @@ def _embedded_place(home: Path, runtime_dir: Path, known: Mapping[str, str]) -> 
 
 
 # --- ports and secrets, kept between runs -----------------------------------------------------------------------------
-
-
-def _choose_ports(wanted: tuple[int, int]) -> tuple[int, int]:
-    web = _free_port(wanted[0], taken=0)
-    return web, _free_port(wanted[1], taken=web)
-
-
-def _last_ports(home: Path) -> tuple[int, int]:
-    ports = _read_object(home / "ports.json")
-    web, internal = ports.get("web"), ports.get("internal")
-    return web if isinstance(web, int) else WEB_PORT, internal if isinstance(internal, int) else INTERNAL_PORT
 
 
 def _free_port(wanted: int, *, taken: int) -> int:

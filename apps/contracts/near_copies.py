@@ -76,11 +76,12 @@ class NearCopies:
         candidates = {
             found for key, bucket in zip(keys, self._buckets, strict=True) if (found := bucket.get(key)) is not None
         }
-        return [candidate for candidate in sorted(candidates) if self._alike(candidate, made) >= ALIKE_BINS]
-
-    def _alike(self, index: int, made: list[int]) -> int:
-        kept = self._sketches[index * BINS : (index + 1) * BINS]
-        return sum(map(int.__eq__, kept, made))
+        alike = []
+        for candidate in sorted(candidates):
+            kept = self._sketches[candidate * BINS : (candidate + 1) * BINS]
+            if sum(map(int.__eq__, kept, made)) >= ALIKE_BINS:
+                alike.append(candidate)
+        return alike
 
 
 def _keys(made: list[int]) -> list[int]:

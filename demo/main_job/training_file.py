@@ -25,7 +25,10 @@ def upload(platform: Platform, state: State, stage: Stage, folder: Path) -> str:
     if state["file_id"]:
         stage.line("upload", f"The file {state['file_id']} is gone or not valid: uploading it again.")
     path = folder / "banking77-train.jsonl"
-    path.write_text("".join(json.dumps(_chat_row(text, label)) + "\n" for text, label in read_rows("train.csv")))
+    with path.open("w") as lines:
+        for text, label in read_rows("train.csv"):
+            messages = [{"role": "user", "content": text}, {"role": "assistant", "content": label}]
+            lines.write(json.dumps({"messages": messages}) + "\n")
     state["file_id"] = files.create(file=path, purpose="fine-tune").id
     checked = _validated(platform, stage, state["file_id"])
     rows = extra(checked, FileMembers).validation.rows
@@ -49,7 +52,3 @@ def read_rows(name: str) -> list[tuple[str, str]]:
     """Return the (message, label) pairs of a file of the data set."""
     with (DATA / name).open(newline="") as file:
         return [(row["text"], row["category"]) for row in csv.DictReader(file)]
-
-
-def _chat_row(text: str, label: str) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}]}

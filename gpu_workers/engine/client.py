@@ -220,7 +220,8 @@ class EngineClient:
         }
         answer = await self._complete(body, timeout_seconds=300)
         found = msgspec.json.decode(answer, type=_Scored).choices[0].prompt_logprobs
-        return tuple(_logprob_of(token, entry) for token, entry in zip(token_ids[1:], found[1:], strict=True))
+        entries = [(entry or {}).get(str(token)) for token, entry in zip(token_ids[1:], found[1:], strict=True)]
+        return tuple(math.nan if entry is None else entry.logprob for entry in entries)
 
     async def tokenize_chat(self, model: str, messages: Sequence[dict[str, str]]) -> list[int]:
         """Return the tokens of the messages in the engine's own chat template, ready for an answer."""
@@ -292,11 +293,6 @@ class EngineClient:
 def _used(answer: bytes) -> TokensAsked:
     usage = msgspec.json.decode(answer, type=_Used).usage
     return TokensAsked(usage.prompt_tokens, usage.completion_tokens)
-
-
-def _logprob_of(token: int, entry: dict[str, _TokenLogprob] | None) -> float:
-    found = (entry or {}).get(str(token))
-    return math.nan if found is None else found.logprob
 
 
 def _read_message(body: bytes) -> str:

@@ -44,11 +44,14 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
         options["--kv-cache-memory-bytes"] = str(kv_cache_bytes)
     if config.gpu_memory_share:
         options["--gpu-memory-utilization"] = str(config.gpu_memory_share)
+    adapters: list[str] = []
     if base.has_adapters:
         options["--max-loras"] = str(config.max_loras)
         options["--max-cpu-loras"] = str(config.max_cpu_loras)
         options["--max-lora-rank"] = str(config.max_lora_rank)
-    adapters = ["--enable-lora", "--lora-target-modules", *_target_modules(model_path)] if base.has_adapters else []
+        # The engine reserves memory only for the layers that adapters of this model change.
+        modules = adapted_modules(json.loads((Path(model_path) / "config.json").read_bytes()))
+        adapters = ["--enable-lora", "--lora-target-modules", *modules]
     switches = [
         "--enable-force-include-usage",
         "--enable-prompt-tokens-details",
@@ -64,11 +67,6 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
     pairs = [word for pair in options.items() for word in pair]
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
     return [sys.executable, "-m", *server, *pairs, *media, *adapters, *switches, *config.extra_arguments]
-
-
-def _target_modules(model_path: str) -> tuple[str, ...]:
-    """Return the layers that adapters of this model change. The engine reserves memory only for these."""
-    return adapted_modules(json.loads((Path(model_path) / "config.json").read_bytes()))
 
 
 def build_environment(config: EngineConfig) -> dict[str, str]:

@@ -177,7 +177,10 @@ def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Publ
 def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: "Uploader") -> Succeeded:
     """Store every folder and return the result to report; raises the errors of `Uploader.store`."""
     places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
-    exports = tuple(_store(kind, sealed, work_dir, uploader) for kind, sealed in published.exports.items())
+    exports = []
+    for kind, sealed in published.exports.items():
+        stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
+        exports.append(Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256))
     return Succeeded(
         upload_id=places.upload_id,
         manifest_sha256=published.adapter.manifest_sha256,
@@ -191,7 +194,7 @@ def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader:
         is_stopped_early=ready.is_stopped_early,
         best_step=ready.best_step,
         report=published.report,
-        exports=exports,
+        exports=tuple(exports),
         missing=published.missing,
     )
 
@@ -207,8 +210,3 @@ def _read(work_dir: Path, part: str, child: Child) -> Made:
         if child.was_killed_for_memory():
             return Made(problem="it did not fit into the memory of the machine")
         return Made(problem=f"its process ended unexpectedly ({child.poll()})")
-
-
-def _store(kind: str, sealed: SealedFolder, work_dir: Path, uploader: "Uploader") -> Export:
-    stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
-    return Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256)

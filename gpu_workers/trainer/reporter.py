@@ -66,7 +66,10 @@ class Reporter:
             self._sequence += 1
             self._buffer.append(msgspec.structs.replace(event, sequence=self._sequence))
             if len(self._buffer) > _BUFFER_EVENTS:
-                self._thin_out()
+                # After a long silence of the control plane, every second progress report is dropped, and nothing else.
+                steps = [event for event in self._buffer if isinstance(event, StepCompleted)]
+                dropped = {event.sequence for event in steps[::2]}
+                self._buffer = [event for event in self._buffer if event.sequence not in dropped]
 
     def flush(self, *, timeout_seconds: float) -> bool:
         """Wait until all queued events are accepted; return whether they were."""
@@ -75,12 +78,6 @@ class Reporter:
             self._wake.set()
             self._ended.wait(0.02)
         return not self._buffer
-
-    def _thin_out(self) -> None:
-        """Drop every second progress report, and nothing else, after a long silence of the control plane."""
-        steps = [event for event in self._buffer if isinstance(event, StepCompleted)]
-        dropped = {event.sequence for event in steps[::2]}
-        self._buffer = [event for event in self._buffer if event.sequence not in dropped]
 
     def _run(self) -> None:
         while not self._ended.is_set() and not self._keeper.is_lost:

@@ -86,7 +86,10 @@ def _check_memory(spec: RunSpec, devices: Sequence[str]) -> tuple[LogLine, ...]:
     need, total, free = needed / _GIB, smallest.total_bytes / _GIB, smallest.free_bytes / _GIB
     rehearsed = (_line("info", f"Rehearsed: {need:.1f} of {total:.1f} GiB."),) if spec.rehearsed_bytes else ()
     if needed > smallest.total_bytes:
-        if not (rehearsed and _can_shrink(spec)):
+        # With the same result, the trainer can take fewer rows at a time, or recompute activations.
+        recipe = spec.hyperparameters
+        has_rows = recipe.batch_size > recipe.gradient_accumulation_steps * spec.gpu_count
+        if not (rehearsed and (has_rows or not recipe.gradient_checkpointing)):
             message = f"The run needs {need:.1f} GiB by its {source}, the machine has {total:.1f}."
             raise Refused(FailureCode.OUT_OF_MEMORY, message)
         return (*rehearsed, _line("warn", "If memory runs out before training, the run takes fewer rows at a time."))
@@ -101,13 +104,6 @@ def _check_memory(spec: RunSpec, devices: Sequence[str]) -> tuple[LogLine, ...]:
 
 def _line(level: str, message: str) -> LogLine:
     return LogLine(sequence=UNNUMBERED, level=level, message=message)
-
-
-def _can_shrink(spec: RunSpec) -> bool:
-    """Return whether the trainer can save memory, by fewer rows at a time or recomputing, with the same result."""
-    recipe = spec.hyperparameters
-    has_rows = recipe.batch_size > recipe.gradient_accumulation_steps * spec.gpu_count
-    return has_rows or not recipe.gradient_checkpointing
 
 
 def _machine_memory() -> GpuMemory:

@@ -88,7 +88,7 @@ def _of_module(path: Path, tree: ast.Module) -> Iterator[RaisedCode]:
     module = importlib.import_module(".".join(path.relative_to(REPOSITORY).with_suffix("").parts))
     names = vars(module)
     for node in given:
-        name = node.name if isinstance(node, ast.ClassDef) else _called(node)
+        name = node.name if isinstance(node, ast.ClassDef) else getattr(getattr(node, "func", None), "id", "")
         kind = names.get(name)
         if not (isinstance(kind, type) and issubclass(kind, DomainError)):
             continue
@@ -124,11 +124,6 @@ def _code_of(node: ast.AST) -> ast.expr | None:
     return next((each.value for each in node.keywords if each.arg == "code"), None)
 
 
-def _called(node: ast.AST) -> str:
-    called = node.func if isinstance(node, ast.Call) else None
-    return called.id if isinstance(called, ast.Name) else ""
-
-
 def page() -> str:
     """Return docs/errors.md as it should be."""
     from apps.contracts.failures import CAUSES, FailureCode  # noqa: PLC0415 - after django.setup()
@@ -145,7 +140,11 @@ def page() -> str:
     parts = [_INTRO]
     for status, codes in sorted(by_status.items()):
         parts.append(f"## {status} {Status(status).name.replace('_', ' ').capitalize()}\n")
-        parts += [_entry(code, sorted(found[code]), *ERRORS[code]) for code in codes]
+        for code in codes:
+            meaning, fix = ERRORS[code]
+            statuses = " or ".join(dict.fromkeys(str(each.status) for each in sorted(found[code])))
+            repeat = " SDKs repeat it." if any(each.is_retryable for each in found[code]) else ""
+            parts.append(f"### `{code}`\n\n{meaning}\n\n- **Status:** {statuses}.{repeat}\n- **What to do:** {fix}\n")
     parts.append(
         "## Failed jobs\n\nA failed job has one of these codes in `error.code`, or a code from above. "
         "`error.suggestion` names a change and its\nprice. Time is billed only if the customer is at fault.\n"
@@ -163,12 +162,6 @@ def page() -> str:
     )
     parts.append(_table(BATCH_LINES, heads=("code", "meaning")))
     return "\n".join(parts)
-
-
-def _entry(code: str, raised: list[RaisedCode], meaning: str, fix: str) -> str:
-    statuses = " or ".join(dict.fromkeys(str(each.status) for each in raised))
-    repeat = " SDKs repeat it." if any(each.is_retryable for each in raised) else ""
-    return f"### `{code}`\n\n{meaning}\n\n- **Status:** {statuses}.{repeat}\n- **What to do:** {fix}\n"
 
 
 def _table(rows: Mapping[str, str], *, heads: tuple[str, ...]) -> str:

@@ -50,7 +50,8 @@ def parse_tools(row: dict[str, object], number: int, *, param: str = "") -> tupl
     if not isinstance(tools, list):
         _raise_bad_tools(number, f"`{field}` is a JSON {json_type(tools)}, not an array.", field)
     for index, tool in enumerate(tools):
-        if not _is_tool(tool):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else {}
+        if not (isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]):
             _raise_bad_tools(number, f"`{field}[{index}]` is not a function with a name.", f"{field}[{index}]")
     return tuple(tools)
 
@@ -71,11 +72,6 @@ def raise_unknown_key(number: int, key: str, param: str, note: str) -> NoReturn:
     else:
         message, fix = f"Unknown key {short(key)}.", f"Remove {short(key)}. {note}"
     raise RowError(number, RowErrorCode.UNKNOWN_KEY, message, param=param, fix=fix)
-
-
-def _is_tool(tool: object) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str) and bool(function["name"])
 
 
 def _raise_bad_tools(number: int, message: str, param: str) -> NoReturn:

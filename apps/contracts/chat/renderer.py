@@ -48,7 +48,10 @@ class ChatRenderer:
         tokens = {"bos_token": bos_token, "eos_token": eos_token, "pad_token": pad_token, "unk_token": unk_token}
         self._tokens = {name: token for name, token in tokens.items() if token}
         self.chat_template = chat_template
-        self.fingerprint = _fingerprint(chat_template, content, self._tokens)
+        special = json.dumps(self._tokens, sort_keys=True)
+        digest = hashlib.sha256(f"{RENDERING_VERSION}\0{chat_template}\0{special}\0".encode())
+        digest.update(content)
+        self.fingerprint = digest.hexdigest()
         self._texts = TextMaker(
             chat_template, self._tokenizer, self._tokens, process or shared_process, self.fingerprint
         )
@@ -169,9 +172,3 @@ def _row(text: Text, encoded: Encoded, train_on: TrainOn) -> RenderedRow:
     if text.is_plain or train_on is TrainOn.ALL:
         return RenderedRow(text.text, ((0, len(text.text)),), ids, ((0, len(ids)),))
     return RenderedRow(text.text, tuple(text.spans), ids, ranges)
-
-
-def _fingerprint(chat_template: str, tokenizer: bytes, tokens: dict[str, str]) -> str:
-    digest = hashlib.sha256(f"{RENDERING_VERSION}\0{chat_template}\0{json.dumps(tokens, sort_keys=True)}\0".encode())
-    digest.update(tokenizer)
-    return digest.hexdigest()

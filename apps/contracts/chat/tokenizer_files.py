@@ -27,7 +27,10 @@ class ModelTexts(msgspec.Struct, frozen=True):
 def read_model_texts(folder: Path, chat_template: str = "") -> ModelTexts:
     """Return the chat template (unless given) and special tokens of a model's folder."""
     config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
-    tokens = {name: _token_text(config.get(name)) for name in TOKEN_NAMES}
+    tokens = {}
+    for name in TOKEN_NAMES:
+        token = config.get(name)
+        tokens[name] = token.get("content", "") if isinstance(token, dict) else str(token or "")
     return ModelTexts(chat_template or read_chat_template(folder), tokens)
 
 
@@ -76,7 +79,3 @@ def load_tokenizer(content: bytes) -> Tokenizer:
 
 def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def _token_text(value: object) -> str:
-    return value.get("content", "") if isinstance(value, dict) else str(value or "")

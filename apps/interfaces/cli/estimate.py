@@ -92,13 +92,10 @@ def run(given: argparse.Namespace) -> str:
     ranking = rank_answers(answers, within_hours=given.within)
     written = output.as_json if given.json else output.as_text
     text = written(model=model, request=request, answers=answers, ranking=ranking, within_hours=given.within)
-    return text if given.json else text + _also(given.gpu)
-
-
-def _also(name: str) -> str:
-    """Return a note on the other types that a short name could have meant."""
-    key, *others = catalog.matching(name)
-    return f"{name} is read as {key}; there is also {', '.join(others)}.\n" if others and name != catalog.ALL else ""
+    key, *others = catalog.matching(given.gpu)
+    if others and given.gpu != catalog.ALL and not given.json:  # a short name could have meant them
+        text += f"{given.gpu} is read as {key}; there is also {', '.join(others)}.\n"
+    return text
 
 
 def _request(given: argparse.Namespace, model: Model) -> QuoteRequest:

@@ -129,7 +129,9 @@ def _memory(answer: Answer) -> list[str]:
     lines += [f"  {'free'.ljust(width)}  {estimate.headroom_bytes / GIB:8.2f}"] if estimate.fits else []
     if not estimate.fits:
         lines += [f"{estimate.reason}", "Ways to make it fit:"]
-        lines += [f"  {fix.text}{_fix_price(fix.cost_nano_p50)}" for fix in estimate.fixes]
+        for fix in estimate.fixes:
+            price = "" if fix.cost_nano_p50 is None else f" ({_dollars(fix.cost_nano_p50)})"
+            lines.append(f"  {fix.text}{price}")
     return lines
 
 
@@ -183,10 +185,6 @@ def _span(seconds: float) -> str:
 
 def _dollars(nano: int) -> str:
     return f"${nano / NANO_PER_USD:,.2f}"
-
-
-def _fix_price(cost_nano: int | None) -> str:
-    return f" ({_dollars(cost_nano)})" if cost_nano is not None else ""
 
 
 def _or(names: Sequence[str]) -> str:

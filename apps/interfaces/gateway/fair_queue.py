@@ -132,7 +132,8 @@ class FairQueue:
         replica = self._of(replica_id)
         entitled = [tenant for tenant in self._queues if replica.has_place_for(tenant)]
         for tenant in sorted(entitled, key=lambda one: replica.by_tenant[one]):
-            waiting = _first_for(self._queues[tenant], replica_id)
+            fitting = (one for one in self._queues[tenant] if replica_id in one.replica_ids and not one.given.done())
+            waiting = next(fitting, None)
             if waiting is None:
                 continue
             queue = self._queues.pop(tenant)
@@ -149,10 +150,6 @@ class FairQueue:
         if found is None:
             found = self._replicas[replica_id] = _Replica(self._places)
         return found
-
-
-def _first_for(queue: Iterable[_Waiting], replica_id: str) -> _Waiting | None:
-    return next((one for one in queue if replica_id in one.replica_ids and not one.given.done()), None)
 
 
 # --- Replicas that fail -----------------------------------------------------------------------------------------------

@@ -252,14 +252,9 @@ def _decode(request: HttpRequest, kind: type[Body]) -> Body:
         raw = request.body
     except RequestDataTooBig as error:
         raise TooLarge("The body has more than 2 MiB.") from error
-    return decode_body(_without_nul(raw), msgspec.json.Decoder(kind))
-
-
-def _without_nul(raw: bytes) -> bytes:
-    """Return JSON with each escaped NUL replaced: PostgreSQL stores none, but a log line may hold one."""
-    if rb"\u0000" not in raw:
-        return raw
-    return _ESCAPE.sub(lambda found: rb"\ufffd" if found[0] == rb"\u0000" else found[0], raw)
+    if rb"\u0000" in raw:  # PostgreSQL stores no NUL, but a log line may hold one
+        raw = _ESCAPE.sub(lambda found: rb"\ufffd" if found[0] == rb"\u0000" else found[0], raw)
+    return decode_body(raw, msgspec.json.Decoder(kind))
 
 
 def _json(value: object, status: int = 200) -> HttpResponse:

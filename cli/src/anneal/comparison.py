@@ -38,15 +38,11 @@ def _compared(api: Api, job_id: str) -> dict[str, Any]:
         for name in ("train_loss", "valid_loss"):
             if (value := (event["data"] or {}).get(name)) is not None:
                 losses.setdefault(name, value)
+    model = job["fine_tuned_model"]
+    report = api.get(model_path(model)).get("evaluation") if model else None  # on held-out rows
     kept = ("id", "status", "model", "training_file", "fine_tuned_model", "cost_usd", "trained_tokens", "recipe")
     return {name: job[name] for name in kept} | {
         "train_loss": losses.get("train_loss"),
         "valid_loss": losses.get("valid_loss"),
-        "scores": _scores(api, job["fine_tuned_model"]),
+        "scores": {name: value for name, value in (report or {}).items() if isinstance(value, int | float)},
     }
-
-
-def _scores(api: Api, model: str | None) -> dict[str, float]:
-    """Return the numbers of the report on held-out rows, if there is one."""
-    report = api.get(model_path(model)).get("evaluation") if model else None
-    return {name: value for name, value in (report or {}).items() if isinstance(value, int | float)}

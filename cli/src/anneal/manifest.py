@@ -135,6 +135,11 @@ def find_files(api: Api) -> dict[str, str]:
 
 def request_of(manifest: Manifest, content: dict[str, str], file_ids: dict[str, str]) -> dict[str, Any]:
     """Return the body of the request for the job."""
+    compute: dict[str, Any] = {}
+    if manifest.pool:
+        compute["pool"] = manifest.pool
+    if manifest.node_count > 1:
+        compute["node_count"] = manifest.node_count
     body = {
         "model": manifest.model,
         "training_file": file_ids["dataset"],
@@ -145,16 +150,11 @@ def request_of(manifest: Manifest, content: dict[str, str], file_ids: dict[str, 
         "lora": manifest.lora,
         "quantization": manifest.quantization,
         "evaluation": manifest.evaluation,
-        "compute": _compute(manifest),
+        "compute": compute,
         "budget": None if manifest.max_cost_usd is None else {"max_cost_usd": str(manifest.max_cost_usd)},
         "metadata": metadata_of(manifest, content),
     }
     return {name: value for name, value in body.items() if value not in (None, {})}
-
-
-def _compute(manifest: Manifest) -> dict[str, Any]:
-    several = {"node_count": manifest.node_count} if manifest.node_count > 1 else {}
-    return ({"pool": manifest.pool} if manifest.pool else {}) | several
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------

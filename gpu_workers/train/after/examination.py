@@ -13,7 +13,7 @@ import msgspec
 import peft
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from apps.contracts.adapter_files import WEIGHTS_FILE
 from apps.contracts.chat import ChatRenderer
@@ -60,11 +60,14 @@ def examine_result(
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
     config = AutoConfig.from_pretrained(base, local_files_only=True, trust_remote_code=False)
     rows = held_out or (_examples(work_dir / TRAINING_FILE, spec, renderer, chosen.training) if has_probe else [])
-    context_length = int(getattr(config.get_text_config(), "max_position_embeddings", 2_048))
+    text_config = config.get_text_config()
+    context_length = int(getattr(text_config, "max_position_embeddings", 2_048))
+    pad_id = getattr(text_config, "pad_token_id", None)
+    pad_id = pad_id if isinstance(pad_id, int) else 0  # any valid id: padding is masked
     fixed = choose_rows(rows[:_PARITY_ROWS], context_length=context_length) if has_probe else []
     plan = spec.evaluation or EvaluationPlan()
     subject = _subject_of(base, trained, spec)
-    examiner = Examiner(subject.cut(held_out), plan, tokenizer, pad_id=_pad_id(config)) if held_out else None
+    examiner = Examiner(subject.cut(held_out), plan, tokenizer, pad_id=pad_id) if held_out else None
     seen = subject.examine(examiner, fixed)
     report = None
     if examiner and seen.findings:
@@ -250,9 +253,3 @@ def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[
         return [preferred(pair) for pair in rows.rows]
     is_chat = recipe.objective is Objective.SUPERVISED
     return [as_example(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]
-
-
-def _pad_id(config: PreTrainedConfig) -> int:
-    """Return any valid id: padding is masked."""
-    text = config.get_text_config()
-    return text.pad_token_id if isinstance(getattr(text, "pad_token_id", None), int) else 0

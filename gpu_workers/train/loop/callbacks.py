@@ -190,6 +190,8 @@ class ProgressCallback(TrainerCallback):
         self.recent_losses.append(loss)
         seconds, gpu = self.watch.seconds, read_gpu()
         self._reported_at = time.monotonic()
+        norm = None if window.grad_norm is None else float(whole(window.grad_norm))
+        done, left = state.global_step - self._start_step, state.max_steps - state.global_step
         self._events.write(
             StepCompleted(
                 sequence=UNNUMBERED,
@@ -198,7 +200,7 @@ class ProgressCallback(TrainerCallback):
                 epoch=state.global_step / self.steps_per_epoch,
                 train_loss=loss,
                 learning_rate=learning_rate,
-                grad_norm=_finite(window.grad_norm),
+                grad_norm=norm if norm is not None and math.isfinite(norm) else None,
                 trained_tokens=self.trained_tokens,
                 tokens_per_second=self._tokens_per_second(seconds, n_tokens),
                 training_seconds=seconds,
@@ -207,7 +209,7 @@ class ProgressCallback(TrainerCallback):
                 gpu_utilization=gpu.utilization,
                 gpu_celsius=gpu.celsius,
                 gpu_watts=gpu.watts,
-                eta_seconds=self._eta_seconds(state, seconds),
+                eta_seconds=(seconds - self._start_seconds) / done * left if done > 0 else None,
             )
         )
 
@@ -223,12 +225,6 @@ class ProgressCallback(TrainerCallback):
         since, tokens = self._counted[0]
         return (self._tokens_here - tokens) / max(seconds - since, 1e-6)
 
-    def _eta_seconds(self, state: TrainerState, seconds: float) -> float | None:
-        done = state.global_step - self._start_step
-        if done <= 0:
-            return None
-        return (seconds - self._start_seconds) / done * (state.max_steps - state.global_step)
-
 
 def _require_usable(loss: float, step: int) -> None:
     if not math.isfinite(loss):
@@ -237,8 +233,3 @@ def _require_usable(loss: float, step: int) -> None:
     if loss == 0.0:
         message = f"The loss is exactly zero at step {step}: nothing is left to learn from these rows."
         raise TrainingFailed(FailureCode.LOSS_IS_ZERO, message)
-
-
-def _finite(value: torch.Tensor | None) -> float | None:
-    number = None if value is None else float(whole(value))
-    return number if number is not None and math.isfinite(number) else None

@@ -85,8 +85,8 @@ class GroupMember:
             child = self._child = self._executor.start(
                 self._work_dir, hub_token=self._spec.base_model.hub_token, devices=self._devices
             )
-            # The first machine alone ends a run without progress: this one waits for it in every step.
-            accompany(child, self._keeper, stop_reason=self._stop_reason, look=_nothing, is_stalled=lambda: False)
+            # The first machine alone reports events and ends a run without progress: this one waits in every step.
+            accompany(child, self._keeper, stop_reason=self._stop_reason, look=lambda: None, is_stalled=lambda: False)
             return self._conclude(child)
         except StopAsked:
             return _GIVEN_UP
@@ -136,7 +136,3 @@ class GroupMember:
         self._require_place()
         if self._stop_reason() is not None:
             raise StopAsked
-
-
-def _nothing() -> None:
-    """Do nothing, because only the first machine's child reports events."""

@@ -176,7 +176,8 @@ class FileRows(ApiView):
         if version.status != DatasetVersionStatus.READY:
             text = f"The file is {version.status}: its rows can be read once it is ready. Try again then."
             raise operations.NotReady(text, param="file_id")
-        renderer = _renderer(query.model)
+        base_model: BaseModel | None = get_base_model(name=query.model) if query.model else None
+        renderer = chat_renderer(base_model=base_model) if base_model else None
         found = queries.read_rows(version=version, first_line=query.first_line, limit=query.limit + 1)
         return {
             "object": "file.rows",
@@ -185,11 +186,6 @@ class FileRows(ApiView):
             "rows": [_row_object(row, renderer, query.train_on) for row in found[: query.limit]],
             "next_line": found[query.limit].line if len(found) > query.limit else None,
         }
-
-
-def _renderer(model: str | None) -> ChatRenderer | None:
-    base_model: BaseModel | None = get_base_model(name=model) if model else None
-    return chat_renderer(base_model=base_model) if base_model else None
 
 
 def _row_object(preview: RowPreview, renderer: ChatRenderer | None, train_on: TrainOn) -> RowObject:

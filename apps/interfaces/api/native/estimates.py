@@ -33,6 +33,7 @@ from apps.interfaces.api.requests.recipes import (
     settings_of,
 )
 from apps.interfaces.api.requests.sent_names import as_sent
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 
@@ -211,20 +212,18 @@ def parse_needed_by(value: int | str | None, now: datetime.datetime) -> datetime
     """Return the requested moment. Raises InvalidValue if it is malformed, has no time zone or lies in the past."""
     if value is None:
         return None
-    moment = _moment(value)
+    try:
+        moment = (
+            parse_datetime(value) if isinstance(value, str) else datetime.datetime.fromtimestamp(value, datetime.UTC)
+        )
+    except (ValueError, OverflowError, OSError):
+        moment = None
     if moment is None or moment.tzinfo is None:
         text = "needed_by must be Unix seconds, or RFC 3339 with a time zone, such as 2030-05-01T17:45:00Z."
         raise InvalidValue(text, param="needed_by")
     if moment <= now:
         raise InvalidValue("needed_by lies in the past: give a moment to come.", param="needed_by")
     return moment
-
-
-def _moment(value: int | str) -> datetime.datetime | None:
-    try:
-        return parse_datetime(value) if isinstance(value, str) else datetime.datetime.fromtimestamp(value, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
 
 
 def options_object(
@@ -234,7 +233,7 @@ def options_object(
     deadline_seconds = (needed_by - now).total_seconds() if needed_by else None
     ranking = rank_quotes(quotes, deadline_seconds=deadline_seconds)
     return {
-        "needed_by": int(needed_by.timestamp()) if needed_by else None,
+        "needed_by": unix_seconds(needed_by),
         "recommended": ranking.recommended,
         "cheapest": ranking.cheapest,
         "fastest": ranking.fastest,

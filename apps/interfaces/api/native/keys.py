@@ -18,6 +18,7 @@ from apps.accounts.roles import SCOPES, Permission
 from apps.billing.budget_settings import issue_key, rotate_key
 from apps.core.database.clock import db_now
 from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -185,8 +186,8 @@ def key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
         "created_by": key.created_by_id,
         "issued_by": key.issued_by_id,
         "created_at": int(key.created_at.timestamp()),
-        "last_used_at": int(key.last_used_at.timestamp()) if key.last_used_at else None,
-        "expires_at": int(key.expires_at.timestamp()) if key.expires_at else None,
+        "last_used_at": unix_seconds(key.last_used_at),
+        "expires_at": unix_seconds(key.expires_at),
         "requests_per_minute": key.requests_per_minute,
         "tokens_per_minute": key.tokens_per_minute,
         "concurrent_requests": key.concurrent_requests,

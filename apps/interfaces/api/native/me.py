@@ -5,6 +5,7 @@ from typing import Literal, TypedDict
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 
@@ -50,6 +51,6 @@ class MeView(ApiView):
                 "id": identity.key_id,
                 "project": identity.project_id,
                 "scopes": sorted(identity.scopes),
-                "expires_at": int(identity.expires_at.timestamp()) if identity.expires_at else None,
+                "expires_at": unix_seconds(identity.expires_at),
             },
         }

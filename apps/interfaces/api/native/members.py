@@ -13,6 +13,7 @@ from apps.accounts.notices.notifications import list_notifications, mark_read
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 RoleName = Literal["viewer", "member", "admin", "owner"]
@@ -235,5 +236,5 @@ def _notification_object(notification: Notification) -> NotificationObject:
         "title": notification.title,
         "path": notification.path,
         "created_at": int(notification.created_at.timestamp()),
-        "read_at": int(notification.read_at.timestamp()) if notification.read_at else None,
+        "read_at": unix_seconds(notification.read_at),
     }

@@ -11,6 +11,7 @@ from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 _MANAGE = Permission.WEBHOOK_MANAGE
@@ -189,6 +190,6 @@ def _delivery(row: WebhookDelivery) -> WebhookDeliveryObject:
         "response_text": row.response_text,
         "error": row.error or None,
         "duration_ms": row.duration_ms,
-        "attempted_at": int(row.attempted_at.timestamp()) if row.attempted_at else None,
+        "attempted_at": unix_seconds(row.attempted_at),
         "created_at": int(row.created_at.timestamp()),
     }

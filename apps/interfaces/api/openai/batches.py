@@ -1,6 +1,5 @@
 """/v1/batches: OpenAI's Batch API."""
 
-import datetime
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
@@ -15,6 +14,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.idempotency import is_client_retry
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 
@@ -155,14 +155,14 @@ def batch_object(batch: Batch) -> BatchObject:
         "output_file_id": batch.output_file_id,
         "error_file_id": batch.error_file_id,
         "created_at": int(batch.created_at.timestamp()),
-        "in_progress_at": _seconds(batch.in_progress_at),
+        "in_progress_at": unix_seconds(batch.in_progress_at),
         "expires_at": int(batch.expires_at.timestamp()),
-        "finalizing_at": _seconds(batch.finalizing_at),
-        "completed_at": _seconds(batch.completed_at),
-        "failed_at": _seconds(batch.failed_at),
-        "expired_at": _seconds(batch.expired_at),
-        "cancelling_at": _seconds(batch.cancelling_at),
-        "cancelled_at": _seconds(batch.cancelled_at),
+        "finalizing_at": unix_seconds(batch.finalizing_at),
+        "completed_at": unix_seconds(batch.completed_at),
+        "failed_at": unix_seconds(batch.failed_at),
+        "expired_at": unix_seconds(batch.expired_at),
+        "cancelling_at": unix_seconds(batch.cancelling_at),
+        "cancelled_at": unix_seconds(batch.cancelled_at),
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
         "usage": {
             "input_tokens": batch.input_tokens,
@@ -174,7 +174,3 @@ def batch_object(batch: Batch) -> BatchObject:
         "metadata": batch.metadata,
         "project_id": batch.project_id,
     }
-
-
-def _seconds(moment: datetime.datetime | None) -> int | None:
-    return int(moment.timestamp()) if moment else None

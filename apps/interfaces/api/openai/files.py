@@ -38,6 +38,7 @@ from apps.finetuning.results.result_file import (
 from apps.interfaces.api.requests.handlers import Download
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, Source, merged_page
 from apps.interfaces.api.requests.parsers import PlainMultiPartParser
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 LISTED_FILES = 1_000  # per page: each may come with many errors
@@ -167,7 +168,15 @@ class FileDetail(ApiView):
         if file := find_file(organization=self.organization, id=file_id):
             return batch_object(file)
         version = queries.get_version(organization=self.organization, id=file_id)
-        return file_object(version, tokens=_tokens(version), errors=version.errors)
+        tokens: dict[str, object] = {
+            count.base_model.name: {
+                "tokens": count.tokens,
+                "trained_tokens": count.trained_tokens,
+                "longest_row_tokens": count.longest_row_tokens,
+            }
+            for count in version.token_counts.select_related("base_model")
+        }
+        return file_object(version, tokens=tokens, errors=version.errors)
 
     def delete(self, request: Request, file_id: str) -> DeletedFile:
         """Delete a file. Jobs that used it keep their results."""
@@ -224,7 +233,7 @@ def file_object(
         "object": "file",
         "bytes": version.bytes,
         "created_at": int(version.created_at.timestamp()),
-        "expires_at": int(version.expires_at.timestamp()) if version.expires_at else None,
+        "expires_at": unix_seconds(version.expires_at),
         "filename": version.filename,
         "purpose": version.purpose,
         "status": _STATUSES[DatasetVersionStatus(version.status)],
@@ -263,23 +272,11 @@ def batch_object(file: BatchFile) -> FileObject:
         "object": "file",
         "bytes": file.bytes,
         "created_at": int(file.created_at.timestamp()),
-        "expires_at": int(file.expires_at.timestamp()) if file.expires_at else None,
+        "expires_at": unix_seconds(file.expires_at),
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",
         "status_details": None,
-    }
-
-
-def _tokens(version: DatasetVersion) -> dict[str, object]:
-    counts = version.token_counts.select_related("base_model")
-    return {
-        count.base_model.name: {
-            "tokens": count.tokens,
-            "trained_tokens": count.trained_tokens,
-            "longest_row_tokens": count.longest_row_tokens,
-        }
-        for count in counts
     }
 
 

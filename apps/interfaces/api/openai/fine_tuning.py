@@ -256,8 +256,10 @@ class JobRetry(ApiView):
         require_scope_of_judge(self.identity, stored_request(job).evaluation)
         _require_scope_of_marks(self.identity, job.metadata, are_copied=True)
         now = db_now()
-        if job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs:
-            self._require_scope_of_files()
+        makes_file = job.status == JobStatus.FAILED and suggest(job=job, now=now).change.repairs
+        if makes_file and Permission.DATASET_WRITE not in self.identity.scopes:
+            message = "The suggested change makes a new version of a file; this key lacks the scope 'dataset.write'."
+            raise PermissionDenied(message, required_scope=str(Permission.DATASET_WRITE))
         again = retry_job(
             job=job,
             by=self.actor,
@@ -266,11 +268,6 @@ class JobRetry(ApiView):
             shown_max_nano=quoted_max_nano(body.budget),
         )
         return job_object(queries.get_job(organization=self.organization, id=again.pk))
-
-    def _require_scope_of_files(self) -> None:
-        if Permission.DATASET_WRITE not in self.identity.scopes:
-            message = "The suggested change makes a new version of a file; this key lacks the scope 'dataset.write'."
-            raise PermissionDenied(message, required_scope=str(Permission.DATASET_WRITE))
 
 
 class JobEvents(ApiView):

@@ -19,6 +19,7 @@ from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.results.result_file import result_file_id
 from apps.finetuning.runs import attempts
 from apps.interfaces.api.native.estimates import usd
+from apps.interfaces.api.requests.times import unix_seconds
 
 
 class MissingPartObject(TypedDict):
@@ -129,7 +130,9 @@ def job_objects(jobs: Sequence[FineTuningJob]) -> list[JobObject]:
     """Return the jobs as `job_object` does. Further queued jobs take no further statements."""
     now = db_now()
     progress, waits = list_progress(jobs=jobs, now=now), explain_waits(jobs=jobs, now=now)
-    held = _held_nano([job for job in jobs if job.hold_id])
+    with_hold = [job for job in jobs if job.hold_id]
+    holding = [job for job in with_hold if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
+    held = {job.pk: 0 for job in with_hold} | attempts.resume_holds_nano(jobs=holding)
     return [_job_object(job, progress[job.pk], waits.get(job.pk), held.get(job.pk), now) for job in jobs]
 
 
@@ -142,11 +145,13 @@ def _job_object(
         "batch_size": _asked(requested, "batch_size", recipe),
         "learning_rate_multiplier": _asked(requested, "learning_rate_multiplier", {}),
     }
+    kind = str(recipe.get("objective", Objective.SUPERVISED.value))
+    beta = {"beta": _asked(requested, f"{kind}_beta", recipe)} if Objective(kind).is_preference else {}
     return {
         "id": job.pk,
         "object": "fine_tuning.job",
         "created_at": int(job.created_at.timestamp()),
-        "finished_at": _unix(job.finished_at),
+        "finished_at": unix_seconds(job.finished_at),
         "model": job.base_model.name,
         "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
         "organization_id": job.organization_id,
@@ -155,12 +160,12 @@ def _job_object(
         "training_file": job.training_file_id,
         "validation_file": job.validation_file_id,
         "hyperparameters": theirs,
-        "method": _method_object(requested, recipe, theirs),
+        "method": {"type": kind, kind: {"hyperparameters": theirs | beta}},
         "trained_tokens": job.trained_tokens if job.status == JobStatus.SUCCEEDED else None,
         "result_files": [file_id] if (file_id := result_file_id(job)) else [],
         "seed": job.seed,
         "error": _error(job, None),
-        "estimated_finish": _unix(finish_of(progress, now=now)),
+        "estimated_finish": unix_seconds(finish_of(progress, now=now)),
         "integrations": msgspec.to_builtins(requested.integrations),
         "metadata": job.metadata,
         **_ours(job, requested, progress, held_nano),
@@ -172,14 +177,6 @@ def _asked(requested: StoredRequest, name: str, recipe: Mapping[str, object]) ->
     """Return a hyperparameter as it was sent, or "auto". A job without this record returns what the recipe has."""
     found = (recipe if requested.asked is None else requested.asked).get(name)
     return "auto" if found is None else found
-
-
-def _method_object(
-    requested: StoredRequest, recipe: Mapping[str, object], theirs: dict[str, object]
-) -> dict[str, object]:
-    kind = str(recipe.get("objective", Objective.SUPERVISED.value))
-    beta = {"beta": _asked(requested, f"{kind}_beta", recipe)} if Objective(kind).is_preference else {}
-    return {"type": kind, kind: {"hyperparameters": theirs | beta}}
 
 
 def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, held_nano: int | None) -> OurMembers:
@@ -209,12 +206,6 @@ def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, h
     }
 
 
-def _held_nano(jobs: Sequence[FineTuningJob]) -> dict[str, int]:
-    """Return the amount held now for each job: zero once it is paused or ended."""
-    holding = [job for job in jobs if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
-    return {job.pk: 0 for job in jobs} | attempts.resume_holds_nano(jobs=holding)
-
-
 def _wait_members(wait: Wait | None, now: datetime.datetime) -> WaitMembers:
     start: StartObject | None = None
     if wait and wait.starts_after:
@@ -231,11 +222,13 @@ def _wait_members(wait: Wait | None, now: datetime.datetime) -> WaitMembers:
 def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
     if job.status != JobStatus.FAILED:
         return None
+    # A code that is not a run's failure was refused before anything ran.
+    blame = FailureCode(job.error_code).blame if job.error_code in list(FailureCode) else Blame.CUSTOMER
     error: JobError = {
         "code": job.error_code,
         "message": job.error_message,
         "param": job.error_param or None,
-        "blame": _blame(job.error_code),
+        "blame": blame.value,
     }
     if why is None:
         return error
@@ -254,12 +247,3 @@ def _error(job: FineTuningJob, why: Explanation | None) -> JobError | None:
             "obstacle": advice.obstacle or None,
         },
     }
-
-
-def _blame(code: str) -> str:
-    """Return the party at fault. A code that is not a run's failure was refused before anything ran."""
-    return FailureCode(code).blame.value if code in list(FailureCode) else Blame.CUSTOMER.value
-
-
-def _unix(moment: datetime.datetime | None) -> int | None:
-    return int(moment.timestamp()) if moment else None

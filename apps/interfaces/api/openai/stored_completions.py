@@ -159,7 +159,9 @@ def completion_object(completion: StoredCompletion) -> StoredCompletionObject:
 
 def _message_object(id: str, message: dict[str, Any]) -> StoredMessageObject:
     content = message.get("content")
-    parts = [_given(part) for part in content] if isinstance(content, list) else None
+    parts = None
+    if isinstance(content, list):
+        parts = [{name: value for name, value in part.items() if value is not None} for part in content]
     text = "\n".join(part["text"] for part in parts if "text" in part) if parts is not None else content
     return {
         "id": id,
@@ -171,7 +173,3 @@ def _message_object(id: str, message: dict[str, Any]) -> StoredMessageObject:
         "tool_call_id": message.get("tool_call_id"),
         "refusal": None,
     }
-
-
-def _given(part: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in part.items() if value is not None}

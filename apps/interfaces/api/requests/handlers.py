@@ -42,16 +42,10 @@ def _signature(function: Callable[..., object]) -> Signature:
     hints = get_type_hints(function, include_extras=True)
     sent = hints.get("body") or hints.get("form")
     is_required = sent is not None and any(field.required for field in msgspec.structs.fields(sent))
-    answers = tuple(_answer(kind) for kind in _options(hints["return"]))
+    returned = hints["return"]
+    kinds = get_args(returned) if get_origin(returned) in (Union, UnionType) else (returned,)
+    answers = tuple(kind.__metadata__[0] if get_origin(kind) is Annotated else kind for kind in kinds)
     return Signature(hints.get("query"), hints.get("body"), hints.get("form"), answers, is_required)
-
-
-def _options(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-
-
-def _answer(kind: Any) -> Any:
-    return kind.__metadata__[0] if get_origin(kind) is Annotated else kind
 
 
 def read_arguments(request: Request, handler: Callable[..., object]) -> dict[str, object]:
@@ -65,16 +59,12 @@ def read_arguments(request: Request, handler: Callable[..., object]) -> dict[str
     if wanted.body is not None:
         read["body"] = read_body(request.data, wanted.body)
     if wanted.form is not None:
-        read["form"] = read_body(_single_parts(cast(MultiValueDict[str, object], request.data)), wanted.form)
+        form = cast(MultiValueDict[str, object], request.data)
+        for name, parts in form.lists():
+            if len(parts) > 1:
+                raise InvalidValue(f"'{name[:60]}' is sent {len(parts)} times. Send it once.", param=name[:60])
+        read["form"] = read_body(dict(form.items()), wanted.form)
     return read
-
-
-def _single_parts(form: MultiValueDict[str, object]) -> dict[str, object]:
-    """Return the parts of a form by name. Raises InvalidValue for a name with several."""
-    for name, parts in form.lists():
-        if len(parts) > 1:
-            raise InvalidValue(f"'{name[:60]}' is sent {len(parts)} times. Send it once.", param=name[:60])
-    return dict(form.items())
 
 
 def read_query(given: Mapping[str, str], kind: type[Any]) -> Any:

@@ -77,7 +77,10 @@ def take(
     starts elsewhere would repeat or lose items.
     """
     if query.after:
-        rows = _beyond(rows, query.after, order)
+        last = find_place(rows, query.after, order)
+        if last is None:
+            raise _unknown(query.after)
+        rows = beyond(rows, last, order)
     if most_bytes is not None:
         return _take_bytes(query.limit, rows.order_by(*order), most_bytes)
     with counted_read():
@@ -151,10 +154,3 @@ def list_object(data: list[Rendered], *, has_more: bool = False) -> ListObject[R
 def _unknown(after: str) -> InvalidValue:
     text = f"No such object: {after[:64]}. 'after' must be the id of the last object of the page before."
     return InvalidValue(text, param="after")
-
-
-def _beyond(rows: QuerySet[T], after: str, order: Order) -> QuerySet[T]:
-    last = find_place(rows, after, order)
-    if last is None:
-        raise _unknown(after)
-    return beyond(rows, last, order)

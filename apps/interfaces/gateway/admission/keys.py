@@ -151,7 +151,9 @@ class Keys:
         if known not in self._lookups:
             look_up = partial(self._look_up, known, secret)
             task = asyncio.ensure_future(
-                look_up() if stranger is None else self._strangers.look_up(stranger, look_up, _is_right)
+                look_up()
+                if stranger is None
+                else self._strangers.look_up(stranger, look_up, lambda entry: entry.identity is not None)
             )
             self._lookups[known] = task
             task.add_done_callback(lambda done: self._finish_lookup(known, done))
@@ -178,31 +180,29 @@ class Keys:
         return entry
 
 
-def _is_right(entry: _Entry) -> bool:
-    return entry.identity is not None
-
-
 def _find(secret: str) -> tuple[KeyIdentity | None, InferenceCaller | None]:
     identity = find_key(secret=secret)
     if identity is None or Permission.INFERENCE not in identity.scopes:
         return identity, None
     note_key_use(identity=identity, now=db_now())
     share_holder = get_share_holder(organization=identity.organization_id)
+    sight = (
+        sight_of_inference(key_id=identity.key_id)
+        if identity.kind == KeyKind.MEMBER
+        else sight_of_key(project_id=identity.project_id, scopes=identity.scopes)
+    )
+    # Without a salt for the engine's prefix cache, one organization could find out by timing which prompts another has
+    # cached.
+    salted = f"cache salt {identity.organization_id}".encode()
     caller = InferenceCaller(
         key_id=identity.key_id,
         organization_id=identity.organization_id,
         share_holder=share_holder,
-        cache_salt=_cache_salt(identity.organization_id),
+        cache_salt=hmac.new(settings.SIGNING_KEY.encode(), salted, hashlib.sha256).hexdigest(),
         limits=(_limits_of_organization(identity.organization_id, share_holder), _limits_of_key(identity.key_id)),
-        sight=_sight_of(identity),
+        sight=sight,
     )
     return identity, caller
-
-
-def _sight_of(identity: KeyIdentity) -> Sight | None:
-    if identity.kind == KeyKind.MEMBER:
-        return sight_of_inference(key_id=identity.key_id)
-    return sight_of_key(project_id=identity.project_id, scopes=identity.scopes)
 
 
 def _limits_of_organization(organization_id: str, share_holder: str) -> OwnerLimits:
@@ -225,11 +225,3 @@ def _limits_of_key(key_id: str) -> OwnerLimits:
         tokens_per_minute=found.tokens_per_minute,
         concurrent_requests=found.concurrent_requests,
     )
-
-
-def _cache_salt(organization_id: str) -> str:
-    """Return a salt for the engine's prefix cache.
-
-    Without it, one organization could find out by timing which prompts another has cached.
-    """
-    return hmac.new(settings.SIGNING_KEY.encode(), f"cache salt {organization_id}".encode(), hashlib.sha256).hexdigest()

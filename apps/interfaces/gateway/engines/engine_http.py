@@ -142,7 +142,11 @@ class ReplicaClient:
         """Return a connection to the first address of the host that accepts one. Raises OSError, AddressRefused."""
         failure: OSError | None = None
         name = self._host if self._tls else None
-        for host in await self._addresses(loop):
+        hosts = [self._host]
+        if not self._is_ip:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            hosts = list(dict.fromkeys(str(address[0]) for *_, address in found))
+        for host in hosts:
             if self._rules is not None:
                 self._rules.check_ip(host)
             try:
@@ -154,12 +158,6 @@ class ReplicaClient:
             else:
                 return made[1]
         raise failure or OSError(f"{self._host} has no address")
-
-    async def _addresses(self, loop: asyncio.AbstractEventLoop) -> list[str]:
-        if self._is_ip:
-            return [self._host]
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
     def close(self) -> None:
         while self._idle:

@@ -135,7 +135,10 @@ class Routes:
         model_name = self.resolve_alias(model_name, caller=caller)
         await self._count_request(self._visible(model_name, caller), caller)
         await self._wait_while(self._is_starting, model_name, caller, seconds=MAX_START_SECONDS)
-        await self._ask_for_place(self._visible(model_name, caller))
+        route = self._visible(model_name, caller)
+        if route is not None and route.is_cold and route.fleets:  # counted before its first replica existed
+            self._asked[route.adapter_version_id] += 0
+            await self._store_at_once()
         await self._wait_while(self._is_loading, model_name, caller, seconds=MAX_LOAD_SECONDS)
         route = self.require_known(model_name, caller=caller)
         if not route.upstreams:
@@ -192,12 +195,6 @@ class Routes:
         regions = {upstream.region for upstream in answering} or {fleet.region for fleet in route.fleets[:1]}
         self._asked_fleets.update(fleet.fleet_id for fleet in route.fleets if fleet.region in regions)
 
-    async def _ask_for_place(self, route: Route | None) -> None:
-        """Request a place for an adapter whose request was counted before its first replica existed."""
-        if route is not None and route.is_cold and route.fleets:
-            self._asked[route.adapter_version_id] += 0
-            await self._store_at_once()
-
     async def _count_request(self, route: Route | None, caller: Asker) -> None:
         """Count the request; of a cold adapter, and if a replica must start first, store the counts at once."""
         if route is None:
@@ -246,7 +243,7 @@ class Routes:
         route = self._table.routes.get(model_name)
         if route is None or route.organization_id not in (None, caller.organization_id):
             return None
-        if route.private_project and not _sees(caller, route.private_project):
+        if route.private_project and caller.sight is not None and route.private_project not in caller.sight.project_ids:
             return None
         regions = self._table.regions.get(caller.organization_id)
         return route if regions is None else route.limited_to(regions)
@@ -320,10 +317,6 @@ def _prices_of(
 def _price_of(prices: dict[tuple[str, str | None], Price], skus: Iterable[str], organization_id: str) -> Price | None:
     owned = (prices.get((sku, owner)) for sku in skus for owner in (organization_id, None))
     return next((price for price in owned if price is not None), None)
-
-
-def _sees(caller: Asker, project_id: str) -> bool:
-    return caller.sight is None or project_id in caller.sight.project_ids
 
 
 def _request_model(caller: Asker, model_name: str) -> bool:

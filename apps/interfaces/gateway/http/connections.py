@@ -345,17 +345,14 @@ class Exchange:
         self._is_chunked = not has_length and self._has_body and self._version == "1.1" and status not in _WITHOUT_BODY
         if self._waits_for_100 and not self.is_whole:
             self.keeps_alive = False  # the body may or may not come nevertheless
-        self._leaves_body = not self.is_whole and self._left_bytes() > _MAX_DISCARDED
+        declared = self.headers.get(b"content-length", b"")
+        most_left = int(declared) - self.size_bytes if declared.isdigit() else math.inf
+        self._leaves_body = not self.is_whole and most_left > _MAX_DISCARDED
         if self._leaves_body:
             self.keeps_alive = False
         coding = b"transfer-encoding: chunked\r\n" if self._is_chunked else b""
         closing = b"" if self.keeps_alive else b"connection: close\r\n"
         self._head = b"%b%b%b%b\r\n" % (self._connection.opening(status), lines, coding, closing)
-
-    def _left_bytes(self) -> float:
-        """Return the most bytes of the body that can still come."""
-        declared = self.headers.get(b"content-length", b"")
-        return int(declared) - self.size_bytes if declared.isdigit() else math.inf
 
     def write(self, content: bytes, *, more: bool) -> None:
         """Send a part of the answer, or its end. Does nothing once the customer is gone."""

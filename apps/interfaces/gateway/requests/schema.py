@@ -342,20 +342,18 @@ def _message(number: int, message: Message, media: list[Medium]) -> dict[str, ob
         content = read_parts(message.content, place=place, may_hold_media=is_users, media=media)
     written: dict[str, object] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.role == "assistant" and message.tool_calls:
-        written["tool_calls"] = [
-            _called(call, f"messages[{number}].tool_calls[{place}].function.arguments")
-            for place, call in enumerate(message.tool_calls)
-        ]
+        called = []
+        for at, call in enumerate(message.tool_calls):
+            param = f"messages[{number}].tool_calls[{at}].function.arguments"
+            arguments = read_arguments(call.function.arguments, param=param)
+            function = {"name": call.function.name, "arguments": arguments}
+            called.append({"id": call.id, "function": function, "type": call.type})
+        written["tool_calls"] = called
     if message.role == "tool":
         if not message.tool_call_id:
             raise MissingParameter("A tool's message needs `tool_call_id`.", param=f"messages[{number}].tool_call_id")
         written["tool_call_id"] = message.tool_call_id
     return written
-
-
-def _called(call: MessageToolCall, param: str) -> dict[str, object]:
-    function = {"name": call.function.name, "arguments": read_arguments(call.function.arguments, param=param)}
-    return {"id": call.id, "function": function, "type": call.type}
 
 
 def _prompts(prompt: _Prompt | None) -> tuple[_Prompt, int]:

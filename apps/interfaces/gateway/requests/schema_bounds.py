@@ -50,9 +50,11 @@ def require_bounded(schema: dict[str, object], param: str) -> SchemaSize:
                 f"The schema is nested deeper than {SCHEMA_DEPTH} levels at `{place}`. Flatten it.", param=param
             )
         if isinstance(value, dict):
-            properties += _count_properties(value)
+            named, by_pattern = value.get("properties"), value.get("patternProperties")
+            properties += sum(len(each) for each in (named, by_pattern) if isinstance(each, dict))
             _require_keywords(value, place, param)
-            expanded += sum(_expanded_size(pattern, place, param) for pattern in _patterns_of(value))
+            patterns = [value.get("pattern"), *(by_pattern if isinstance(by_pattern, dict) else ())]
+            expanded += sum(_expanded_size(each, place, param) for each in patterns if isinstance(each, str))
         if properties > SCHEMA_PROPERTIES:
             raise InvalidValue(f"The schema has more than {SCHEMA_PROPERTIES} properties. Remove some.", param=param)
         if expanded > SCHEMA_EXPANDED:
@@ -93,11 +95,6 @@ def _walk(schema: _Nested) -> Iterator[tuple[int, str, _Nested]]:
         )
 
 
-def _count_properties(value: dict[str, object]) -> int:
-    found = [value.get(name) for name in ("properties", "patternProperties")]
-    return sum(len(properties) for properties in found if isinstance(properties, dict))
-
-
 def _require_keywords(value: dict[str, object], place: str, param: str) -> None:
     at = f" at `{place}`" if place else ""
     for name in _BOUNDS:
@@ -108,12 +105,6 @@ def _require_keywords(value: dict[str, object], place: str, param: str) -> None:
         raise InvalidValue(f"The `enum`{at} has more than {SCHEMA_ENUM} values. Remove some.", param=param)
     if _OWN in value:
         raise InvalidValue(f"`{_OWN}`{at} is not a keyword of JSON Schema. Remove it.", param=param)
-
-
-def _patterns_of(value: dict[str, object]) -> list[str]:
-    named = value.get("patternProperties")
-    patterns = [value.get("pattern"), *(named if isinstance(named, dict) else ())]
-    return [pattern for pattern in patterns if isinstance(pattern, str)]
 
 
 _ENDLESS = 10**7  # for a count with too many digits
@@ -142,7 +133,8 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
     for found in _PART.finditer(pattern):
         part = found[0]
         if found["least"]:
-            count = _highest_count(found)
+            counts = [int(digits) if len(digits) < 8 else _ENDLESS for digits in found.group("least", "most") if digits]
+            count = max(counts) + (found["comma"] is not None and not found["most"])  # one more if it is unbounded
             if count > PATTERN_COUNT:
                 raise InvalidValue(
                     f"The pattern{at} repeats up to {part}: at most {PATTERN_COUNT} times is allowed. Use `+` or `*`, "
@@ -171,9 +163,3 @@ def _expanded_size(pattern: str, place: str, param: str) -> int:
             param=param,
         )
     return total
-
-
-def _highest_count(found: re.Match[str]) -> int:
-    """Return the highest count of a repetition. If it is unbounded, return its minimum plus one."""
-    counts = [int(digits) if len(digits) < 8 else _ENDLESS for digits in found.group("least", "most") if digits]
-    return max(counts) + (found["comma"] is not None and not found["most"])

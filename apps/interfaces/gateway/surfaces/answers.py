@@ -87,7 +87,12 @@ class Renderer(msgspec.Struct, frozen=True):
 
     def event(self, chunk: EngineChunk) -> bytes:
         """Return the chunk as a server-sent event, without the usage that only the gateway asked for."""
-        choices = [_chat_chunk(c) if self.is_chat else _completion(c) for c in chunk.choices]
+        choices = [
+            _ChatChunkChoice(each.index, each.delta or Delta(), each.logprobs, each.finish_reason)
+            if self.is_chat
+            else CompletionChoice(each.index, each.text, each.logprobs, each.finish_reason)
+            for each in chunk.choices
+        ]
         return self._event(choices, None if self.wants_usage else UNSET)
 
     def opening(self) -> bytes:
@@ -109,14 +114,6 @@ class Renderer(msgspec.Struct, frozen=True):
         kind = "chat.completion" if self.is_chat else "text_completion"
         choices = [part.chat() if self.is_chat else part.completion() for part in assembler.parts()]
         return _encoder.encode(_Answer(self.id, kind, self.created, self.model_name, choices, meter.usage()))
-
-
-def _chat_chunk(choice: EngineChoice) -> _ChatChunkChoice:
-    return _ChatChunkChoice(choice.index, choice.delta or Delta(), choice.logprobs, choice.finish_reason)
-
-
-def _completion(choice: EngineChoice) -> CompletionChoice:
-    return CompletionChoice(choice.index, choice.text, choice.logprobs, choice.finish_reason)
 
 
 class _Part(msgspec.Struct):

@@ -220,15 +220,12 @@ class Inference:
 
     async def _require_room(self, caller: InferenceCaller, request: EngineRequest, route: Route) -> None:
         """Check the other needs of the request: its media, its schemas and the room for a stored answer."""
-        self._require_media(request, route)
+        if request.media:
+            require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
         if request.schemas:
             await self._services.grammars.require(caller.share_holder, request.schemas)
         if request.stored:
             await self._services.completion_room.require(caller.organization_id)
-
-    def _require_media(self, request: EngineRequest, route: Route) -> None:
-        if request.media:
-            require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
 
     async def _find_route(
         self, caller: InferenceCaller, request: EngineRequest, client: Client, progress: CallProgress

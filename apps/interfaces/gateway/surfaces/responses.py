@@ -170,6 +170,14 @@ def _as_chat(body: ResponsesBody) -> dict[str, object]:
     messages = [_message(number, item) for number, item in enumerate(items) if item.type != "reasoning"]
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
+    tools = [
+        {
+            "type": "function",
+            "function": {name: value for name, value in msgspec.to_builtins(tool).items() if name != "type"},
+        }
+        for tool in body.tools or ()
+    ]
+    choice = body.tool_choice
     given = {
         "model": body.model,
         "messages": messages,
@@ -179,8 +187,10 @@ def _as_chat(body: ResponsesBody) -> dict[str, object]:
         "stream": body.stream,
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": _format(body.text.format if body.text else None),
-        "tools": [_tool(tool) for tool in body.tools] if body.tools else None,
-        "tool_choice": _choice(body.tool_choice),
+        "tools": tools or None,
+        "tool_choice": {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, ChosenTool)
+        else choice,
         "logprobs": True if body.top_logprobs is not None or _LOGPROBS in (body.include or ()) else None,
         "top_logprobs": body.top_logprobs,
     }
@@ -231,15 +241,6 @@ def _format(given: TextFormat | None) -> dict[str, object] | None:
         return None
     named = {name: value for name, value in msgspec.to_builtins(given).items() if name != "type"}
     return {"type": given.type} | ({"json_schema": {"name": "schema"} | named} if given.type == "json_schema" else {})
-
-
-def _tool(tool: FlatTool) -> dict[str, object]:
-    function = {name: value for name, value in msgspec.to_builtins(tool).items() if name != "type"}
-    return {"type": "function", "function": function}
-
-
-def _choice(given: str | ChosenTool | None) -> object:
-    return {"type": "function", "function": {"name": given.name}} if isinstance(given, ChosenTool) else given
 
 
 def _echoed(body: ResponsesBody) -> dict[str, object]:

@@ -42,9 +42,12 @@ def detail(request: HttpRequest, replica_id: str) -> HttpResponse:
     )
     if request.method == "POST":
         audit.record(organization=None, by=operator_id(request), action="metrics_token.shown", target=replica.pk)
+    mine = replica.loaded.filter(state=LoadState.LOADED)
+    others = answering().filter(replica__draining_at=None).exclude(replica=replica)
     context = {
         "replica": replica,
-        "left": _left(replica),
+        # The adapters that no other replica has loaded: at zero, it may be stopped.
+        "left": mine.exclude(adapter_version__in=others.values("adapter_version")).count(),
         "spoken": spoken[:200],
         "scrape": scrape,
         "token": metrics_token() if request.method == "POST" else "",
@@ -106,10 +109,3 @@ def _replicas() -> QuerySet[Replica]:
         "base_model", "worker", "whole_model__adapter", "whole_model__organization"
     )
     return rows.annotate(loaded_count=Count("loaded", filter=Q(loaded__state=LoadState.LOADED)))
-
-
-def _left(replica: Replica) -> int:
-    """Return how many of its adapters no other replica has loaded. At zero, it may be stopped."""
-    mine = replica.loaded.filter(state=LoadState.LOADED)
-    others = answering().filter(replica__draining_at=None).exclude(replica=replica)
-    return mine.exclude(adapter_version__in=others.values("adapter_version")).count()

@@ -41,14 +41,19 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     running = [run for run in runs if run.status in RUN_HOLDING_LEASE]
     entries = list(list_entries(organization=None, chosen=AuditFilter(target=worker.pk))[:_SHOWN])
     names = names_of_actors(organization=None, actors={entry.actor for entry in entries})
-    metrics = _newest_metrics(running)
+    metrics: dict[str, object] = {}
+    if running:  # of the last step that the newest attempt reported
+        events = JobEvent.objects.filter(job=running[0].job_id, type="metrics").order_by("-sequence")
+        metrics = events.values_list("data", flat=True).first() or {}
+    spans = ((run.job.gpus_per_node, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
+    busy = sum(gpus * seconds_between(since, until, begin=now - _RECENT, end=now) for gpus, since, until in spans)
     context = {
         "worker": worker,
         "runs": runs,
         "running": running,
         "gpu_load": metrics.get("gpu_utilization"),
         "memory_bytes": metrics.get("memory_bytes"),
-        "busy_share": _busy_gpu_seconds(runs, now) / (worker.gpu_count * _RECENT.total_seconds()),
+        "busy_share": busy / (worker.gpu_count * _RECENT.total_seconds()),
         "entries": [{"entry": entry, "who": names[entry.actor]} for entry in entries],
     }
     return render(request, "staff/machines/worker.html", context)
@@ -124,16 +129,3 @@ _REVOKE = ConfirmedAction[HttpRequest](
     find=_find,
     act=_revoke,
 )
-
-
-def _newest_metrics(running: list[Run]) -> dict[str, object]:
-    """Return the metrics of the last step that the newest attempt reported; none without an attempt."""
-    if not running:
-        return {}
-    events = JobEvent.objects.filter(job=running[0].job_id, type="metrics").order_by("-sequence")
-    return events.values_list("data", flat=True).first() or {}
-
-
-def _busy_gpu_seconds(runs: list[Run], now: datetime.datetime) -> float:
-    spans = ((run.job.gpus_per_node, run.leased_at, run.finished_at) for run in runs if run.leased_at is not None)
-    return sum(gpus * seconds_between(since, until, begin=now - _RECENT, end=now) for gpus, since, until in spans)

@@ -49,13 +49,15 @@ def compare_objects(*, now: datetime.datetime) -> ObjectComparison:
     """
     before = (now - ORPHAN_AGE).timestamp()
     checked, missing, orphans, seen = 0, list[MissingObject](), list[str](), set[str]()
-    for owner, found in chain(_stored(), ((owner, {}) for owner in _owners() if owner not in seen)):
+    owners = Organization.objects.values_list("pk", flat=True).iterator()
+    for owner, found in chain(_stored(), ((owner, {}) for owner in owners if owner not in seen)):
         seen.add(owner)
         folders = set(_folders(owner))
         for key, size, row_id in _named(owner):
             checked += 1
             folders.add(_folder(key))
-            if not _is_there(found.get(key) or _stat(key), size):
+            info = found.get(key) or _stat(key)
+            if info is None or size not in (None, info.bytes):
                 missing.append(MissingObject(key, row_id))
         orphans += [key for key, info in found.items() if info.modified_at < before and not _is_below(key, folders)]
     return ObjectComparison(checked, missing, sorted(orphans))
@@ -73,14 +75,6 @@ def _stat(key: str) -> ObjectInfo | None:
         return store().stat(key)
     except ObjectMissing:
         return None
-
-
-def _is_there(found: ObjectInfo | None, size: int | None) -> bool:
-    return found is not None and size in (None, found.bytes)
-
-
-def _owners() -> Iterator[str]:
-    yield from Organization.objects.values_list("pk", flat=True).iterator()
 
 
 def _named(owner: str) -> Iterator[tuple[str, int | None, str]]:

@@ -140,12 +140,9 @@ def _seed_pools(now: datetime.datetime) -> None:
     _seed_pool(LOCAL_POOL, "cpu", memory_bytes, _LOCAL_PRICE_NANO, now)
     for name, gpu_key in _QUOTED_POOLS:
         gpu_type = GpuType.objects.get(pk=gpu_key)
-        _seed_pool(name, gpu_key, gpu_type.memory_bytes, _published_price_nano(gpu_type), now)
-
-
-def _published_price_nano(gpu_type: GpuType) -> int:
-    prices = [row for row in gpu_type.specification["prices"] if row["kind"].startswith("on_demand")]
-    return usd_to_nano(Decimal(str(prices[0]["usd_per_gpu_hour"])))
+        published = next(row for row in gpu_type.specification["prices"] if row["kind"].startswith("on_demand"))
+        price_nano = usd_to_nano(Decimal(str(published["usd_per_gpu_hour"])))
+        _seed_pool(name, gpu_key, gpu_type.memory_bytes, price_nano, now)
 
 
 def _seed_pool(name: str, gpu_key: str, memory_bytes: int, price_nano: int, now: datetime.datetime) -> None:

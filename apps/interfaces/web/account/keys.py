@@ -103,12 +103,13 @@ def _page(
     now = db_now()
     page = _LIST.page(request, _listed(request))
     leaked = queries.list_keys_known_to_others(organization=request.organization, keys=page.rows)
+    user_id, manages_all = request.membership.user_id, has_permission(request.membership.role, Permission.MEMBER_MANAGE)
     context = {
         "keys": [
             {
                 "key": key,
                 "status": (status_of := key.status(now=now)),
-                "may_revoke": _may_revoke(request, key),
+                "may_revoke": key.revoked_at is None and (manages_all or key.created_by_id == user_id),
                 "is_known_to_others": status_of == "active" and key.pk in leaked,
             }
             for key in page.rows
@@ -124,11 +125,6 @@ def _listed(request: OrganizationRequest) -> QuerySet[ApiKey]:
     keys = queries.list_keys(organization=request.organization).select_related("created_by", "issued_by", "project")
     keys = of_project(find_current_project(request), keys)
     return keys.annotate(sorted_name=Lower("name"), used_at=Coalesce("last_used_at", "created_at"))
-
-
-def _may_revoke(request: OrganizationRequest, key: ApiKey) -> bool:
-    manages_all = has_permission(request.membership.role, Permission.MEMBER_MANAGE)
-    return key.revoked_at is None and (manages_all or key.created_by_id == request.membership.user_id)
 
 
 @require_safe

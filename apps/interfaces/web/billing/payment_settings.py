@@ -30,6 +30,7 @@ from apps.payments.stripe import gateway
 from apps.payments.topups import ask_stripe, request_page, request_topup
 
 _PAYMENTS_SHOWN = 20
+_AMOUNTS = ("threshold", "amount", "monthly_cap")
 _ASKED_EVERY_SECONDS = 5
 _USD: dict[str, Any] = {"max_digits": 9, "decimal_places": 2}
 
@@ -51,10 +52,7 @@ class AutoRechargeForm(forms.Form):
     )
 
     def in_cents(self) -> dict[str, int]:
-        return {
-            f"{name}_cents": int(self.cleaned_data[f"{name}_usd"] * 100)
-            for name in ("threshold", "amount", "monthly_cap")
-        }
+        return {f"{name}_cents": int(self.cleaned_data[f"{name}_usd"] * 100) for name in _AMOUNTS}
 
 
 @require_safe
@@ -73,6 +71,7 @@ def _page(
 ) -> HttpResponse:
     order = autorecharge.get_auto_recharge(organization=request.organization)
     now = db_now()
+    amounts = {f"{name}_usd": Decimal(getattr(order, f"{name}_cents")) / 100 for name in _AMOUNTS}
     charged_cents = autorecharge.charged_this_month_cents(organization=request.organization, now=now)
     context = {
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
@@ -89,17 +88,12 @@ def _page(
         "charged_nano": charged_cents * NANO_PER_CENT,
         "cap_nano": order.monthly_cap_cents * NANO_PER_CENT if order.is_enabled else None,
         "topup_form": topup_form or TopUpForm(),
-        "recharge_form": recharge_form or AutoRechargeForm(initial=_initial(order)),
+        "recharge_form": recharge_form or AutoRechargeForm(initial={"is_enabled": order.is_enabled, **amounts}),
         "topups": TopUp.objects.for_organization(request.organization)
         .prefetch_related("refunds", "disputes")
         .order_by("-created_at")[:_PAYMENTS_SHOWN],
     }
     return render(request, "billing/settings.html", context, status=status)
-
-
-def _initial(order: autorecharge.AutoRecharge) -> dict[str, object]:
-    amounts = {name: Decimal(getattr(order, f"{name}_cents")) / 100 for name in ("threshold", "amount", "monthly_cap")}
-    return {"is_enabled": order.is_enabled} | {f"{name}_usd": usd for name, usd in amounts.items()}
 
 
 @require_POST

@@ -17,7 +17,7 @@ from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
 from apps.core.templatetags.ui import bytes_, duration, number
 from apps.finetuning.usage.allowances import end_allowance, list_allowances, set_allowance
-from apps.finetuning.usage.quota_use import QuotaUse, TargetUse, list_quota_use, list_target_use
+from apps.finetuning.usage.quota_use import QuotaUse, list_quota_use, list_target_use
 from apps.finetuning.usage.quotas import words_of
 from apps.interfaces.web.billing.spending_forms import AllowanceForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
@@ -52,7 +52,15 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 return redirect("web:quota_list")
     context = {
         "limits": [_row(use) for use in list_quota_use(organization=request.organization, now=now)],
-        "targets": [_target_row(use) for use in uses],
+        "targets": [
+            {
+                "use": use,
+                "limits": [_row(each) for each in use.limits],
+                "recent_time": duration(use.recent.gpu_seconds),
+                "query": urlencode({"scope": use.scope.value, "target": use.target}),
+            }
+            for use in uses
+        ],
         "form": form,
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }
@@ -118,13 +126,4 @@ def _row(use: QuotaUse) -> dict[str, object]:
         "available": "–" if use.available is None else words(use.available),
         "is_limited": use.limit is not None,
         "share": None if use.limit is None or taken is None else min(100, taken * 100 // max(use.limit, 1)),
-    }
-
-
-def _target_row(use: TargetUse) -> dict[str, object]:
-    return {
-        "use": use,
-        "limits": [_row(each) for each in use.limits],
-        "recent_time": duration(use.recent.gpu_seconds),
-        "query": urlencode({"scope": use.scope.value, "target": use.target}),
     }

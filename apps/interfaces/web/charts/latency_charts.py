@@ -38,13 +38,18 @@ def latency_chart(times: Sequence[str], values: Sequence[tuple[int | None, int |
         places = [
             None if value is None else (each.label_x, y_of(value)) for each, value in zip(columns, column, strict=True)
         ]
-        return OverlaidLine(key=key, label=label, path=" ".join(_drawn(run) for run in _runs(places)))
+        # A single value is a dash.
+        drawn = [path(run) if len(run) > 1 else f"{path(run)} h2" for run in _runs(places)]
+        return OverlaidLine(key=key, label=label, path=" ".join(drawn))
 
+    in_seconds = steps[-1] >= _SECOND_MS
     medians, highs = zip(*values, strict=True)
     return Days(
         width=width, height=height, left=left, right=right, top=top, bottom=bottom,
         columns=columns,
-        y_ticks=tuple(YTick(y=y_of(step), label=_label(step, steps[-1])) for step in steps),
+        y_ticks=tuple(
+            YTick(y=y_of(step), label=f"{step / _SECOND_MS:g} s" if in_seconds else f"{step:g} ms") for step in steps
+        ),
         lines=(line("one", gettext("Median"), medians), line("two", gettext("95th percentile"), highs)),
     )  # fmt: skip
 
@@ -58,11 +63,3 @@ def _runs(places: Sequence[tuple[float, float] | None]) -> Iterator[list[tuple[f
         elif run:
             yield run
             run = []
-
-
-def _drawn(run: Sequence[tuple[float, float]]) -> str:
-    return path(run) if len(run) > 1 else f"{path(run)} h2"  # a single value is a dash
-
-
-def _label(value: float, highest: float) -> str:
-    return f"{value / _SECOND_MS:g} s" if highest >= _SECOND_MS else f"{value:g} ms"

@@ -86,7 +86,11 @@ def scatter(options: Sequence[Option], *, chosen: str = "", deadline_seconds: fl
                          rules=() if deadline_seconds is None else (x_of(deadline_seconds),)),
         front=path(front) if front else "",
         x_ticks=tuple(
-            XTick(x=x_of(step), label=_time_label(step), anchor=_edge_anchor(index, len(x_steps)))
+            XTick(
+                x=x_of(step),
+                label=_time_label(step),
+                anchor="start" if index == 0 else "end" if index == len(x_steps) - 1 else "middle",
+            )
             for index, step in enumerate(x_steps)
         ),
         y_ticks=tuple(YTick(y=y_of(step), label=f"${step:,.{decimals}f}") for step in y_steps),
@@ -153,7 +157,3 @@ def _time_label(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:g} {unit}"
     return f"{seconds:g} s"
-
-
-def _edge_anchor(index: int, count: int) -> str:
-    return "start" if index == 0 else "end" if index == count - 1 else "middle"

@@ -96,22 +96,16 @@ def limit_options(model: BaseModel | None) -> list[tuple[int, str]]:
     return [(limit, gettext("%(limit)s tokens") % {"limit": f"{limit:,}"}) for limit in sorted(limits)]
 
 
-def _usual_limit(version: DatasetVersion, model: BaseModel | None, count: TokenCount | None) -> int:
-    """Return the limit that training uses by default."""
-    if model is None:
-        return LIMITS[-1]
-    longest = count.longest_row_tokens if count else None
-    return choose_longest_row(model, longest, is_text=kind_of(version) is RowKind.TEXT)[0]
-
-
 def read_address(
     request: HttpRequest, version: DatasetVersion, model: BaseModel | None, count: TokenCount | None
 ) -> Address:
     view, line = request.GET.get("view", ""), _number(request, "line", 1)
     limits = [limit for limit, _ in limit_options(model)]
-    usual = _usual_limit(version, model, count)
+    is_text = kind_of(version) is RowKind.TEXT
+    longest = count.longest_row_tokens if count else None
+    usual = choose_longest_row(model, longest, is_text=is_text)[0] if model else LIMITS[-1]  # as training does
     limit = _number(request, "limit", usual)
-    usual_share = round(100 * choose_validation_share(version.rows, is_text=kind_of(version) is RowKind.TEXT)[0])
+    usual_share = round(100 * choose_validation_share(version.rows, is_text=is_text)[0])
     shares = {str(share): share for share, _ in SHARES}
     trains_inputs = request.GET.get("train_on") == TrainOn.ALL and kind_of(version) is RowKind.CHAT
     return Address(

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_http_methods
 
 from apps.accounts.roles import Permission
 from apps.datasets import queries
-from apps.datasets.inspection.changes import Changes, RowChange, find_changes, request_changes
+from apps.datasets.inspection.changes import Changes, find_changes, request_changes
 from apps.datasets.lifecycle import UNVALIDATED
 from apps.datasets.models import DatasetVersion
 from apps.interfaces.web.datasets.viewer import pretty
@@ -76,7 +76,8 @@ def _listed(
     asked = request.GET.get("show", "")
     show = asked if asked in kinds else next((kind for kind, (_, count, _) in kinds.items() if count), "changed")
     _, count, rows = kinds[show]
-    skipped = min(_number(request.GET.get("skip", "")), len(rows))
+    skip = request.GET.get("skip", "")
+    skipped = min(int(skip) if skip.isascii() and skip.isdigit() and len(skip) < 6 else 0, len(rows))
 
     def url(**query: object) -> str:
         return "?" + urlencode({"since": since.pk, "show": show} | query)
@@ -86,7 +87,15 @@ def _listed(
             {"label": label, "count": f"{number:,}", "url": url(show=kind), "current": kind == show}
             for kind, (label, number, _) in kinds.items()
         ],
-        "rows": [_shown(row, version, since) for row in rows[skipped : skipped + _ROWS_SHOWN]],
+        "rows": [
+            {
+                "old_line": row.old_line,
+                "new_line": row.new_line,
+                "before": _text(since, row.old_line),
+                "after": _text(version, row.new_line),
+            }
+            for row in rows[skipped : skipped + _ROWS_SHOWN]
+        ],
         "count": count,
         "listed_count": len(rows),
         "first": skipped + 1,
@@ -95,19 +104,6 @@ def _listed(
     }
 
 
-def _shown(row: RowChange, version: DatasetVersion, since: DatasetVersion) -> dict[str, object]:
-    return {
-        "old_line": row.old_line,
-        "new_line": row.new_line,
-        "before": _text(since, row.old_line),
-        "after": _text(version, row.new_line),
-    }
-
-
 def _text(version: DatasetVersion, line: int) -> str:
     rows = queries.read_rows(version=version, first_line=line, limit=1) if line else []
     return pretty(rows[0].raw) if rows else ""
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0

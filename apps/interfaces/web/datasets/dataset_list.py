@@ -10,7 +10,7 @@ from django.http import HttpResponse, HttpResponseBase
 from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_http_methods, require_safe
 
-from apps.accounts.models import Organization, Project
+from apps.accounts.models import Project
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
@@ -66,6 +66,12 @@ def index(request: OrganizationRequest) -> HttpResponse:
     page = listing.page(request, _listed(request, project))
     counts = {count.version_id: count for count in queries.list_token_counts(versions=page.rows, base_model=model)}
     older = queries.list_older(newest=page.rows, most=_OLDER_SHOWN)
+    storage = None
+    if not request.htmx:  # the part that htmx asks for does not show it
+        storage = {
+            "used_bytes": counted_bytes(organization=request.organization),
+            "limit_bytes": get_quota(organization=request.organization).storage_bytes,
+        }
     context = {
         "files": [
             {"version": version, "count": counts.get(version.pk), "older": older[version.dataset_id]}
@@ -79,7 +85,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "is_live": any(version.status in UNVALIDATED for version in page.rows),
         "command": upload_command(),
-        "storage": None if request.htmx else _storage(request.organization),  # not in the part that htmx asks for
+        "storage": storage,
     }
     return render_list(request, "datasets/index.html", page, context)
 
@@ -100,11 +106,6 @@ def _exported(version: Any) -> tuple[object, ...]:
         version.dataset.name, version.number, version.pk, version.filename, version.status,
         "" if version.rows is None else version.rows, version.bytes, version.job_count, version.created_at.isoformat(),
     )  # fmt: skip
-
-
-def _storage(organization: Organization) -> dict[str, int | None]:
-    limit_bytes = get_quota(organization=organization).storage_bytes
-    return {"used_bytes": counted_bytes(organization=organization), "limit_bytes": limit_bytes}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

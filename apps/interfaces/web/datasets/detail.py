@@ -142,7 +142,12 @@ def _summary(address: Address, looked: RowContext) -> dict[str, object]:
     checks = _checks(address, looked, refusal)
     cut = cut_at(count, address.limit)
     siblings = list(queries.list_siblings(version=version)[:_MAX_VERSIONS])
-    trained = _trained_tokens(address, count)
+    # The newest version was made from one that still exists, so that its file can be restored.
+    is_newest = siblings[:1] == [version] and not is_pending
+    is_undoable = is_newest and version.repair not in ("", COPY) and version.derived_from in siblings
+    trained = 0
+    if count is not None:
+        trained = count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
     is_text = kind_of(version) is RowKind.TEXT  # no row is cut
     return {
         "count": count,
@@ -169,7 +174,7 @@ def _summary(address: Address, looked: RowContext) -> dict[str, object]:
         "held_url": address.url(find=HELD_OUT, first=1, line=1),
         "siblings": siblings,
         "origin": _origin(version),
-        "is_undoable": _is_undoable(version, siblings),
+        "is_undoable": is_undoable,
         "jobs": visible(version.jobs.all()).select_related("base_model").order_by("-created_at")[:10],
     }
 
@@ -196,19 +201,6 @@ def _origin(version: DatasetVersion) -> tuple[str, str] | None:
         "repaired": f"{layout.repaired:,}",
         "dropped": f"{layout.dropped:,}",
     }
-
-
-def _is_undoable(version: DatasetVersion, siblings: list[DatasetVersion]) -> bool:
-    """Whether the newest version was made from one that still exists, so that its file can be restored."""
-    is_newest = siblings[:1] == [version] and version.status not in UNVALIDATED
-    return is_newest and version.repair not in ("", COPY) and version.derived_from in siblings
-
-
-def _trained_tokens(address: Address, count: TokenCount | None) -> int:
-    """Return the tokens that one epoch trains on: all tokens of a conversation if inputs are trained too."""
-    if count is None:
-        return 0
-    return count.tokens if address.train_on is TrainOn.ALL else count.trained_tokens
 
 
 def _others(version: DatasetVersion) -> list[tuple[str, str]]:

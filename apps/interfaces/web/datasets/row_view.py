@@ -95,14 +95,16 @@ def row_view(
     cut = spans[kept.n_tokens][0] if kept.is_truncated else len(text)
     trained = [(start, min(end, cut)) for start, end in rendered.spans if start < cut]
     mask = kept.trained_mask + (False,) * (rendered.n_tokens - kept.n_tokens)
-    turns = tuple(
-        _turn(role, span, text, spans, mask, controls, trained, cut) for role, span in _turn_spans(row, text, controls)
-    )
+    turns = []
+    for role, span in _turn_spans(row, text, controls):
+        first, last = (bisect_left(spans, (edge, 0)) for edge in span)
+        parts = _parts(text, span, controls, trained, cut)
+        turns.append(Turn(role, last - first, sum(mask[first:last]), parts))
     tokens = tuple(
         Token(text[start:end], is_trained, at >= kept.n_tokens, _covers(controls, start))
         for at, ((start, end), is_trained) in enumerate(zip(spans[:SHOWN_TOKENS], mask, strict=False))
     )
-    return RowView(turns, tokens, rendered.n_tokens, kept.n_trained, limit, rendered.n_tokens, is_text)
+    return RowView(tuple(turns), tokens, rendered.n_tokens, kept.n_trained, limit, rendered.n_tokens, is_text)
 
 
 def _both(chosen: RowView, rejected: RowView) -> RowView:
@@ -137,21 +139,6 @@ def _turn_spans(row: ChatRow | TextRow, text: str, controls: Sequence[Span]) -> 
         cuts.append(position)
     edges = [0, *cuts, len(text)]
     return [(m.role.value, span) for m, span in zip(row.messages, pairwise(edges), strict=True)]
-
-
-def _turn(
-    role: str,
-    span: Span,
-    text: str,
-    spans: Sequence[Span],
-    mask: Sequence[bool],
-    controls: Sequence[Span],
-    trained: Sequence[Span],
-    cut: int,
-) -> Turn:
-    start, end = span
-    first, last = bisect_left(spans, (start, 0)), bisect_left(spans, (end, 0))
-    return Turn(role, last - first, sum(mask[first:last]), _parts(text, span, controls, trained, cut))
 
 
 def _parts(text: str, span: Span, controls: Sequence[Span], trained: Sequence[Span], cut: int) -> tuple[TextPart, ...]:

@@ -99,6 +99,7 @@ class PassThrough:
         if address := scope.get("client"):
             headers.append((b"x-forwarded-for", address[0].encode()))
         headers.append((b"x-forwarded-proto", scope.get("scheme", "http").encode()))
+        decoded = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
         path = scope.get("raw_path") or scope["path"].encode()
         query = scope.get("query_string", b"")
         url = URL((self._base_url.encode() + path + (b"?" + query if query else b"")).decode("latin-1"), encoded=True)
@@ -107,7 +108,7 @@ class PassThrough:
             async for _ in body:  # its end is the moment to begin
                 pass
         async with self._connection().request(
-            scope["method"], url, data=body if _has_body(scope) else None, headers=_decoded(headers),
+            scope["method"], url, data=body if _has_body(scope) else None, headers=decoded,
             allow_redirects=False,
         ) as upstream:  # fmt: skip
             raw = [(name.lower(), value) for name, value in upstream.raw_headers]
@@ -123,8 +124,9 @@ class PassThrough:
     def _connection(self) -> aiohttp.ClientSession:
         """Return the session, created on first use because it belongs to the running event loop."""
         if self._session is None:
+            path = self._socket_path
             self._session = aiohttp.ClientSession(
-                connector=self._connector(),
+                connector=aiohttp.UnixConnector(path, limit=0) if path else aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
                 auto_decompress=False,
                 skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
@@ -133,11 +135,6 @@ class PassThrough:
                 max_field_size=_MAX_HEAD_BYTES,
             )
         return self._session
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        if self._socket_path:
-            return aiohttp.UnixConnector(self._socket_path, limit=0)
-        return aiohttp.TCPConnector(limit=0)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -203,7 +200,3 @@ def _header(scope: Scope, name: bytes) -> str | None:
 
 def _kept(headers: Iterable[tuple[bytes, bytes]], dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name not in dropped]
-
-
-def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

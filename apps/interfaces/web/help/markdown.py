@@ -46,7 +46,9 @@ def render(source: str, *, resolve: Resolve) -> Rendered:
     tokens = _PARSER.parse(source)
     title, sections, seen = "", [], set[str]()
     for index, token in enumerate(tokens):
-        _align_by_class(token)
+        style = token.attrs.pop("style", None)  # of an aligned cell; the Content-Security-Policy forbids it
+        if style and (found := _ALIGNED.search(str(style))):
+            token.attrSet("class", f"align-{found[1]}")
         if token.type != "heading_open":
             continue
         words = _plain(tokens[index + 1])
@@ -103,13 +105,6 @@ def _without_title(tokens: Sequence[Token]) -> list[Token]:
         if token.type == "heading_open" and token.tag == "h1":
             return [*tokens[:index], *tokens[index + 3 :]]
     return list(tokens)
-
-
-def _align_by_class(token: Token) -> None:
-    """Replace the style of an aligned cell, which the Content-Security-Policy forbids."""
-    style = token.attrs.pop("style", None)
-    if style and (found := _ALIGNED.search(str(style))):
-        token.attrSet("class", f"align-{found[1]}")
 
 
 def _resolve_links(children: list[Token], resolve: Resolve) -> None:

@@ -11,7 +11,6 @@ from django.templatetags.static import static
 from django.utils.translation import get_language
 from django.views.decorators.http import require_safe
 
-from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
@@ -57,7 +56,10 @@ def page(request: HttpRequest, slug: str) -> HttpResponse:
 @organization_view(Permission.VIEW)
 def quickstart(request: OrganizationRequest) -> HttpResponse:
     """Show code, ready to paste, that calls one of the reader's models and trains one."""
-    model, base_name = _models(request.organization)
+    base = list_base_models(only_installed=True).first()
+    newest = list_versions(organization=request.organization).first()
+    base_name = base.name if base else ""
+    model = newest.model_name if newest else base_name
     context = {
         "model": model,
         "ask": chat_samples(model=model or "…", prompt="Where is my card?"),
@@ -77,14 +79,6 @@ def reference(request: HttpRequest) -> HttpResponse:
 def calls_as_html(language: str) -> str:
     """Return the HTML of all calls. It is the same for every reader of a language."""
     return render_to_string("help/_calls.html", {"groups": api_groups()})
-
-
-def _models(organization: Organization) -> tuple[str, str]:
-    """Return the model to ask and a base model to train. The first is the organization's newest model if it has one."""
-    base = list_base_models(only_installed=True).first()
-    newest = list_versions(organization=organization).first()
-    base_name = base.name if base else ""
-    return (newest.model_name if newest else base_name), base_name
 
 
 def _render(request: HttpRequest, template: str, context: dict[str, Any]) -> HttpResponse:

@@ -68,6 +68,7 @@ class ComparedJob:
         recipe = recipe_of(self.job)
         objectives = {"supervised": gettext("supervised"), "text": gettext("text")}
         trained, validation = self.job.training_file, self.job.validation_file
+        values = {label: (name, getattr(recipe, name)) for name, label in NAMES.items()}
         return {
             gettext("Base model"): self.job.base_model.display_name,
             gettext("Dataset"): f"{trained.dataset.name}, {translated(f'version {trained.number}')}",
@@ -77,7 +78,7 @@ class ComparedJob:
             gettext("Pool"): self.job.pool.name if self.job.pool else NONE,
             "GPUs": number(self.job.gpu_count),
             gettext("Machines"): number(self.job.node_count),
-        } | {label: _words(name, getattr(recipe, name)) for name, label in NAMES.items()}
+        } | {label: NONE if value is None else value_in_words(name, value) for label, (name, value) in values.items()}
 
     def results(self) -> dict[str, str]:
         """Return the figures to compare, by their label."""
@@ -138,15 +139,19 @@ def show(request: OrganizationRequest) -> HttpResponse:
 
 def _best(compared: list[ComparedJob]) -> ComparedJob | None:
     """Return the job with the lowest loss on held-out rows; return None unless all jobs used the same rows."""
-    rows = {(each.job.training_file_id, each.job.validation_file_id, *_split(each.job)) for each in compared}
+    rows = {
+        (
+            each.job.training_file_id,
+            each.job.validation_file_id,
+            each.job.hyperparameters.get("validation_share"),
+            each.job.hyperparameters.get("seed"),
+        )
+        for each in compared
+    }
     measured = [each for each in compared if each.best_loss is not None]
     if len(measured) < MIN_JOBS or len(rows) > 1:
         return None
     return min(measured, key=lambda each: each.best_loss or 0.0)
-
-
-def _split(job: FineTuningJob) -> tuple[object, object]:
-    return job.hyperparameters.get("validation_share"), job.hyperparameters.get("seed")
 
 
 def _table(columns: list[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
@@ -154,10 +159,6 @@ def _table(columns: list[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, [column.get(name, NONE) for column in columns]) for name in names]
     return [(name, values, len(set(values)) > 1) for name, values in rows]
-
-
-def _words(name: str, value: object) -> str:
-    return NONE if value is None else value_in_words(name, value)
 
 
 def _loss(value: float | None) -> str:

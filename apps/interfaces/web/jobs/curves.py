@@ -61,18 +61,12 @@ def curves_of(job: FineTuningJob) -> dict[str, object]:
     kept = sorted(by_step)
     checkpoints = list(queries.list_checkpoints(job=job))
     best = queries.best_of(checkpoints)
+    steps, epochs = job.total_steps, job.hyperparameters["epochs"]
     return {
         "x": kept,
         "series": {name: [by_step[step].get(name) for step in kept] for name in _CURVES},
         "total": job.total_steps,
-        "epochs": _epoch_ends(job),
+        "epochs": [round(steps * epoch / epochs) for epoch in range(1, epochs)] if steps else [],
         "checkpoints": sorted(each.step for each in checkpoints),
         "best": best.step if best else None,
     }
-
-
-def _epoch_ends(job: FineTuningJob) -> list[int]:
-    epochs = job.hyperparameters["epochs"]
-    if not job.total_steps or epochs < 2:
-        return []
-    return [round(job.total_steps * epoch / epochs) for epoch in range(1, epochs)]

@@ -35,8 +35,12 @@ def machine_of(job: FineTuningJob, *, speed: float | None) -> dict[str, object]:
     """Return the memory, the speed and the GPU's last figures. A job has no estimate until its files are valid."""
     measured = with_number(job, "gpu_utilization").order_by("sequence").last()
     awaits_gpu = job.status not in JOB_TERMINAL and job.pool is not None and job.pool.gpu_type_id != "cpu"
+    memory = None
+    if job.estimate:
+        parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
+        memory = memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / GIB)
     return {
-        "memory": _memory_bar(job),
+        "memory": memory,
         "speed": speed,
         "gpu": with_units(measured.data) if measured else None,
         "shows_gpu": measured is not None or awaits_gpu,
@@ -47,10 +51,3 @@ def attempts_of(job: FineTuningJob) -> dict[str, object]:
     """Return the attempts, and the highest peak memory of one."""
     runs = list(job.runs.order_by("attempt"))
     return {"runs": runs, "peak_bytes": max((run.peak_memory_bytes or 0 for run in runs), default=0)}
-
-
-def _memory_bar(job: FineTuningJob) -> memory_charts.MemoryBar | None:
-    if not job.estimate:
-        return None
-    parts = memory_parts((part["key"], part["bytes"]) for part in job.estimate["parts"])
-    return memory_charts.memory_bar(parts, job.estimate["capacity_bytes"] / GIB)

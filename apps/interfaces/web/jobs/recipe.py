@@ -35,6 +35,7 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
     recipe = recipe_of(job)
     kind = kind_of(base_model=job.base_model, recipe=recipe)
     scaled = " / √rank" if recipe.use_rslora else ""
+    time_parts = [(part["key"], part["seconds"]) for part in job.estimate.get("time_parts", ())]
     adapter = [(gettext("Rank, alpha"), f"{recipe.lora_rank}, {recipe.lora_alpha}{scaled}")]
     return [
         (gettext("Dataset"), job.training_file.dataset.name),
@@ -48,7 +49,7 @@ def recipe_lines(job: FineTuningJob) -> list[tuple[str, str]]:
         (gettext("Longest row"), gettext("%(max_length)s tokens") % {"max_length": f"{recipe.max_length:,}"}),
         (gettext("Early stopping"), value_in_words("early_stopping_patience", recipe.early_stopping_patience)),
         (gettext("Seed"), str(recipe.seed)),
-        *([(gettext("Machines"), _machines(job))] if job.node_count > 1 else []),
+        *([(gettext("Machines"), machine_words(job.node_count, time_parts))] if job.node_count > 1 else []),
     ]
 
 
@@ -78,11 +79,6 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         node_count=job.node_count,
         cap_usd=usd_decimal(asked.spend_cap_nano) if asked.spend_cap_nano else "",
     )
-
-
-def _machines(job: FineTuningJob) -> str:
-    parts = job.estimate.get("time_parts", ())
-    return machine_words(job.node_count, [(part["key"], part["seconds"]) for part in parts])
 
 
 def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, object]:

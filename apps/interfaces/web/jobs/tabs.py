@@ -199,19 +199,16 @@ def _dataset(request: OrganizationRequest, job: FineTuningJob) -> dict[str, obje
         for count in list_token_counts(versions=there.values(), base_model=job.base_model).defer(*_UNSHOWN)
     }
     share = job.hyperparameters.get("validation_share") or 0.0
+    files = []
+    for role, version in there.items():
+        is_shown = version.pk in seen and version.status == DatasetVersionStatus.READY
+        previews = read_rows(version=version, limit=_FIRST_ROWS) if is_shown else []
+        rows = [(preview.line, _turns(preview)) for preview in previews]
+        files.append(TrainingFile(role, version, counts.get(version.pk), rows))
     return {
-        "files": [
-            TrainingFile(role, version, counts.get(version.pk), _first_rows(version) if version.pk in seen else [])
-            for role, version in there.items()
-        ],
+        "files": files,
         "held_out": share if job.validation_file is None else 0.0,
     }
-
-
-def _first_rows(version: DatasetVersion) -> list[tuple[int, list[tuple[str, str]]]]:
-    if version.status != DatasetVersionStatus.READY:
-        return []
-    return [(preview.line, _turns(preview)) for preview in read_rows(version=version, limit=_FIRST_ROWS)]
 
 
 def _turns(preview: RowPreview) -> list[tuple[str, str]]:

@@ -17,7 +17,6 @@ from apps.accounts.members.projects import may_work_in
 from apps.accounts.models import User
 from apps.accounts.queries import list_keys
 from apps.accounts.roles import Permission, has_permission
-from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
@@ -75,7 +74,16 @@ def detail(request: OrganizationRequest, job_id: str) -> HttpResponse:
     elif request.htmx:
         response = render(request, "jobs/detail.html#state", _state(request, job))
     else:
-        response = render(request, "jobs/detail.html", _page(request, job, tab))
+        state = _state(request, job)
+        speed = state["progress"].tokens_per_second
+        context = {
+            **state,
+            **(tabs.context_of(request, job, tab) if tab else overview_of(job, speed=speed)),
+            "tab": tab or "overview",
+            "tabs": tabs.tab_links(job, tab),
+            "samples": recipe_samples(job, model=start_of(job)),
+        }
+        response = render(request, "jobs/detail.html", context)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     if request.htmx and job.status in JOB_TERMINAL:
         response.headers["HX-Refresh"] = "true"  # its report, certificate and files appear in many places on the page
@@ -226,23 +234,12 @@ def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]
     }
 
 
-def _page(request: OrganizationRequest, job: FineTuningJob, tab: str) -> dict[str, object]:
-    state = _state(request, job)
-    chosen = tabs.context_of(request, job, tab) if tab else overview_of(job, speed=state["progress"].tokens_per_second)
-    return {
-        **state,
-        **chosen,
-        "tab": tab or "overview",
-        "tabs": tabs.tab_links(job, tab),
-        "samples": recipe_samples(job, model=start_of(job)),
-    }
-
-
 def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
     """Return the context of the part above the tabs."""
     losses = with_number(job, "train_loss").order_by("sequence")
     best = with_number(job, "valid_loss").order_by("number", "sequence").first()
     now, is_live = db_now(), job.status not in JOB_TERMINAL
+    version = job.adapter_version
     return {
         "job": job,
         "title": title_of(job),
@@ -263,7 +260,7 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",
         "retry_cap": usd_decimal(why.suggestion.hold_nano) if why and why.suggestion.hold_nano else "",
-        "is_served": _is_served(job.adapter_version),
+        "is_served": version is not None and serving_states(versions=[version])[version.pk].is_deployed,
         "method": method_words(job),
         **_rights(request, job),
     }
@@ -276,10 +273,6 @@ def _owner_of(job: FineTuningJob) -> str:
         return gettext("key %(name)s") % {"name": key.name} if key else ""
     person = User.objects.filter(pk=job.created_by).first()
     return str(person) if person else ""
-
-
-def _is_served(version: AdapterVersion | None) -> bool:
-    return version is not None and serving_states(versions=[version])[version.pk].is_deployed
 
 
 def _estimated_seconds(job: FineTuningJob, *, is_live: bool) -> float:

@@ -16,12 +16,10 @@ from apps.adapters.queries import list_versions as list_adapters
 from apps.billing.books.credit_requests import list_requests
 from apps.billing.budgets import month_of
 from apps.billing.queries import get_balance, get_spending, has_used_an_adapter
-from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.keyset import first_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_unusable, list_versions
 from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
@@ -123,6 +121,7 @@ def _start(organization: Organization, may_train: bool) -> dict[str, object]:
     succeeded = next((job for job in jobs if job.status == JobStatus.SUCCEEDED), None)
     first_job = find_first_job(organization=organization) if may_train and not (succeeded or running) else None
     request = list_requests(organization=organization).first()
+    body = {"model": model.name if model else "…", "training_file": file.pk if file else "file-…"}
     return {
         "start": {
             "file": file,
@@ -135,7 +134,7 @@ def _start(organization: Organization, may_train: bool) -> dict[str, object]:
             "credit_request": request,
             "wizard_url": Draft(started).url() if may_train else "",
             "upload_command": _upload_command(),
-            "job_command": _job_command(file, model),
+            "job_command": curl("/v1/fine_tuning/jobs", body),
         }
     }
 
@@ -154,8 +153,3 @@ def _upload_command() -> str:
         f'curl {url}/v1/files \\\n  -H "Authorization: Bearer $ANNEAL_API_KEY" \\\n'
         "  -F purpose=fine-tune -F file=@sample.jsonl"
     )
-
-
-def _job_command(file: DatasetVersion | None, model: BaseModel | None) -> str:
-    body = {"model": model.name if model else "…", "training_file": file.pk if file else "file-…"}
-    return curl("/v1/fine_tuning/jobs", body)

@@ -139,7 +139,12 @@ class RecipeForm(forms.Form):
         self._objectives = {objective.value: objective for objective in objectives}
         self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
         limits = get_limits(base_model=base_model)
-        self.kinds = [kind for kind in limits.kinds if not shape or _continues(kind, shape)]
+        # An adapter is trained further with the same shape, and never by training the whole model.
+        self.kinds = [
+            kind
+            for kind in limits.kinds
+            if not shape or (kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora")))
+        ]
         self._kinds = {kind.key: kind for kind in self.kinds}
         key = given.get("method", "") if given.get("method", "") in self._kinds or not shape else ""
         self.kind = self._kinds.get(key or preferred) or self.kinds[0]
@@ -263,11 +268,6 @@ class RecipeForm(forms.Form):
             name = (error.param or "").removeprefix("hyperparameters.")
             self.add_error(name if name in self.fields else None, error.message)
         return cleaned
-
-
-def _continues(kind: TrainingKind, shape: Mapping[str, object]) -> bool:
-    """Return whether an adapter of this shape can be trained further in this way."""
-    return kind.method is not Method.FULL and kind.use_dora == bool(shape.get("use_dora"))
 
 
 def _belongs(name: str, kind: TrainingKind) -> bool:

@@ -78,7 +78,9 @@ class Plan:
         if self.base_model is None:
             return None
         facts = data_facts(version=self.version, validation=self.validation, count=self.count)
-        suffix = self._suffix_of_project
+        # The method step asks for a suffix, so the project's default counts only until it was sent.
+        is_asked = "shown" in self.draft.choices or "suffix" in self.draft.choices
+        suffix = self.project.default_suffix if self.project and not is_asked else ""
         form = RecipeForm(
             {"suffix": suffix} | dict(self.draft.choices),
             base_model=self.base_model,
@@ -91,12 +93,6 @@ class Plan:
             words = gettext("Chosen by the project %(name)s.") % {"name": self.project}
             form.fields["suffix"].help_text = f"{form.fields['suffix'].help_text} {words}"
         return form
-
-    @property
-    def _suffix_of_project(self) -> str:
-        """The project's default suffix; "" once the method step was sent, because it asks for a suffix."""
-        is_asked = "shown" in self.draft.choices or "suffix" in self.draft.choices
-        return self.project.default_suffix if self.project and not is_asked else ""
 
     @property
     def is_method_of_project(self) -> bool:

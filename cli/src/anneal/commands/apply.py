@@ -139,7 +139,9 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
             result["note"] = f"{job['id']} is {job['status']}. Run `anneal apply --wait` to wait and to move the alias."
         return
     new = job["fine_tuned_model"]
-    alias = _alias(api, manifest.alias, new)
+    names = (manifest.alias, f"{new.rsplit(':', 1)[0]}:{manifest.alias}")  # the model would take over either
+    aliases: list[dict[str, Any]] = api.get("/api/v1/aliases")["data"]
+    alias = next((each for each in aliases if each["model"] in names), None)
     if alias and alias["version"] == new:
         result["note"] = f"{alias['model']} points to {new}. There is nothing to do."
         return
@@ -155,13 +157,6 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
     if all(gate.passed for gate in gates):
         _promote(api, manifest.alias, new, current, wait=wait)
         result["promoted"] = True
-
-
-def _alias(api: Api, name: str, model: str) -> dict[str, Any] | None:
-    """Return the alias that the model would take over, if it exists."""
-    own_name = f"{model.rsplit(':', 1)[0]}:{name}"
-    aliases: list[dict[str, Any]] = api.get("/api/v1/aliases")["data"]
-    return next((each for each in aliases if each["model"] in (name, own_name)), None)
 
 
 def _gates(api: Api, manifest: Manifest, job: dict[str, Any], current_name: str) -> list[Gate]:

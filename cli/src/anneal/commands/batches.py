@@ -11,7 +11,7 @@ from anneal.commands.files import find_path, uploaded
 from anneal.commands.requests import Metadata, metadata_of, present
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Limit, Yes, confirm_price, counted, emit, emit_list, fields, moment, notice, size
-from anneal.session import Session, session_of
+from anneal.session import session_of
 from anneal.transfers import download
 from anneal.watching import COMPLETED, FAILED, watch_counts
 
@@ -42,8 +42,17 @@ def create(
     with uploaded(session, file, purpose="batch", option="FILE") as file_id:
         batch = session.api.post_once(_BATCHES, body | {"input_file_id": file_id})
     if wait:
-        notice(f"Created {batch['id']}.")
-        batch = _wait(session, batch["id"])
+        batch_id = batch["id"]
+        notice(f"Created {batch_id}.")
+        batch = watch_counts(
+            session.api,
+            item_path(_BATCHES, batch_id),
+            settled=_ENDED,
+            counts=_counts,
+            is_drawn=not session.as_json,
+            farewell=f"{batch_id} goes on. Look at it with `anneal batches show {batch_id}`, "
+            f"or stop it with `anneal batches cancel {batch_id}`.",
+        )
     emit(context, batch, lambda: _text(batch))
     if wait and batch["status"] != COMPLETED:
         raise typer.Exit(ExitCode.NEGATIVE)
@@ -57,18 +66,6 @@ def _requests(path: Path | None, given: str) -> str:
     if not count:
         raise typer.BadParameter(f"{given} has no requests.", param_hint="FILE")
     return counted(count, "request")
-
-
-def _wait(session: Session, batch_id: str) -> dict[str, Any]:
-    return watch_counts(
-        session.api,
-        item_path(_BATCHES, batch_id),
-        settled=_ENDED,
-        counts=_counts,
-        is_drawn=not session.as_json,
-        farewell=f"{batch_id} goes on. Look at it with `anneal batches show {batch_id}`, "
-        f"or stop it with `anneal batches cancel {batch_id}`.",
-    )
 
 
 def _counts(batch: dict[str, Any]) -> tuple[int, int]:
@@ -155,9 +152,8 @@ def _text(batch: dict[str, Any]) -> str:
             ("Expires", None if batch["status"] in _ENDED else moment(batch["expires_at"])),
         ]
     )
-    return "\n".join([facts, *map(_error_line, (batch["errors"] or {}).get("data", ()))])
-
-
-def _error_line(error: dict[str, Any]) -> str:
-    place = "" if error["line"] is None else f"Line {error['line']}: "
-    return f"{place}{error['message']} [{error['code']}]"
+    lines = [facts]
+    for error in (batch["errors"] or {}).get("data", ()):
+        place = "" if error["line"] is None else f"Line {error['line']}: "
+        lines.append(f"{place}{error['message']} [{error['code']}]")
+    return "\n".join(lines)

@@ -175,7 +175,8 @@ def create_run(
     limit = sent.get("max_cost_usd") if max_cost is None else max_cost
     limit = None if limit is None else str(amount_of(str(limit)))
     request = sent | present(name=name, metadata=metadata_of(sent, metadata), max_cost_usd=limit)
-    if _is_paid(source, session.api.get(place)):
+    criteria = session.api.get(place)["testing_criteria"]
+    if "model" in source or any("model" in criterion for criterion in criteria):  # one that answers, or one that grades
         confirm_price(limit, f"Start{'' if limit else ' without --max-cost'}?", is_accepted=yes)
     with uploaded(session, file, purpose="evals", option="--file") if file else nullcontext() as file_id:
         if file_id is not None:
@@ -219,11 +220,6 @@ def _question(prompt: str | None, system: str | None) -> dict[str, Any] | None:
         return None
     given = (("system", system), ("user", prompt))
     return {"type": "template", "template": [{"role": role, "content": text} for role, text in given if text]}
-
-
-def _is_paid(source: dict[str, Any], evaluated: dict[str, Any]) -> bool:
-    """Return whether a run asks a model: its own, or one that grades."""
-    return "model" in source or any("model" in criterion for criterion in evaluated["testing_criteria"])
 
 
 def _start(api: Api, path: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -248,7 +248,15 @@ def _start_all(session: Session, new: list[Plan], source: Source | None, memory:
             quote(session.api, plan)
     ready = [plan for plan in new if plan.obstacle is None]
     if not session.as_json:
-        console().print(_price_table(new))
+        rows = (
+            (
+                plan.key.partition(":")[2], plan.base_model,
+                dollars(plan.quote["hold_usd"], is_limit=True) if plan.quote else None,
+                plan.obstacle or (plan.quote or {}).get("pool"),
+            )
+            for plan in new
+        )  # fmt: skip
+        console().print(table(("FROM", "BASE MODEL HERE", "AT MOST", "NOTE"), rows))
     if not ready:
         return
     holds = [plan.quote["hold_usd"] for plan in ready if plan.quote and plan.quote["hold_usd"] is not None]
@@ -270,18 +278,6 @@ def _show(plans: list[Plan]) -> None:
     console().print(table(("FROM", "MODEL", "BASE MODEL HERE", "NOTE"), rows))
     for line in dict.fromkeys(setting.line for plan in plans if plan.job is None for setting in plan.settings):
         console().print(f"  {plain(line)}")
-
-
-def _price_table(plans: list[Plan]) -> Table:
-    rows = (
-        (
-            plan.key.partition(":")[2], plan.base_model,
-            dollars(plan.quote["hold_usd"], is_limit=True) if plan.quote else None,
-            plan.obstacle or (plan.quote or {}).get("pool"),
-        )
-        for plan in plans
-    )  # fmt: skip
-    return table(("FROM", "BASE MODEL HERE", "AT MOST", "NOTE"), rows)
 
 
 def _end(started: list[Plan], dry_run: bool) -> str:

@@ -269,12 +269,9 @@ def _would(rehearsal: dict[str, Any]) -> str:
 def _remarks(rehearsal: dict[str, Any]) -> str:
     """Return sentences on what the request left open and the job would get."""
     chosen = ", ".join(rehearsal["from_project"])
-    return " ".join(filter(None, (chosen and f"Chosen by the project: {chosen}.", _machines(rehearsal))))
-
-
-def _machines(rehearsal: dict[str, Any]) -> str:
-    """Return a sentence on the machines of a job that would start, "" for one machine."""
     place = rehearsal["pool"], rehearsal["gpu_count"]
-    chosen = next((each for each in rehearsal["pools"] if (each["pool"], each["gpu_count"]) == place), None)
-    words = machines_text(chosen) if chosen else ""
-    return f"It uses {rehearsal['gpu_count']} GPUs {words}." if words else ""
+    pool = next((each for each in rehearsal["pools"] if (each["pool"], each["gpu_count"]) == place), None)
+    machines = machines_text(pool) if pool else ""  # "" for one machine
+    remarks = [f"Chosen by the project: {chosen}."] if chosen else []
+    remarks += [f"It uses {rehearsal['gpu_count']} GPUs {machines}."] if machines else []
+    return " ".join(remarks)

@@ -42,6 +42,7 @@ class JobOptions:
 
     def request(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the body with the options in it. Raises BadParameter if the file is missing or not uploaded."""
+        max_cost = None if self.max_cost is None else str(amount_of(self.max_cost))
         given = {
             "model": self.model,
             "training_file": self.file,
@@ -54,7 +55,7 @@ class JobOptions:
             "recipe": object_of(body, "recipe") | settings_of(self.settings) or None,
             "lora": object_of(body, "lora") | present(rank=self.rank) or None,
             "compute": object_of(body, "compute") | present(pool=self.pool, node_count=self.nodes) or None,
-            "budget": object_of(body, "budget") | present(max_cost_usd=_amount(self.max_cost)) or None,
+            "budget": object_of(body, "budget") | present(max_cost_usd=max_cost) or None,
             "method": self._method(body),
         }
         request = body | present(**given)
@@ -120,10 +121,6 @@ def amount_of(text: str, option: str = "--max-cost") -> Decimal:
         if amount.is_finite():
             return amount
     raise typer.BadParameter(f"{text!r} is not an amount in dollars. Write it like 2.50.", param_hint=option)
-
-
-def _amount(text: str | None) -> str | None:
-    return None if text is None else str(amount_of(text))
 
 
 def _number(text: str | None, option: str) -> int | str | None:

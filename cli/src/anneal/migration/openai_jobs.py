@@ -126,14 +126,19 @@ def plan_of(job: Mapping[str, Any], *, catalogue: Sequence[str], chosen: Mapping
         text = "The earlier model stays at OpenAI, so training begins with the base model."
         plan.settings.append(Setting("model", source, "ignored", text))
     kept = dict(_settings(given, plan.settings))
+    parts = (old_name or "").split(":")  # the fourth part of five is the suffix
+    suffix = job.get("user_provided_suffix") or (parts[3] if len(parts) > 4 else "")
+    metadata = dict(list(_object(job, "metadata").items())[:_KEPT_METADATA]) | {IMPORTED_FROM: before}
+    if old_name:
+        metadata[IMPORTED_MODEL] = old_name
     plan.request = {
         "model": found.model,
         "training_file": job.get("training_file"),
         "validation_file": job.get("validation_file"),
-        "suffix": suffix_of(str(job.get("user_provided_suffix") or _suffix_in(old_name))),
+        "suffix": suffix_of(str(suffix)),
         "seed": job.get("seed"),
         "method": {"type": kind, kind: {"hyperparameters": kept}},
-        "metadata": _metadata(job, before, old_name),
+        "metadata": metadata,
     }
     plan.request = {name: value for name, value in plan.request.items() if value not in (None, "")}
     if job.get("integrations"):
@@ -161,13 +166,3 @@ def _settings(given: Mapping[str, Any], lines: list[Setting]) -> Iterator[tuple[
             lines.append(Setting(name, str(value), "ignored", _MULTIPLIER))
         elif value != "auto":
             lines.append(Setting(name, str(value)[:40], "unsupported", "Anneal has no such setting."))
-
-
-def _suffix_in(name: str | None) -> str:
-    parts = (name or "").split(":")
-    return parts[3] if len(parts) > 4 else ""
-
-
-def _metadata(job: Mapping[str, Any], key: str, old_name: str | None) -> dict[str, str]:
-    theirs = list(_object(job, "metadata").items())[:_KEPT_METADATA]
-    return dict(theirs) | {IMPORTED_FROM: key} | ({IMPORTED_MODEL: old_name} if old_name else {})

@@ -73,7 +73,8 @@ def _converted(text: str, found: Conversion, answer_key: str | None) -> str:
     is_legacy = has_functions(row)
     if is_legacy:
         row = tools_of(row)
-    is_unanswered = _is_unanswered(row)
+    last = row["messages"][-1] if row["messages"] else None
+    is_unanswered = isinstance(last, dict) and last.get("role") in ("user", "system", "developer", "tool")
     if is_unanswered:
         row = answered(row, answer_key=answer_key)
     if not (is_legacy or is_unanswered):
@@ -135,11 +136,6 @@ def _messages(messages: list[Any]) -> Iterator[Any]:
 
 
 # --- reinforcement ----------------------------------------------------------------------------------------------------
-
-
-def _is_unanswered(row: Row) -> bool:
-    last = row["messages"][-1] if row["messages"] else None
-    return isinstance(last, dict) and last.get("role") in ("user", "system", "developer", "tool")
 
 
 def answered(row: Row, *, answer_key: str | None = None) -> Row:

@@ -13,6 +13,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.models import HubPush
 from apps.finetuning.results.hub_pushes import list_pushes, request_push
 from apps.interfaces.api.requests.pagination import ListObject, list_object
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 _SHOWN = 100
@@ -80,5 +81,5 @@ def _object(model: str, push: HubPush) -> PushObject:
         "commit": push.commit or None,
         "problem": push.problem or None,
         "created_at": int(push.created_at.timestamp()),
-        "ended_at": int(push.ended_at.timestamp()) if push.ended_at else None,
+        "ended_at": unix_seconds(push.ended_at),
     }

@@ -11,7 +11,7 @@ from apps.adapters.queries import get_version_by_name
 from apps.core import audit
 from apps.core.objects.store import attachment
 from apps.core.objects.views import object_response
-from apps.finetuning.results.model_files import ModelFile, find_file, list_files
+from apps.finetuning.results.model_files import find_file, list_files
 from apps.interfaces.api.requests.handlers import Download
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
@@ -37,7 +37,17 @@ class ModelFileList(ApiView):
     def get(self, request: Request, model: str) -> ListObject[ModelFileObject]:
         """List the files of a fine-tuned model and of its exports, with the model card."""
         version = get_version_by_name(organization=self.organization, model_name=model)
-        return list_object([_object(file) for file in list_files(version=version)])
+        files: list[ModelFileObject] = [
+            {
+                "object": "model.file",
+                "name": file.name,
+                "export": file.export or None,
+                "bytes": file.bytes,
+                "sha256": file.sha256,
+            }
+            for file in list_files(version=version)
+        ]
+        return list_object(files)
 
 
 class ModelFileContent(ApiView):
@@ -54,13 +64,3 @@ class ModelFileContent(ApiView):
             return object_response(request._request, file.key, filename=name, content_type=file.content_type)
         headers = {"Content-Disposition": attachment(name), "Cache-Control": "private, no-store"}
         return HttpResponse(file.text, content_type=file.content_type, headers=headers)
-
-
-def _object(file: ModelFile) -> ModelFileObject:
-    return {
-        "object": "model.file",
-        "name": file.name,
-        "export": file.export or None,
-        "bytes": file.bytes,
-        "sha256": file.sha256,
-    }

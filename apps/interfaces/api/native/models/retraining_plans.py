@@ -20,6 +20,7 @@ from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import Retraining, RetrainingPlan
 from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals.criteria import SentCriteria
 
@@ -325,7 +326,7 @@ def _retraining_object(retraining: Retraining) -> RetrainingObject:
         "code": retraining.code or None,
         "reason": retraining.reason or None,
         "created_at": int(retraining.created_at.timestamp()),
-        "finished_at": int(retraining.finished_at.timestamp()) if retraining.finished_at else None,
+        "finished_at": unix_seconds(retraining.finished_at),
     }
 
 

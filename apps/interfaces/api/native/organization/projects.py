@@ -15,6 +15,7 @@ from apps.core.database.clock import db_now
 from apps.core.money import usd_decimal
 from apps.finetuning.jobs.project_settings import change_project_settings
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
+from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 _OLDEST_FIRST = ("created_at", "id")
@@ -232,7 +233,7 @@ def _object(project: Project) -> ProjectObject:
         "default_method": project.default_method or None,
         "default_suffix": project.default_suffix or None,
         "created_at": int(project.created_at.timestamp()),
-        "archived_at": int(project.archived_at.timestamp()) if project.archived_at else None,
+        "archived_at": unix_seconds(project.archived_at),
     }
 
 

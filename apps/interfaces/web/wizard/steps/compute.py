@@ -35,7 +35,9 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     asked = plan.draft.get("pool") if plan.draft.get("pool") != request.GET.get("auto") else ""
     order = request.GET.get("sort", "")
     deadline = (needed_by - now).total_seconds() if needed_by else None
-    with_several = _with_several(request, asked) or _is_several_needed(quotes, deadline)
+    # Options with several GPUs are shown on request, or if the page opens with one of them chosen.
+    is_several_asked = "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
+    with_several = is_several_asked or _is_several_needed(quotes, deadline)
     shown = quotes if with_several else _few(quotes)
     ranking = rank_quotes(shown, deadline_seconds=deadline)
     preferred = plan.project.default_pool if plan.project and not needed_by else ""
@@ -62,7 +64,9 @@ def compute_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "is_late_everywhere": bool(needed_by and ranking.fastest and not ranking.recommended),
         "hidden_count": len(quotes) - len(shown),
         "with_several": with_several,
-        "with_machines": _with_machines(plan, found),
+        # Several machines are offered if some could train together, or if the address names a number.
+        "with_machines": plan.draft.get("node_count") not in ("", "1")
+        or any(quoted.joining_workers > 1 for quoted in found),
         "orders": ORDERS,
         "order": order if order in dict(ORDERS) else "",
         "lines": memory_lines(of_quote, rows) if of_quote else None,
@@ -88,11 +92,6 @@ def _quotes_or_field_error(plan: Plan) -> tuple[list[PoolQuote], DomainError | N
     return quotes, problem
 
 
-def _with_machines(plan: Plan, quotes: Sequence[PoolQuote]) -> bool:
-    """Return whether to offer several machines: if some could train together, or if the address names a number."""
-    return plan.draft.get("node_count") not in ("", "1") or any(quoted.joining_workers > 1 for quoted in quotes)
-
-
 def _require_cap(plan: Plan, chosen: PoolQuote | None) -> None:
     """Add an error to a cap that does not cover one start on the chosen pool."""
     form = plan.compute_form
@@ -109,11 +108,6 @@ def _way_url(plan: Plan, **changes: str) -> str:
     if is_dora and changes.get("method") == Method.QLORA:
         changes["method"] = "qdora"
     return plan.draft.url(step="compute", **({"pool": ""} | changes))
-
-
-def _with_several(request: OrganizationRequest, asked: str) -> bool:
-    """Return whether to show options with several GPUs: on request, or if the page opens with one of them chosen."""
-    return "several" in request.GET or (":" in asked and not request.headers.get("HX-Request"))
 
 
 def _is_several_needed(quotes: Sequence[PoolQuote], deadline_seconds: float | None) -> bool:

@@ -45,6 +45,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     )
     is_low = cap_nano is not None and named is not None and cap_nano < (named.least_cap_nano or 0)
     can_pay = left_nano is not None and left_nano >= 0
+    missing_cents = max(0, -(left_nano // NANO_PER_CENT)) if left_nano is not None else 0  # rounded up
     view = TableView(chosen=named, now=plan.now, needed_by=cap_form.deadline)
     values: dict[str, object] = {
         "row": compute_rows([named], view=view)[0] if named else None,
@@ -52,7 +53,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "balance": balance,
         "left_nano": left_nano,
         "is_short": left_nano is not None and left_nano < 0,
-        "missing_usd": _missing_dollars(-left_nano) if left_nano is not None and left_nano < 0 else "",
+        "missing_usd": f"{missing_cents / 100:.2f}" if missing_cents else "",
         "is_low": is_low,
         "may_lower": named is not None and balance.available_nano >= (named.least_cap_nano or 0),
         "is_firm": named is not None and named.is_firm and cap_nano == named.cap_nano,
@@ -89,11 +90,6 @@ def rehearsal_url(plan: Plan, quoted: PoolQuote | None) -> str:
     return f"{reverse('web:job_rehearse')}?{query}&rehearsal={rehearsal.digest}"
 
 
-def _missing_dollars(nano: int) -> str:
-    """Return a missing amount in dollars, rounded up to whole cents, for the form of credit."""
-    return f"{-(-nano // NANO_PER_CENT) / 100:.2f}"
-
-
 def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
     """Return every setting of the run as (name, value, whether it differs from the model's choice)."""
     form = plan.form
@@ -101,6 +97,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         return []
     recipe, changed = form.recipe, form.changed
     trained = dict(TRAINED).get(recipe.train_on, "")
+    betas = {Objective.DPO: recipe.dpo_beta, Objective.ORPO: recipe.orpo_beta}
     objective = {
         Objective.SUPERVISED: (gettext("Trained"), trained, "train_on" in changed),
         Objective.TEXT: (gettext("Trained"), gettext("Every token"), False),
@@ -138,14 +135,9 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
             gettext("%(validation_share)s of the rows") % {"validation_share": f"{recipe.validation_share:.0%}"},
             "validation_share" in changed,
         ),
-        *_beta_lines(recipe),
+        *([(gettext("Beta"), f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []),
         (gettext("Seed"), str(recipe.seed), "seed" in changed),
     ]
-
-
-def _beta_lines(recipe: Hyperparameters) -> list[tuple[str, str, bool]]:
-    betas = {Objective.DPO: recipe.dpo_beta, Objective.ORPO: recipe.orpo_beta}
-    return [(gettext("Beta"), f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []
 
 
 def _adapter_lines(recipe: Hyperparameters, changed: set[str]) -> list[tuple[str, str, bool]]:
