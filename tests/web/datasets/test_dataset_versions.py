@@ -158,7 +158,7 @@ def test_a_split_by_share_and_seed_becomes_two_datasets(organization, alice, cli
 
     made = client.post(page("split", version), {"share": "20", "seed": "7"})
 
-    trained, held = DatasetVersion.objects.exclude(pk=version.pk).order_by("created_at")
+    trained, held = DatasetVersion.objects.exclude(pk=version.pk).order_by("dataset__name")
     assert made["Location"] == page_of(trained, share=0, against=held.pk)
     for part in (trained, held):
         validate_version(version_id=part.pk, now=db_now())
