@@ -3,10 +3,8 @@
 import datetime
 from collections.abc import Iterable
 
-from django.conf import settings
 from django.db import transaction
 from django.db.models import Q
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import project_of_new, require_work_in
@@ -23,6 +21,7 @@ from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import bounded, object_key, store
+from apps.datasets.intake.versions import storage_left
 
 PURPOSE = "batch"
 OUTPUT_PURPOSE, EVAL_PURPOSE = "batch_output", "evals"
@@ -171,12 +170,6 @@ def _known(ids: list[str]) -> set[str]:
     kept = BatchFile.objects.filter(deleted_at=None)
     batches = Batch.objects.filter(Q(status__in=ACTIVE) | Q(output_file__in=kept) | Q(error_file__in=kept), pk__in=ids)
     return {*kept.filter(pk__in=ids).values_list("pk", flat=True), *batches.values_list("pk", flat=True)}
-
-
-def storage_left(*, organization: Organization | str, but_upload: str = "") -> int | None:
-    """Return the bytes that the organization may still store; None without a limit. `but_upload` is not counted."""
-    left: int | None = import_string(settings.STORAGE_LEFT)(organization=organization, but_upload=but_upload)
-    return left
 
 
 def _storage_full(left_bytes: int | None) -> QuotaExceeded:

@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from apps.accounts.members.projects import project_of_new, require_work_in
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
-from apps.batches.files import MAX_FILE_BYTES, PURPOSE, BatchFileTooLarge, check_expiry, new_file, storage_left
+from apps.batches.files import MAX_FILE_BYTES, PURPOSE, BatchFileTooLarge, check_expiry, new_file
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, INTERNAL_PURPOSE, BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.queries import find_file
@@ -19,6 +19,7 @@ from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.objects.store import bounded, store
+from apps.datasets.intake.versions import storage_left
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 WINDOW = datetime.timedelta(hours=24)

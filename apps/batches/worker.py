@@ -21,7 +21,6 @@ from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
 from apps.accounts.queries import RegionRefused, find_actor
 from apps.batches.endings import announce_end, finish
-from apps.batches.files import storage_left
 from apps.batches.gateway import GatewayReply, ask
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchRequest
@@ -32,6 +31,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError
 from apps.core.objects.store import ObjectMissing
+from apps.datasets.intake.versions import storage_left
 
 MAX_IN_FLIGHT = 16
 MAX_IN_FLIGHT_OF_ORGANIZATION = 4  # and of those that share with it

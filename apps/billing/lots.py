@@ -46,20 +46,17 @@ def returns_for(
     for lot in CreditLot.objects.filter(pk__in=given).order_by("-priority", "-created_at", "-pk"):
         part = min(amount_nano - sum(back.values()), given[lot.pk])
         if part > 0:
-            is_over = lot.expires_at is not None and lot.expires_at <= now
-            target = _new_lot(lot, part) if is_over else lot
+            target = lot
+            if lot.expires_at is not None and lot.expires_at <= now:
+                target = open_lot(
+                    organization_id=lot.organization_id, kind=LotKind(lot.kind), amount_nano=part, priority=lot.priority
+                )
             back[target.pk] = back.get(target.pk, 0) + part
     rest = amount_nano - sum(back.values())
     if rest:
         fresh = open_lot(organization_id=organization_id, kind=LotKind.PROMOTIONAL, amount_nano=rest)
         back[fresh.pk] = rest
     return back
-
-
-def _new_lot(lot: CreditLot, amount_nano: int) -> CreditLot:
-    return open_lot(
-        organization_id=lot.organization_id, kind=LotKind(lot.kind), amount_nano=amount_nano, priority=lot.priority
-    )
 
 
 def has_paid_lot(*, organizations: Collection[str]) -> bool:

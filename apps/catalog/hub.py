@@ -147,7 +147,11 @@ def _repository(info: ModelInfo) -> HubRepository:
         raise ModelRefused(
             gettext("%(info)s has %(count)s files: too many.") % {"info": info.id, "count": len(siblings)}, param="repo"
         )
-    files = tuple(_file(sibling) for sibling in siblings if _is_wanted(sibling.rfilename))
+    files = tuple(
+        _file(sibling)
+        for sibling in siblings
+        if sibling.rfilename in TEXT_FILES or _WEIGHTS.fullmatch(sibling.rfilename)
+    )
     if sum(file.bytes for file in files) > _MOST_WEIGHT_BYTES:
         raise ModelRefused(gettext("%(info)s claims more than 8 TiB of weights.") % {"info": info.id}, param="repo")
     licence, licence_url = _read_licence(info)
@@ -159,10 +163,6 @@ def _repository(info: ModelInfo) -> HubRepository:
         licence_url=licence_url,
         files=files,
     )
-
-
-def _is_wanted(name: str) -> bool:
-    return name in TEXT_FILES or bool(_WEIGHTS.fullmatch(name))
 
 
 def _file(sibling: RepoSibling) -> HubFile:

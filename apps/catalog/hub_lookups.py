@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils.translation import gettext
 
-from apps.catalog.model_files import ModelFolder, read_hub_folder, require_repository
+from apps.catalog.model_files import read_hub_folder, require_repository
 from apps.catalog.models import BaseModel, HubLookup
 from apps.catalog.operations import UNKNOWN_CONTEXT_TOKENS, add_base_model
 from apps.catalog.queries import open_hub_token
@@ -60,7 +60,12 @@ def look_up(*, lookup: HubLookup, now: datetime.datetime) -> None:
         try:
             found = read_repository(repo=lookup.repo, revision=lookup.revision, token=_open_token(lookup), into=folder)
             lookup.repository = msgspec.to_builtins(found)
-            lookup.model = _described(read_hub_folder(folder, weights_sha256=found.weights_sha256))
+            read = read_hub_folder(folder, weights_sha256=found.weights_sha256)
+            lookup.model = {
+                "config": read.config,
+                "parameter_count": read.parameter_count,
+                "context_length": read.architecture.max_position_embeddings or UNKNOWN_CONTEXT_TOKENS,
+            }
         except DomainError as refused:
             lookup.refusal = refused.message[:500]
     lookup.answered_at = now
@@ -128,14 +133,6 @@ def check_revisions(*, now: datetime.datetime) -> None:
         BaseModel.objects.filter(pk=row.pk).update(revision_checked_at=now)
         if newest := find_newest_revision(repo=row.repo, token=open_hub_token(base_model=row)):
             BaseModel.objects.filter(pk=row.pk).update(newer_revision="" if newest == row.revision else newest)
-
-
-def _described(read: ModelFolder) -> dict[str, object]:
-    return {
-        "config": read.config,
-        "parameter_count": read.parameter_count,
-        "context_length": read.architecture.max_position_embeddings or UNKNOWN_CONTEXT_TOKENS,
-    }
 
 
 def _known_token(repo: str) -> str | None:

@@ -43,8 +43,11 @@ def bill_of(pool: PoolFacts, times: Duration, interval: PredictionInterval, gpu_
     wanted = _scaled(times.train_seconds, interval)
     whole = (wanted[0] * stretch, wanted[1] * stretch, wanted[2] * stretch)
     seconds = whole if pool.bills_redone_work else wanted
-    beside = _scaled(_beside_seconds(pool, times), beside_interval(pool))
-    held = [around + training for around, training in zip(beside, whole, strict=True)]
+    # A run's seconds beside training, as far as they are known without finished runs.
+    around = download_seconds(pool) + _STARTS * pool.startup_seconds + _HANDLING_SECONDS
+    known = around + times.reference_seconds + times.evaluation_seconds + times.checkpoint_seconds
+    beside = _scaled(known, beside_interval(pool))
+    held = [apart + training for apart, training in zip(beside, whole, strict=True)]
     due = [max(each, min(pool.minimum_seconds, least)) for each, least in zip(seconds, held, strict=True)]
     billed = (math.ceil(due[0]), math.ceil(due[1]), math.ceil(due[2]))
     costs = tuple(_cost(pool, each, gpu_count) for each in due)
@@ -62,12 +65,6 @@ def download_seconds(pool: PoolFacts) -> float:
 
 def _scaled(seconds: float, interval: PredictionInterval) -> tuple[float, float, float]:
     return seconds * interval.p10, seconds * interval.p50, seconds * interval.p90
-
-
-def _beside_seconds(pool: PoolFacts, times: Duration) -> float:
-    """Return a run's seconds beside training, as far as they are known without finished runs."""
-    around = download_seconds(pool) + _STARTS * pool.startup_seconds + _HANDLING_SECONDS
-    return around + times.reference_seconds + times.evaluation_seconds + times.checkpoint_seconds
 
 
 def _cost(pool: PoolFacts, seconds: float, gpu_count: int) -> int | None:

@@ -211,7 +211,11 @@ def _learn(rows: Sequence[Row]) -> Learned:
     learned = Learned(runs=len(known), votes=sum(weights))
     for _ in range(_SWEEPS):
         learned = _sweep(learned, known, weights)
-    return msgspec.structs.replace(learned, bands=_bands(learned, known, weights))
+    # A band for every result of `_band_key`, from residuals against only the levels that such a job has.
+    alone = [_pair("", method) for method in learned.methods] + [_pair(family, "") for family in learned.families]
+    both = [_pair(family, method) for family in learned.families for method in learned.methods]
+    bands = {key: _band(key, learned, known, weights) for key in ["|", *alone, *both]}
+    return msgspec.structs.replace(learned, bands=bands)
 
 
 def _sweep(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Learned:
@@ -296,13 +300,6 @@ def _band_key(learned: Learned, family: str, method: str) -> str:
     if _pair(family, method) in learned.pairs:
         return _pair(family, method)
     return _pair(family if family in learned.families else "", method if method in learned.methods else "")
-
-
-def _bands(learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> dict[str, Band]:
-    """Return a band for every result of `_band_key`, from residuals against only the levels that such a job has."""
-    alone = [_pair("", method) for method in learned.methods] + [_pair(family, "") for family in learned.families]
-    both = [_pair(family, method) for family in learned.families for method in learned.methods]
-    return {key: _band(key, learned, rows, weights) for key in ["|", *alone, *both]}
 
 
 def _band(key: str, learned: Learned, rows: Sequence[tuple[str, str, float]], weights: Sequence[float]) -> Band:

@@ -185,7 +185,9 @@ def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
     request = task.request
     if request.packing:
         return float(min(request.max_length, request.tokens))
-    mean, longest = max(request.mean_tokens, _longer_answer_mean(request)), float(padded_length(request))
+    # Both answers of a pair are padded to the longer one; the histogram holds its lengths.
+    mean = max(request.mean_tokens, _mean_of_bars(request) if request.is_preference else 0.0)
+    longest = float(padded_length(request))
     if task.stack.packs_micro_batches:
         return min(longest, mean * (pooled_padding(request, plan) if _is_padded(request, gpu) else 1.0))
     if task.stack.groups_lengths:
@@ -228,11 +230,6 @@ def _quantile(request: QuoteRequest, share: float) -> float:
             return min(longest, before + (bound - before) * (share * total - seen) / count)
         before, seen = bound, seen + count
     return longest
-
-
-def _longer_answer_mean(request: QuoteRequest) -> float:
-    """Return the mean length of a pair's longer answer, which both are padded to; the histogram holds these lengths."""
-    return _mean_of_bars(request) if request.is_preference else 0.0
 
 
 def _mean_of_bars(request: QuoteRequest) -> float:

@@ -223,6 +223,9 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
     if cost_nano is not None:
         per_million = round(cost_nano * 1e6 / (request.trained_tokens * request.epochs))
         per_a100_hour = round(cost_nano * 3600 / times.a100_seconds) if times.a100_seconds else None
+    step: StepTime = times.step
+    scale = times.probe_factor * estimate.plan.gradient_accumulation_steps
+    parts = [TimePart(key, label, getattr(step, key) * scale) for key, label in _TIME_LABELS.items()]
     return msgspec.structs.replace(
         estimate,
         tokens_per_second=times.tokens_per_second / interval.p50,
@@ -238,7 +241,7 @@ def _with_times(estimate: Estimate, request: QuoteRequest, pool: PoolFacts, time
         interval_origin=interval.origin,
         utilisation=times.utilisation / interval.p50 if times.utilisation else None,
         bottleneck=times.bottleneck,
-        time_parts=_time_parts(times, estimate.plan),
+        time_parts=(*parts, TimePart("optimizer", "Optimizer", step.optimizer * times.probe_factor)),
         evaluation_seconds=times.evaluation_seconds,
         checkpoint_seconds=times.checkpoint_seconds,
         reference_seconds=times.reference_seconds,
@@ -316,13 +319,6 @@ def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
             return None
         waits.append(sum(gpus * seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)
     return max(waits)
-
-
-def _time_parts(times: Duration, plan: TrainingPlan) -> tuple[TimePart, ...]:
-    step: StepTime = times.step
-    scale = times.probe_factor * plan.gradient_accumulation_steps
-    parts = [TimePart(key, label, getattr(step, key) * scale) for key, label in _TIME_LABELS.items()]
-    return (*parts, TimePart("optimizer", "Optimizer", step.optimizer * times.probe_factor))
 
 
 def _closest(request: QuoteRequest, pool: PoolFacts, published: tuple[ProbeRow, ...]) -> ProbeRow | None:

@@ -42,7 +42,9 @@ _NOT_CUSTOMERS = frozenset(
 def reconcile(*, kind: ReconciliationKind, now: datetime.datetime) -> Reconciliation:
     """Compare, store the result, and page on each new difference. Calls Stripe. Safe to repeat."""
     since, until = now - LOOK_BACK[kind], now - _SETTLES_WITHIN
-    missed = _catch_up(since, now)
+    missed = webhooks.ingest_missed(since=since, until=now)
+    for event_id in webhooks.list_unhandled(now=now + datetime.timedelta(hours=1)):
+        webhooks.handle_or_record(event_id=event_id)
     movements = [
         movement
         for movement in gateway.list_cash_movements(since=since, until=until)
@@ -59,13 +61,6 @@ def reconcile(*, kind: ReconciliationKind, now: datetime.datetime) -> Reconcilia
         )  # fmt: skip
 
 
-def _catch_up(since: datetime.datetime, now: datetime.datetime) -> int:
-    missed = webhooks.ingest_missed(since=since, until=now)
-    for event_id in webhooks.list_unhandled(now=now + datetime.timedelta(hours=1)):
-        webhooks.handle_or_record(event_id=event_id)
-    return missed
-
-
 def _sum_by_source(movements: Iterable[CashMovement]) -> dict[str, int]:
     sums: dict[str, int] = defaultdict(int)
     for movement in movements:
@@ -79,7 +74,13 @@ def _sum_by_source(movements: Iterable[CashMovement]) -> dict[str, int]:
 def _ours(movements: Sequence[CashMovement], since: datetime.datetime, until: datetime.datetime) -> dict[str, int]:
     """Return the cash moved in the books for every object that Stripe lists, and for payments it does not list."""
     keys = _keys_by_source(movements)
-    cash = _cash_cents_by_key({key for named in keys.values() for key in named})
+    # The cash that came in (positive) or went out under each idempotency key.
+    rows = LedgerEntry.objects.filter(
+        transaction__idempotency_key__in={key for named in keys.values() for key in named},
+        account__kind=AccountKind.CASH_CLEARING,
+    )
+    sums = rows.values("transaction__idempotency_key").annotate(nano=Sum("amount_nano"))
+    cash = {row["transaction__idempotency_key"]: -row["nano"] // NANO_PER_CENT for row in sums}
     ours = {source: sum(cash.get(key, 0) for key in named) for source, named in keys.items()}
     return ours | _credited_without_cash(keys, since, until)
 
@@ -94,15 +95,6 @@ def _keys_by_source(movements: Sequence[CashMovement]) -> dict[str, set[str]]:
     for refund in CardRefund.objects.filter(stripe_id__in=list(keys)).exclude(hold_id=""):
         keys[refund.stripe_id or ""].add(f"settle:{refund.hold_id}")
     return dict(keys)
-
-
-def _cash_cents_by_key(keys: Iterable[str]) -> dict[str, int]:
-    """Return the cash that came in (positive) or went out under each idempotency key."""
-    rows = LedgerEntry.objects.filter(
-        transaction__idempotency_key__in=list(keys), account__kind=AccountKind.CASH_CLEARING
-    )
-    sums = rows.values("transaction__idempotency_key").annotate(nano=Sum("amount_nano"))
-    return {row["transaction__idempotency_key"]: -row["nano"] // NANO_PER_CENT for row in sums}
 
 
 def _credited_without_cash(

@@ -129,24 +129,20 @@ def send_refund(*, refund_id: str) -> None:
         with transaction.atomic():
             _apply_failure(_locked(refund), error.message)
         return
-    _apply(sent, refund.topup)
-
-
-def sync_refund(*, refund: Refund, topup: TopUp) -> None:
-    """Bring the books to Stripe's state of a refund. May be called any number of times, in any order."""
-    _apply(refund, topup)
+    sync_refund(refund=sent, topup=refund.topup)
 
 
 @transaction.atomic
-def _apply(found: Refund, topup: TopUp) -> None:
+def sync_refund(*, refund: Refund, topup: TopUp) -> None:
+    """Bring the books to Stripe's state of a refund. May be called any number of times, in any order."""
     lock_wallet(organization=topup.organization_id)
-    row = _row_of(found, topup)
+    row = _row_of(refund, topup)
     if row.stripe_id is None:
-        row.stripe_id = found.id
+        row.stripe_id = refund.id
         row.save(update_fields=["stripe_id"])
-    if found.status == RefundStatus.FAILED:
-        _apply_failure(row, found.failure)
-    elif found.status == RefundStatus.SUCCEEDED:
+    if refund.status == RefundStatus.FAILED:
+        _apply_failure(row, refund.failure)
+    elif refund.status == RefundStatus.SUCCEEDED:
         _apply_success(row)
     else:
         try_advance(row, to=RefundStatus.PENDING, transitions=REFUND)
@@ -175,20 +171,16 @@ def _apply_success(row: CardRefund) -> None:
             tax_nano=row.tax_cents * NANO_PER_CENT,
         )  # fmt: skip
     else:
-        _take_back(row)
-
-
-def _take_back(row: CardRefund) -> None:
-    reverse_paid_credit(
-        organization=row.organization_id,
-        reference=row.topup.reference,
-        amount_nano=row.credit_cents * NANO_PER_CENT,
-        tax_nano=row.tax_cents * NANO_PER_CENT,
-        by="stripe",
-        reason="Refunded at Stripe",
-        idempotency_key=f"stripe:{row.stripe_id}",
-    )
-    collect_receivable(wallet=lock_wallet(organization=row.organization_id), by="stripe", cause=row.pk)
+        reverse_paid_credit(
+            organization=row.organization_id,
+            reference=row.topup.reference,
+            amount_nano=row.credit_cents * NANO_PER_CENT,
+            tax_nano=row.tax_cents * NANO_PER_CENT,
+            by="stripe",
+            reason="Refunded at Stripe",
+            idempotency_key=f"stripe:{row.stripe_id}",
+        )
+        collect_receivable(wallet=lock_wallet(organization=row.organization_id), by="stripe", cause=row.pk)
 
 
 def _apply_failure(row: CardRefund, failure: str) -> None:

@@ -102,7 +102,10 @@ def place(
     known = {wish.version_id: wish for wish in wishes}
     open_rooms = sorted((room for room in rooms if not room.is_draining), key=lambda room: room.replica_id)
     plan = _Plan(known, open_rooms, holding, frozenset(unable))
-    plan.select(now, most_pushed_out=_most_pushed_out(open_rooms, holding, loaded))
+    # Adapters that replicas are still loading count against those that may displace others now.
+    missing = {room.replica_id: set(holding.get(room.replica_id, ())) for room in open_rooms}
+    most_pushed_out = sum(max(0, MAX_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
+    plan.select(now, most_pushed_out=most_pushed_out)
     plan.settle()
     plan.rebalance()
     placed: Placed = {state.room.replica_id: frozenset(state.held) for state in plan.states}
@@ -122,14 +125,6 @@ def demand_after(quick: float, slow: float, age_seconds: float) -> float:
 def count_moves(before: Mapping[str, Collection[str]], after: Placed) -> int:
     """Return how many adapters must be loaded."""
     return sum(len(held - set(before.get(replica_id, ()))) for replica_id, held in after.items())
-
-
-def _most_pushed_out(
-    rooms: Iterable[ReplicaCapacity], holding: Mapping[str, Collection[str]], loaded: Mapping[str, Collection[str]]
-) -> int:
-    """Return how many adapters may displace others now. Adapters that replicas are still loading count against it."""
-    missing = {room.replica_id: set(holding.get(room.replica_id, ())) for room in rooms}
-    return sum(max(0, MAX_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
 
 
 class _Plan:

@@ -273,8 +273,9 @@ def set_project_member(
     membership = Membership.objects.for_organization(organization).filter(pk=membership_id).first()
     if membership is None:
         raise NotFound(gettext("No such member."), param="member")
-    if role == ProjectRole.VIEWER:
-        _require_not_above(membership, acting)
+    if role == ProjectRole.VIEWER and not ROLES[membership.role].permissions <= ROLES[acting.role].permissions:
+        text = gettext("Your role, %(role)s, does not allow making a member with the role %(theirs)s a viewer.")
+        raise PermissionDenied(text % {"role": gettext(acting.role), "theirs": gettext(membership.role)}, param="role")
     member, _ = ProjectMember.objects.update_or_create(
         organization=organization,
         project=project,
@@ -305,13 +306,6 @@ def remove_project_member(*, organization: Organization, project_id: str, member
         organization=organization, by=by.pk, action="project.member_remove", target=project.pk,
         member=member.membership.user_id,
     )  # fmt: skip
-
-
-def _require_not_above(membership: Membership, acting: Membership) -> None:
-    """Raise PermissionDenied if a member may do more in the organization than the person who makes them a viewer."""
-    if not ROLES[membership.role].permissions <= ROLES[acting.role].permissions:
-        text = gettext("Your role, %(role)s, does not allow making a member with the role %(theirs)s a viewer.")
-        raise PermissionDenied(text % {"role": gettext(acting.role), "theirs": gettext(membership.role)}, param="role")
 
 
 def _lock(organization: Organization, by: User) -> Membership:

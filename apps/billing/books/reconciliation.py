@@ -148,7 +148,12 @@ class Receivable:
 def list_receivables(*, now: datetime.datetime) -> list[Receivable]:
     """Return every organization that owes something, largest debt first. Payments settle the oldest debt first."""
     owed: dict[str, list[tuple[datetime.datetime, int]]] = defaultdict(list)
-    entries = LedgerEntry.objects.filter(account__in=_owing_accounts()).order_by("id")
+    # Accounts of debts that are not settled. Their entries are few among those of the ledger.
+    posted = LedgerEntry.objects.filter(account=OuterRef("pk")).order_by().values("account")
+    accounts = LedgerAccount.objects.filter(kind=AccountKind.RECEIVABLE)
+    owing = accounts.annotate(nano=Subquery(posted.annotate(nano=Sum("amount_nano")).values("nano")))
+    in_debt = list(owing.filter(nano__lt=0).values_list("pk", flat=True))
+    entries = LedgerEntry.objects.filter(account__in=in_debt).order_by("id")
     for owner, at, nano in entries.values_list("organization_id", "created_at", "amount_nano"):
         debts = owed[str(owner)]
         if nano < 0:
@@ -163,14 +168,6 @@ def list_receivables(*, now: datetime.datetime) -> list[Receivable]:
         Receivable(owner, _by_age(owed.get(owner, []), now), uncharged.get(owner, 0)) for owner in {*owed, *uncharged}
     ]
     return sorted((row for row in rows if row.total_nano), key=lambda row: -row.total_nano)
-
-
-def _owing_accounts() -> list[str]:
-    """Return the accounts of debts that are not settled. Their entries are few among those of the ledger."""
-    posted = LedgerEntry.objects.filter(account=OuterRef("pk")).order_by().values("account")
-    accounts = LedgerAccount.objects.filter(kind=AccountKind.RECEIVABLE)
-    owing = accounts.annotate(nano=Subquery(posted.annotate(nano=Sum("amount_nano")).values("nano")))
-    return list(owing.filter(nano__lt=0).values_list("pk", flat=True))
 
 
 def _by_age(debts: list[tuple[datetime.datetime, int]], now: datetime.datetime) -> tuple[int, ...]:

@@ -205,7 +205,10 @@ def record_usage(*, records: Sequence[UsageRecord]) -> Recorded:
         Hold.objects.filter(pk=open_slice.pk).update(used_nano=F("used_nano") + used_by_slice[open_slice.pk])
     conflicting = _set_conflicts_aside(bodies) if new < len(bodies) else 0
     if beyond:
-        _set_beyond_aside({key: record for key, record in bodies.items() if record.id in beyond})
+        for (event_id, sha256), record in bodies.items():
+            if record.id in beyond:
+                logger.critical("usage %s costs more than was reserved for it; nothing of it is charged", event_id)
+                _keep_aside(record, sha256)
     return Recorded(
         new=new, known=len(bodies) - new - conflicting, conflicting=conflicting, beyond_reservation=len(beyond)
     )
@@ -251,12 +254,6 @@ def _set_conflicts_aside(known: dict[tuple[str, str], UsageRecord]) -> int:
         logger.error("usage %s came again with another body and was set aside", event_id)
         _keep_aside(record, sha256)
     return len(conflicts)
-
-
-def _set_beyond_aside(beyond: dict[tuple[str, str], UsageRecord]) -> None:
-    for (event_id, sha256), record in beyond.items():
-        logger.critical("usage %s costs more than was reserved for it; nothing of it is charged", event_id)
-        _keep_aside(record, sha256)
 
 
 def _keep_aside(record: UsageRecord, sha256: str) -> None:
@@ -313,15 +310,11 @@ def list_unrated(*, wallet: LedgerAccount, key_id: str = "", after: int = 0) -> 
     Without money, only those that cost nothing more: any number of others may wait for credit.
     """
     later = _unrated(wallet).filter(pk__gt=after, **({"key_id": key_id} if key_id else {}))
-    if not _can_pay(wallet):
+    # Nothing can pay unless the wallet, or an open slice for the usage recorded in it, has money.
+    unpaid = open_slices().filter(organization_id=wallet.owner_id, captured_nano__lt=Least("used_nano", "amount_nano"))
+    if wallet.balance_nano <= 0 and not unpaid.exists():
         later = later.filter(posted_nano__gte=RATED)
     return list(later.order_by("pk").values_list("pk", flat=True)[:_LINES_AT_ONCE])
-
-
-def _can_pay(wallet: LedgerAccount) -> bool:
-    """Return whether the locked wallet, or an open slice for the usage recorded in it, has money."""
-    unpaid = open_slices().filter(organization_id=wallet.owner_id, captured_nano__lt=Least("used_nano", "amount_nano"))
-    return wallet.balance_nano > 0 or unpaid.exists()
 
 
 def rate_organization(*, wallet: LedgerAccount, series: Sequence[int]) -> int:

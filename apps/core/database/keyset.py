@@ -86,7 +86,7 @@ def find_place(rows: QuerySet[T], pk: str, order: Order) -> Place | None:
 
 def beyond(rows: QuerySet[T], place: Place, order: Order) -> QuerySet[T]:
     """Return the rows after a place in the order."""
-    (key, direction), (tie, _) = (_direction(name) for name in order)
+    (key, direction), (tie, _) = ((name[1:], "lt") if name.startswith("-") else (name, "gt") for name in order)
     # The first condition follows from the second. PostgreSQL begins to read an index there, but not at an alternative.
     rows = rows.filter(**{f"{key}__{direction}e": place[0]})
     return rows.filter(Q(**{f"{key}__{direction}": place[0]}) | Q(**{key: place[0], f"{tie}__{direction}": place[1]}))
@@ -96,7 +96,3 @@ def reverse_of(order: Order) -> Order:
     """Return the opposite order."""
     key, tie = (name[1:] if name.startswith("-") else f"-{name}" for name in order)
     return key, tie
-
-
-def _direction(name: str) -> tuple[str, str]:
-    return (name[1:], "lt") if name.startswith("-") else (name, "gt")

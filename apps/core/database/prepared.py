@@ -47,12 +47,12 @@ def read_row(model: type[Row], values: Iterator[Any]) -> Row | None:
 def _reading(model: type[models.Model]) -> tuple[list[str], list[tuple[int, Any]]]:
     """Return the names of a model's columns, and the converters of those that need one, with their places."""
     fields = model._meta.concrete_fields
-    converters = [(place, convert) for place, field in enumerate(fields) for convert in _converters_of(field)]
-    return [field.attname for field in fields], converters
-
-
-def _converters_of(field: Any) -> list[Any]:
-    return [
-        *connection.ops.get_db_converters(field.get_col(field.model._meta.db_table)),
-        *field.get_db_converters(connection),
+    converters = [
+        (place, convert)
+        for place, field in enumerate(fields)
+        for convert in [
+            *connection.ops.get_db_converters(field.get_col(field.model._meta.db_table)),
+            *field.get_db_converters(connection),
+        ]
     ]
+    return [field.attname for field in fields], converters

@@ -65,7 +65,9 @@ class LimitBodies:
         except DomainError as refusal:
             await send_error(send, refusal)
             return
-        error = allowance.refusal or _too_large(allowance.limit_bytes)
+        error = allowance.refusal or TooLarge(
+            f"The request body is larger than {allowance.limit_bytes / MIB:.0f} MiB.", limit_bytes=allowance.limit_bytes
+        )
         if declared_length(scope) > allowance.limit_bytes:
             await send_error(send, error)
             return
@@ -77,7 +79,12 @@ class LimitBodies:
             await send_error(send, TooSlow("The request body did not arrive in time. Send it again."))
 
     async def _allowance(self, scope: Scope) -> BodyAllowance:
-        limit = self._limit_of(scope)
+        matching = (
+            limit
+            for limit in self._limits
+            if limit.method == scope["method"] and scope["path"].startswith(limit.prefix)
+        )
+        limit = next(matching, None)
         if limit is None:
             return BodyAllowance(DEFAULT_BODY_BYTES)
         is_small = 0 < declared_length(scope) <= DEFAULT_BODY_BYTES
@@ -85,14 +92,6 @@ class LimitBodies:
             return BodyAllowance(limit.limit_bytes)
         allowance = await limit.judge(scope)
         return allowance._replace(limit_bytes=min(allowance.limit_bytes, limit.limit_bytes))
-
-    def _limit_of(self, scope: Scope) -> BodyLimit | None:
-        matching = (
-            limit
-            for limit in self._limits
-            if limit.method == scope["method"] and scope["path"].startswith(limit.prefix)
-        )
-        return next(matching, None)
 
 
 class _CountedBody:
@@ -134,7 +133,3 @@ class _CountedBody:
     async def send(self, message: Message) -> None:
         self.has_answered = True
         await self._send(message)
-
-
-def _too_large(limit_bytes: int) -> TooLarge:
-    return TooLarge(f"The request body is larger than {limit_bytes / MIB:.0f} MiB.", limit_bytes=limit_bytes)

@@ -51,16 +51,13 @@ class Buckets:
         now = time.monotonic()
         bucket = self._buckets.get(owner)
         if bucket is None:
-            self._sweep(now)
+            if now - self._swept_at > _FORGET_SECONDS:
+                self._swept_at = now
+                self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
             bucket = self._buckets[owner] = _OwnerBucket(per_minute, now)
         bucket.left = min(per_minute, bucket.left + (now - bucket.since) * per_minute / 60)
         bucket.since = now
         return bucket
-
-    def _sweep(self, now: float) -> None:
-        if now - self._swept_at > _FORGET_SECONDS:
-            self._swept_at = now
-            self._buckets = {k: v for k, v in self._buckets.items() if now - v.since < _FORGET_SECONDS}
 
 
 class OpenCounts:
@@ -168,7 +165,15 @@ class Places:
     def give_back(self, owner: str) -> None:
         self._running.remove(owner)
         self._free += 1
-        self._call_next()
+        # Give free places to the owners in turn. An owner that had a turn goes to the end.
+        while self._free and (waiting := self._next_owner()) is not None:
+            queue = self._queues.pop(waiting)
+            _, turn = queue.popleft()
+            if queue:
+                self._queues[waiting] = queue
+            if not turn.done():
+                self._occupy(waiting)
+                turn.set_result(None)
 
     def is_taken_by(self, owner: str) -> bool:
         """Return whether the owner holds a place or waits for one."""
@@ -187,17 +192,6 @@ class Places:
             self._queues[owner] = deque(waiting for waiting in queue if waiting[1] is not turn)
             if not self._queues[owner]:
                 del self._queues[owner]
-
-    def _call_next(self) -> None:
-        """Give free places to the owners in turn. An owner that had a turn goes to the end."""
-        while self._free and (owner := self._next_owner()) is not None:
-            queue = self._queues.pop(owner)
-            _, turn = queue.popleft()
-            if queue:
-                self._queues[owner] = queue
-            if not turn.done():
-                self._occupy(owner)
-                turn.set_result(None)
 
     def _next_owner(self) -> str | None:
         ready = (owner for owner, queue in self._queues.items() if self._running[owner] < queue[0][0])

@@ -55,7 +55,7 @@ def _remembered(request: HttpRequest) -> Iterator[None]:
     token = _current.set(
         Origin(
             ip=_address(request.META.get("REMOTE_ADDR", "")),
-            user_agent=_printable(request.META.get("HTTP_USER_AGENT", "")),
+            user_agent="".join(filter(str.isprintable, request.META.get("HTTP_USER_AGENT", "")))[:USER_AGENT_LENGTH],
         )
     )
     try:
@@ -81,7 +81,3 @@ def _address(text: str) -> str | None:
         return str(ipaddress.ip_address(text.partition("%")[0]))
     except ValueError:
         return None
-
-
-def _printable(text: str) -> str:
-    return "".join(character for character in text if character.isprintable())[:USER_AGENT_LENGTH]

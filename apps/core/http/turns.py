@@ -114,7 +114,10 @@ class TakeTurns:
 
         async def answer(message: Message) -> None:
             if message.get("status", 400) < 400:
-                self._remember(digest, scope.get(CALLER, digest))
+                self._known[digest] = scope.get(CALLER, digest)
+                self._known.move_to_end(digest)
+                if len(self._known) > _MAX_KNOWN:
+                    self._known.popitem(last=False)
             await send(message)
 
         run = PlacedRequest(partial(self._begin, owner), partial(self._places.give_back, owner), receive, answer)
@@ -125,12 +128,6 @@ class TakeTurns:
         if run.refusal and not run.has_answered:
             await self._refusals.wait(caller)
             await send_error(send, run.refusal)
-
-    def _remember(self, digest: str, caller: str) -> None:
-        self._known[digest] = caller
-        self._known.move_to_end(digest)
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
 
     async def _begin(self, owner: str) -> None:
         try:

@@ -167,7 +167,9 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], by: str, now: datetime.
                 "bytes": f"{locked.bytes:,}"
             }
             raise InvalidValue(message, param="data")
-        require_storage(organization=upload.organization_id, wanted_bytes=_beyond(locked, part.bytes))
+        # Only the bytes beyond what the upload already counts for need room.
+        beyond = max(0, sent + part.bytes - max(locked.bytes, sent))
+        require_storage(organization=upload.organization_id, wanted_bytes=beyond)
         part.save(force_insert=True)
     except BaseException:
         store().delete(key)
@@ -259,12 +261,6 @@ def _expire(upload: Upload) -> bool:
 
 def _locked(upload: Upload) -> Upload:
     return Upload.objects.select_for_update(of=("self",)).get(pk=upload.pk)
-
-
-def _beyond(upload: Upload, bytes: int) -> int:
-    """Return how many bytes of a new part exceed what the upload already counts for."""
-    sent = upload.parts.aggregate(total=Sum("bytes"))["total"] or 0
-    return max(0, sent + bytes - max(upload.bytes, sent))
 
 
 def _assemble(

@@ -160,7 +160,7 @@ def clean_name(name: str, *, limit: int) -> str:
     return " ".join(kept.split())[:limit].strip()
 
 
-def storage_left_bytes(*, organization: Organization | str, but_upload: str = "") -> int | None:
+def storage_left(*, organization: Organization | str, but_upload: str = "") -> int | None:
     """Return the bytes that the organization may still store, None without a limit. `but_upload` is not counted.
 
     The limit and other stored objects belong to a higher layer, which settings.STORAGE_LEFT names.
@@ -171,7 +171,7 @@ def storage_left_bytes(*, organization: Organization | str, but_upload: str = ""
 
 def require_storage(*, organization: Organization | str, wanted_bytes: int, but_upload: str = "") -> None:
     """Raise StorageFull unless this many more bytes may be stored."""
-    left = storage_left_bytes(organization=organization, but_upload=but_upload)
+    left = storage_left(organization=organization, but_upload=but_upload)
     if left is not None and wanted_bytes > left:
         raise _storage_full(left)
 
@@ -183,7 +183,7 @@ def _expiry(now: datetime.datetime, seconds: int | None) -> datetime.datetime | 
 
 def limited(pieces: Iterable[bytes], *, organization: Organization | str) -> Iterator[bytes]:
     """Return the pieces of a file; they raise StorageFull once the organization may not store them."""
-    left = storage_left_bytes(organization=organization)
+    left = storage_left(organization=organization)
     return bounded(pieces, left, _storage_full(left or 0))
 
 

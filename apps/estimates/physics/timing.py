@@ -143,7 +143,10 @@ def step_time(
     scores = _PRODUCT * row_tokens * shape.query * shape.n_layers * tokens  # causal: half of the square
     moves = 3 + (1 if plan.gradient_checkpointing else 0)
     fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
-    compute = _compute(shape, plan, tokens, rate, bandwidth)
+    # The blocks' matrix products: forward, backward and recomputed.
+    products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
+    blocks = _PRODUCT * shape.active_linear * tokens
+    compute = products * (blocks / rate + 2.0 * shape.active_linear / bandwidth)
     attention = stack.attention_cost * _attention(shape, plan, gpu, k, scores)
     memory = k.elementwise * fused * moves * _moved_bytes(shape, plan, tokens, row_tokens) / bandwidth
     headed = tokens * (trained_share if stack.heads_trained_only else 1.0)
@@ -171,13 +174,6 @@ def step_time(
         micro_step=busy + fixed + communication,
         flops=useful + scores * (1 + _ATTENTION_BACKWARD),
     )
-
-
-def _compute(shape: Shape, plan: TrainingPlan, tokens: float, rate: float, bandwidth: float) -> float:
-    """Return the seconds of the blocks' matrix products, forward, backward and recomputed."""
-    products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
-    blocks = _PRODUCT * shape.active_linear * tokens
-    return products * (blocks / rate + 2.0 * shape.active_linear / bandwidth)
 
 
 def _attention(shape: Shape, plan: TrainingPlan, gpu: Gpu, k: Constants, scores: float) -> float:

@@ -60,6 +60,8 @@ def speed(*, row: MeasurementRow, architecture: Architecture | None) -> ProbeRow
     if architecture is None or rate is None or not _is_comparable(row):
         return None
     length = int(row["seq_len"])
+    gpus = f"{row['gpu_count']} x {row['gpu']}" if row["gpu_count"] > 1 else row["gpu"]
+    batch = f"{row['micro_batch']} x {row['seq_len']} tokens"
     return ProbeRow(
         gpu_key=row["gpu_key"] or "",
         architecture=architecture,
@@ -67,7 +69,11 @@ def speed(*, row: MeasurementRow, architecture: Architecture | None) -> ProbeRow
         tokens_per_second=rate,
         tokens_per_micro_step=length * int(row["micro_batch"]),
         sequence_length=length,
-        source=SpeedSource(kind="published", text=_describe(row), url=row["source_url"]),
+        source=SpeedSource(
+            kind="published",
+            text=f"Published measurement: {row['model']}, {row['method']}, {batch}, {gpus} ({row['source']})",
+            url=row["source_url"],
+        ),
         lora_rank=int(row["rank"] or 16),
         target_modules=target_modules(row, architecture),
         gradient_checkpointing=bool(row["grad_ckpt"]),
@@ -124,9 +130,3 @@ def _tokens_per_second(row: MeasurementRow) -> float | None:
             return float(_ANSWERAI_SAMPLES * length / (value * 60) / row["gpu_count"])
         case _:
             return None
-
-
-def _describe(row: MeasurementRow) -> str:
-    gpus = f"{row['gpu_count']} x {row['gpu']}" if row["gpu_count"] > 1 else row["gpu"]
-    batch = f"{row['micro_batch']} x {row['seq_len']} tokens"
-    return f"Published measurement: {row['model']}, {row['method']}, {batch}, {gpus} ({row['source']})"

@@ -74,7 +74,8 @@ def list_offers(*, version: AdapterVersion) -> list[ConversionOffer]:
     rows = Conversion.objects.for_organization(version.organization_id).filter(version=version)
     latest = {row.kind: row for row in rows.order_by("kind", "-created_at", "-pk").distinct("kind")}
     rule = active_price(sku=CONVERSION_SKU, organization=version.organization_id)
-    elsewhere = _why_elsewhere(version)
+    obstacle = find_region_obstacle(organization=version.organization_id)
+    elsewhere = InvalidState(obstacle, param="model", code="region_refused") if obstacle else None
     return [_offer(version, kind, rule, latest.get(kind), elsewhere) for kind in KINDS]
 
 
@@ -187,12 +188,6 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
         text = gettext("The dimensions of the base model %(name)s are unknown, so a conversion has no price.")
         return InvalidState(text % {"name": base_model.name}, param="model", code="conversion_unavailable")
     return None
-
-
-def _why_elsewhere(version: AdapterVersion) -> InvalidState | None:
-    """Return why no pool may convert the version; None if one may."""
-    obstacle = find_region_obstacle(organization=version.organization_id)
-    return InvalidState(obstacle, param="model", code="region_refused") if obstacle else None
 
 
 def _require_room(organization: Organization, wanted_bytes: int, now: datetime.datetime) -> None:

@@ -185,7 +185,9 @@ def move_job(
     if obstacle := begun.obstacle(job, quoted):
         raise CannotLaunch(obstacle, param="compute.pool")
     require_place_for_job(organization=job.organization_id, but=job)  # the limits are locked before shares everywhere
-    _lock_shares(job, quoted)
+    # In one order, so that two opposite moves do not wait for each other.
+    shares = QueueShare.objects.for_organization(job.organization_id).filter(pool__in=[job.pool_id, quoted.pool.pk])
+    list(shares.order_by("pk").select_for_update().values_list("pk", flat=True))
     run = job.runs.select_for_update().filter(status=RunStatus.QUEUED).first()
     if run is None or not try_advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now):
         raise _too_late(job)
@@ -287,9 +289,3 @@ def _node_counts(job: FineTuningJob) -> Iterator[int]:
         if count % 2:
             return
         count //= 2
-
-
-def _lock_shares(job: FineTuningJob, quoted: PoolQuote) -> None:
-    """Lock the shares of both pools in one order, so that two opposite moves do not wait for each other."""
-    shares = QueueShare.objects.for_organization(job.organization_id).filter(pool__in=[job.pool_id, quoted.pool.pk])
-    list(shares.order_by("pk").select_for_update().values_list("pk", flat=True))

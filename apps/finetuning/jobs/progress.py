@@ -137,33 +137,20 @@ def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now:
         return None
     if not job.total_steps or job.step >= job.total_steps:
         return None  # after the last step, the exports that were asked for have no quoted time
-    pace, begun_at = _quoted_pace(job), run.training_started_at
+    evaluations = job.estimate.get("evaluation_seconds") or 0.0
+    checkpoints = job.estimate.get("checkpoint_seconds") or 0.0
+    pace = ((job.estimate.get("train_seconds_p50") or 0.0) + evaluations + checkpoints) / job.total_steps
+    begun_at = run.training_started_at
     first = run.resume_from.step if run.resume_from else 0
     since, step = (begun_at, job.step) if begun_at else (run.leased_at, first)
     if begun_at and reports and (done := reports[0].step - first) > 0:
         since = reports[0].reported_at
         quoted = min(_QUOTED_SECONDS / pace, _QUOTED_SHARE * job.total_steps) if pace else 0.0
         pace = (max((since - begun_at).total_seconds(), 0.0) + quoted * pace) / (done + quoted)
-    loading, closing = _loading_seconds(job), _closing_seconds(job)
+    parts = ("startup_seconds", "download_seconds", "reference_seconds")
+    loading = sum(job.estimate.get(part) or 0.0 for part in parts)  # from a worker's claim to the first step
+    closing = max((job.estimate.get("beside_seconds_p50") or 0.0) - (evaluations + checkpoints) - loading, 0.0)
     left = pace * (job.total_steps - step) + closing + (0.0 if begun_at else loading)
     if not 0 < left < _MOST_SECONDS:
         return None
     return left * math.exp(-max((now - since).total_seconds(), 0.0) / left) or None
-
-
-def _quoted_pace(job: FineTuningJob) -> float:
-    """Return the quoted seconds of a step with its share of evaluations and checkpoints; 0 if unknown."""
-    parts = ("train_seconds_p50", "evaluation_seconds", "checkpoint_seconds")
-    return sum(job.estimate.get(part) or 0.0 for part in parts) / (job.total_steps or 1)
-
-
-def _loading_seconds(job: FineTuningJob) -> float:
-    """Return the quoted seconds from a worker's claim to the first step."""
-    parts = ("startup_seconds", "download_seconds", "reference_seconds")
-    return sum(job.estimate.get(part) or 0.0 for part in parts)
-
-
-def _closing_seconds(job: FineTuningJob) -> float:
-    """Return the quoted seconds from the last step to the end of the run."""
-    beside = sum(job.estimate.get(part) or 0.0 for part in ("evaluation_seconds", "checkpoint_seconds"))
-    return max((job.estimate.get("beside_seconds_p50") or 0.0) - beside - _loading_seconds(job), 0.0)

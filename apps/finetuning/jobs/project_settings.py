@@ -6,7 +6,6 @@ from django.utils.translation import gettext
 
 from apps.accounts.members.projects import change_project, get_project
 from apps.accounts.models import Organization, Project, User
-from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.runs import Method
 from apps.core.errors import InvalidValue, MissingParameter
@@ -101,8 +100,4 @@ def _method_of(project: Project, model: str) -> Method | None:
     method = Method(project.default_method)
     if start.shape and method is Method.FULL:  # an adapter is continued as one
         return None
-    return method if _has(start.base_model, method) else None
-
-
-def _has(base_model: BaseModel, method: Method) -> bool:
-    return any(kind.method is method for kind in get_limits(base_model=base_model).kinds)
+    return method if any(kind.method is method for kind in get_limits(base_model=start.base_model).kinds) else None

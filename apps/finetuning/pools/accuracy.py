@@ -67,7 +67,8 @@ def refresh_public_reports(*, now: datetime.datetime) -> None:
 
 @transaction.atomic
 def _refresh(pool: GpuPool, now: datetime.datetime) -> None:
-    shown = _whole_steps(list_points(pool=pool), total=CalibrationPoint.objects.filter(pool=pool).count())
+    points, total = list_points(pool=pool), CalibrationPoint.objects.filter(pool=pool).count()
+    shown = points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]  # without the newest, until a step is full
     if not (len(shown) >= MIN_RUNS and len({point.organization_id for point in shown}) >= MIN_ORGANIZATIONS):
         PoolAccuracy.objects.filter(pool=pool).delete()
         return
@@ -92,7 +93,12 @@ def measure(points: Sequence[CalibrationPoint]) -> AccuracyReport:
         tokens_per_second=_error(
             [(p.estimated_tokens_per_second, p.actual_tokens_per_second, None, None) for p in points]
         ),
-        cost=_error([_cost(point) for point in points]),
+        cost=_error(
+            [
+                (p.estimated_cost_nano, p.actual_cost_nano, p.estimated_cost_nano_p10, p.estimated_cost_nano_p90)
+                for p in points
+            ]
+        ),
         running=_running(points),
     )
 
@@ -119,11 +125,6 @@ def draw_running_error(report: AccuracyReport) -> ErrorChart | None:
     )
 
 
-def _whole_steps(points: Sequence[CalibrationPoint], *, total: int) -> Sequence[CalibrationPoint]:
-    """Leave out the newest points until a step is full. `total` counts every point ever recorded."""
-    return points[: len(points) - total % STEP_RUNS][-_MAX_RUNS:]
-
-
 # estimate, actual, P10 and P90 of the estimate
 Pair = tuple[float | None, float | None, float | None, float | None]
 
@@ -136,11 +137,6 @@ def _seconds(point: CalibrationPoint) -> Pair:
 def _peak(point: CalibrationPoint) -> Pair:
     low, high = point.estimated_peak_bytes_p10, point.estimated_peak_bytes_p90
     return point.estimated_peak_bytes, point.actual_peak_bytes, low, high
-
-
-def _cost(point: CalibrationPoint) -> Pair:
-    low, high = point.estimated_cost_nano_p10, point.estimated_cost_nano_p90
-    return point.estimated_cost_nano, point.actual_cost_nano, low, high
 
 
 def _error(pairs: Sequence[Pair]) -> Error | None:

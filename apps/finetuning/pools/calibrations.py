@@ -48,7 +48,11 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
     """Fit one pool, and use the result unless an operator pinned a version; return None if too little is new."""
     pool = GpuPool.objects.select_for_update(of=("self",)).get(pk=pool_id)
     points = list_points(pool=pool)
-    fitting = [point for point in points if _is_fit_for(point)]
+    fitting = [
+        point
+        for point in points
+        if point.outcome == CalibrationOutcome.SUCCEEDED and point.attempts == 1 and point.physics == PHYSICS
+    ]
     grid = observe_grid(pool=pool)
     newest = pool.calibrations.order_by("-number").first()
     if not (fitting or grid) or not _has_grown(newest, fitting, grid):
@@ -56,10 +60,11 @@ def refit_pool(*, pool_id: str, now: datetime.datetime) -> CalibrationVersion | 
     # Points come first, as if they were the oldest, so that runs replace them over time.
     observations = [*grid, *(_observation(point) for point in fitting)]
     number = newest.number + 1 if newest else 1
+    days = {point.created_at.astimezone(datetime.UTC).date() for point in fitting}
     version = CalibrationVersion.objects.create(
         pool=pool,
         number=number,
-        calibration=msgspec.to_builtins(fit(observations, number=number, days=_days(fitting))),
+        calibration=msgspec.to_builtins(fit(observations, number=number, days=len(days))),
         fitted_on=msgspec.to_builtins(_fitted_on(points, fitting, observations)),
         last_point=fitting[-1].pk if fitting else 0,
         created_at=now,
@@ -113,10 +118,6 @@ def _choose(
     )
 
 
-def _is_fit_for(point: CalibrationPoint) -> bool:
-    return point.outcome == CalibrationOutcome.SUCCEEDED and point.attempts == 1 and point.physics == PHYSICS
-
-
 def _has_grown(
     newest: CalibrationVersion | None, fitting: Sequence[CalibrationPoint], grid: Sequence[Observation]
 ) -> bool:
@@ -168,11 +169,6 @@ def _fitted_on(
         memory=cross_validate(observations, quantity="memory_ratio"),
         beside=cross_validate(observations, quantity="beside_ratio"),
     )
-
-
-def _days(points: Sequence[CalibrationPoint]) -> int:
-    """Return the number of UTC days on which the runs ended."""
-    return len({point.created_at.astimezone(datetime.UTC).date() for point in points})
 
 
 def _count(names: Sequence[str]) -> dict[str, int]:

@@ -1,7 +1,5 @@
 """The calibration grid as a pool's first observations: each point is predicted like a job, then compared."""
 
-from collections.abc import Iterable
-
 import msgspec
 
 from apps.contracts.worker_api import ProbeReport
@@ -18,7 +16,9 @@ def observe_grid(*, pool: GpuPool) -> list[Observation]:
     """Return measured / predicted for the newest measurement of each grid point of the pool."""
     found = ThroughputProbe.objects.filter(pool=pool, base_model=None).order_by("measured_at")
     newest = {_point_of(report): report for report in (msgspec.convert(probe.report, ProbeReport) for probe in found)}
-    probes = _probes_by_method(newest_probes(pool=pool)) if newest else {}
+    # The newest probe of each method is the basis of quotes for models without their own probe.
+    probed = sorted(newest_probes(pool=pool), key=lambda probe: probe.measured_at) if newest else []
+    probes = {probe.method: probe for probe in probed}
     return [
         observation
         for report in newest.values()
@@ -31,11 +31,6 @@ def _point_of(report: ProbeReport) -> tuple[object, ...]:
         report.shape, report.method, report.lora_rank, report.sequence_length, report.micro_batch_size,
         report.gradient_checkpointing,
     )  # fmt: skip
-
-
-def _probes_by_method(probes: Iterable[ThroughputProbe]) -> dict[str, ThroughputProbe]:
-    """Return the newest probe of each method: the basis of quotes for models without their own probe."""
-    return {probe.method: probe for probe in sorted(probes, key=lambda probe: probe.measured_at)}
 
 
 def _observe(report: ProbeReport, pool: GpuPool, probe: ThroughputProbe | None) -> Observation | None:

@@ -80,7 +80,7 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
     Attempts that moved to another pool do not count, and neither do those whose machine the pool that lent it wanted
     back, or that not all machines of a group began: each of the latter is followed by a longer wait.
     """
-    not_begun = _attempts_not_begun(job)
+    not_begun = set(RunMember.objects.filter(run__job=job, started_at=None).values_list("run_id", flat=True))
     moved_or_returned = job.runs.filter(Q(status=RunStatus.CANCELLED) | Q(return_requested_at__isnull=False))
     uncounted = not_begun | set(moved_or_returned.values_list("pk", flat=True))
     if job.cancel_requested_at:
@@ -102,11 +102,6 @@ def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now:
         if step:
             message = f"Queued again, to resume from step {step.step}"
         events.append(job, type="state", message=message, attempt=run.attempt + 1)
-
-
-def _attempts_not_begun(job: FineTuningJob) -> set[str]:
-    """Return the attempts of which a machine never took up its place."""
-    return set(RunMember.objects.filter(run__job=job, started_at=None).values_list("run_id", flat=True))
 
 
 def _attempts_without_progress(job: FineTuningJob) -> int:

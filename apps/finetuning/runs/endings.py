@@ -87,7 +87,10 @@ def end_attempt(run: Run, job: FineTuningJob, outcome: wire.RunOutcome) -> None:
 
 def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
     if job.cancel_requested_at:  # requested after the worker's last heartbeat: the result is not wanted
-        _discard_result(run, job, outcome, now)
+        _end_run(run, RunStatus.CANCELLED, outcome, now)
+        attempts.cancel_job(job=job, now=now)
+        for upload in run.uploads.exclude(kind="checkpoint"):
+            outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
         return
     upload = find_upload(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
     require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
@@ -117,14 +120,6 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     )
     outcomes.record_success(run=run, job=job, tokens=outcome.tokens, now=now)
     forget_checkpoints(job=job)
-
-
-def _discard_result(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now: datetime.datetime) -> None:
-    """End the job as cancelled, keep its checkpoints and delete the result."""
-    _end_run(run, RunStatus.CANCELLED, outcome, now)
-    attempts.cancel_job(job=job, now=now)
-    for upload in run.uploads.exclude(kind="checkpoint"):
-        outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
 
 
 def _undelivered(job: FineTuningJob, outcome: wire.Succeeded) -> str:

@@ -68,34 +68,27 @@ def _record(run: Run, job: FineTuningJob, event: wire.RunEvent) -> None:
         case wire.StepCompleted():
             _record_step(run, job, event)
         case wire.EvaluationCompleted():
-            _record_evaluation(job, event)
+            events.append(
+                job,
+                type="metrics",
+                message=f"Evaluated at step {event.step}",
+                step=event.step,
+                valid_loss=event.valid_loss,
+                valid_mean_token_accuracy=event.valid_mean_token_accuracy,
+            )
         case wire.CheckpointSaved():
             _record_checkpoint(run, job, event)
         case wire.SamplesGenerated():
-            _record_samples(job, event)
+            if event.samples and queries.list_samples(job=job).count() < _MAX_SAMPLED_STEPS:
+                message = f"Sample answers at step {event.step}"
+                events.append(
+                    job, type="samples", message=message, step=event.step, samples=msgspec.to_builtins(event.samples)
+                )
         case wire.LogLine():
             level = event.level if event.level in _LEVELS else "info"
             events.append(job, type="log", level=level, message=event.message)
         case _:
             assert_never(event)
-
-
-def _record_evaluation(job: FineTuningJob, event: wire.EvaluationCompleted) -> None:
-    events.append(
-        job,
-        type="metrics",
-        message=f"Evaluated at step {event.step}",
-        step=event.step,
-        valid_loss=event.valid_loss,
-        valid_mean_token_accuracy=event.valid_mean_token_accuracy,
-    )
-
-
-def _record_samples(job: FineTuningJob, event: wire.SamplesGenerated) -> None:
-    """Record the samples of a step; ignore them if the job has enough."""
-    if event.samples and queries.list_samples(job=job).count() < _MAX_SAMPLED_STEPS:
-        message = f"Sample answers at step {event.step}"
-        events.append(job, type="samples", message=message, step=event.step, samples=msgspec.to_builtins(event.samples))
 
 
 def _start_training(run: Run, job: FineTuningJob, event: wire.TrainingStarted) -> None:

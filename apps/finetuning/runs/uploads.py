@@ -8,7 +8,7 @@ import msgspec
 from django.db import transaction
 
 from apps.contracts.result_files import problem_of
-from apps.contracts.runs import Manifest, ManifestFile
+from apps.contracts.runs import Manifest
 from apps.contracts.worker_api import UploadResponse
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
@@ -170,13 +170,9 @@ def _promised(upload: RunUpload | Conversion, manifest_sha256: str) -> Manifest:
 def _read_all(prefix: str, manifest: Manifest, *, is_hashed: bool) -> None:
     try:
         for file in manifest.files:
-            _require_size(prefix, file)
+            if store().stat(f"{prefix}/{file.name}").bytes != file.bytes:
+                raise UploadIncomplete(f"{file.name} has another size than the manifest says.")
             if is_hashed and hash_object(f"{prefix}/{file.name}").sha256 != file.sha256:
                 raise UploadIncomplete(f"{file.name} has another content than the manifest says.")
     except ObjectMissing as missing:
         raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
-
-
-def _require_size(prefix: str, file: ManifestFile) -> None:
-    if store().stat(f"{prefix}/{file.name}").bytes != file.bytes:
-        raise UploadIncomplete(f"{file.name} has another size than the manifest says.")

@@ -269,7 +269,10 @@ def grade_of(number: int, criterion: Criterion, names: Mapping[str, Any], answer
                 is_passed = label in criterion.passing_labels
                 return Grade(float(is_passed), is_passed)
             case ScoreModelCriterion():
-                return _score(criterion, _value_of(answers[f"g{number}"]))
+                value, (low, high) = _value_of(answers[f"g{number}"]), criterion.bounds
+                if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                    return Grade(0.0, False, f"The model gave no number from {low:g} to {high:g}.")
+                return Grade(float(value), value >= criterion.threshold)
             case PairwiseCriterion():
                 return _share(_value_of(answers[f"g{number}"]), _value_of(answers[f"g{number}s"]))
     except (UnknownVariable, TextTooLong) as error:
@@ -289,13 +292,6 @@ def _value_of(answer: Mapping[str, Any]) -> object:
         return msgspec.json.decode(answer["text"])
     except msgspec.DecodeError:
         raise _NoAnswer("The answer of the model that grades cannot be read.") from None
-
-
-def _score(criterion: ScoreModelCriterion, value: object) -> Grade:
-    low, high = criterion.bounds
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        return Grade(0.0, False, f"The model gave no number from {low:g} to {high:g}.")
-    return Grade(float(value), value >= criterion.threshold)
 
 
 def _share(straight: object, swapped: object) -> Grade:

@@ -12,7 +12,6 @@ from apps.accounts.members.projects import project_of_new, require_active, requi
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
 from apps.batches.completions.operations import check_metadata
-from apps.batches.files import storage_left
 from apps.batches.operations import stop_batch
 from apps.billing.queries import get_balance
 from apps.core import audit
@@ -24,6 +23,7 @@ from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.ids import new_id
 from apps.core.messages import outbox
+from apps.datasets.intake.versions import storage_left
 from apps.serving.evals.costs import require_model
 from apps.serving.evals.criteria import Criterion, SentCriterion, check_criteria, models_of
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalRunStatus

@@ -12,7 +12,7 @@ import msgspec
 from django.db import transaction
 
 from apps.accounts.queries import project_of_actor
-from apps.batches.files import delete_file, storage_left
+from apps.batches.files import delete_file
 from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch, BatchFile
 from apps.batches.operations import ENDPOINTS, create_eval_batch
@@ -23,6 +23,7 @@ from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.core.money import dollars
 from apps.core.objects.store import read_chunks, store
+from apps.datasets.intake.versions import storage_left
 from apps.serving.evals.costs import Asked, asked_by
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalPhase, EvalRunStatus
 from apps.serving.evals.models import EvalItem, EvalRun

@@ -126,13 +126,9 @@ def gradings(plan: RunPlan, item: SourceItem) -> Iterator[Asked]:
                 for body in plan.grading_by(number, item, unknown).values():
                     yield asked_by(body, spare_tokens=spare)
             except (UnknownVariable, TextTooLong):  # with the answer it may be known
-                yield Asked(criterion.model, _most_tokens_of(criterion), LABEL_TOKENS)
-
-
-def _most_tokens_of(criterion: ModelCriterion) -> int:
-    """Return the most tokens of all messages that the criterion can ask. A character has at most four."""
-    count = 4 if isinstance(criterion, PairwiseCriterion) else len(criterion.input)
-    return 4 * min(count * MAX_CHARACTERS, MAX_MESSAGES_CHARACTERS)
+                # All messages that the criterion can ask. A character has at most four tokens.
+                count = 4 if isinstance(criterion, PairwiseCriterion) else len(criterion.input)
+                yield Asked(criterion.model, 4 * min(count * MAX_CHARACTERS, MAX_MESSAGES_CHARACTERS), LABEL_TOKENS)
 
 
 def _places_of(criterion: ModelCriterion) -> int:

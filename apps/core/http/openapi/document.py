@@ -164,7 +164,11 @@ def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[
     objects: list[Any] = [schema_of[kind] for kind in one.answers if not isinstance(kind, FileAnswer)]
     schema = objects[0] if len(objects) == 1 else {"anyOf": objects}
     content: dict[str, Any] = {_JSON: {"schema": schema}} if objects else {}  # the first is what generators read
-    content |= {kind.media_type: {"schema": _file_schema(kind)} for kind in one.answers if isinstance(kind, FileAnswer)}
+    content |= {
+        kind.media_type: {"schema": {"type": "string"} if kind.media_type.startswith("text/") else _BYTES}
+        for kind in one.answers
+        if isinstance(kind, FileAnswer)
+    }
     found: dict[str, Any] = {"200": {"description": "Done."} | ({"content": content} if content else {})}
     if _resumable(one):
         found["206"] = {"description": "The bytes that `Range` asks for.", "content": content}
@@ -173,16 +177,9 @@ def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[
     if _is_conditional(one):
         found["304"] = {"description": "The answer is the one that `If-None-Match` names."}
     refused = {"description": "", "content": {_JSON: {"schema": schema_of[ErrorBody]}}}
-    for status in _error_statuses(one):
-        found[str(status)] = refused | {"description": _PHRASES.get(status) or HTTPStatus(status).phrase}
-    return found
-
-
-def _file_schema(kind: FileAnswer) -> dict[str, Any]:
-    return {"type": "string"} if kind.media_type.startswith("text/") else _BYTES
-
-
-def _error_statuses(one: Operation) -> list[int]:
     has_body = one.body is not None or one.form is not None
     names_objects = has_body or "{" in one.path
-    return sorted({*_ERRORS, *one.errors, *(_ERRORS_OF_BODIES if has_body else ()), *((404,) if names_objects else ())})
+    statuses = {*_ERRORS, *one.errors, *(_ERRORS_OF_BODIES if has_body else ()), *((404,) if names_objects else ())}
+    for status in sorted(statuses):
+        found[str(status)] = refused | {"description": _PHRASES.get(status) or HTTPStatus(status).phrase}
+    return found

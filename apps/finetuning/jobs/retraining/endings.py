@@ -27,7 +27,10 @@ def finish(retraining: Retraining, *, to: RetrainingStatus, code: str, reason: s
     )
     if to == RetrainingStatus.SKIPPED:
         return
-    person = _person_behind(retraining)
+    # The member in whose name it acts; none for a service account, or if they left.
+    by = attribution_of_actor(organization=retraining.organization_id, by=retraining.created_by, labels={}).member_id
+    people = Membership.objects.for_organization(retraining.organization_id).people()
+    person = by if people.filter(user_id=by).exists() else ""
     announce(
         organization=retraining.organization_id,
         type=f"retraining.{to}",
@@ -39,13 +42,6 @@ def finish(retraining: Retraining, *, to: RetrainingStatus, code: str, reason: s
         roles=[] if person else [Owner.name, Admin.name],
         data={"plan_id": retraining.plan_id, "code": retraining.code},
     )
-
-
-def _person_behind(retraining: Retraining) -> str:
-    """Return the id of the member in whose name it acts; "" for a service account, or if they left."""
-    by = attribution_of_actor(organization=retraining.organization_id, by=retraining.created_by, labels={}).member_id
-    people = Membership.objects.for_organization(retraining.organization_id).people()
-    return by if people.filter(user_id=by).exists() else ""
 
 
 def _title(retraining: Retraining) -> str:

@@ -126,7 +126,9 @@ def plan_fleets(
     gone = {node.pk for node, _ in failed}
     leaving, new = list[tuple[CapacityNode, str]](), list[CapacityNode]()
     for fleet in fleets:
-        maximum = _maximum(fleet)
+        # A base model that customers cannot use gets no replica.
+        base_model = fleet.base_model
+        maximum = fleet.maximum if base_model.is_installed and base_model.retired_at is None else 0
         present = [node for node in nodes if node.fleet_id == fleet.pk and node.pk not in gone]
         own = [node for node in present if not _is_draining(node)]
         wanted = _note_wanted(fleet, maximum, now)
@@ -153,12 +155,6 @@ def let_nobody_wait(*, pool_id: str) -> None:
     """Have requests refused at once, after a fault of the pool's engine, where no replica runs or starts."""
     begun = (NodeStatus.STARTING, NodeStatus.RUNNING)
     ReplicaFleet.objects.filter(pool=pool_id).exclude(nodes__status__in=begun).update(able_at=None)
-
-
-def _maximum(fleet: ReplicaFleet) -> int:
-    """Return the most replicas: none of a base model that customers cannot use."""
-    base_model = fleet.base_model
-    return fleet.maximum if base_model.is_installed and base_model.retired_at is None else 0
 
 
 def _was_ready_for(replica: Replica, seconds: int, now: datetime.datetime) -> bool:

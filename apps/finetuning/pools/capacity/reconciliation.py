@@ -119,7 +119,11 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     capacity = PoolCapacity.objects.select_for_update(of=("self",)).select_related("pool").get(pk=capacity.pk)
     if (capacity.kind, capacity.settings) != asked:
         return NodePlan(starts=(), releases=())  # the list may be of another engine
-    _keep_waiting_tokens(capacity.pool_id, listed, now)
+    # The hour to enrol begins when a node leaves the queue. Tokens are locked before nodes, as in an enrolment.
+    in_queue = [machine.external_id for machine in listed.values() if machine.is_waiting]
+    starting = CapacityNode.objects.filter(pool=capacity.pool_id, status=NodeStatus.STARTING, external_id__in=in_queue)
+    tokens = WorkerToken.objects.filter(pk__in=starting.values("token"), used_at=None)
+    tokens.update(expires_at=now + ENROL_WITHIN)
     fleets = lock_fleets(pool_id=capacity.pool_id)
     unfinished = CapacityNode.objects.filter(pool=capacity.pool_id).exclude(status__in=NODE_ENDED)
     unfinished = unfinished.select_for_update(of=("self",)).select_related("worker__replica", "token")
@@ -177,32 +181,16 @@ def _plan_replicas(
     nodes = [node for node in unfinished if node.fleet_id is not None]
     most_new = _STARTS_AT_ONCE - sum(node.status == NodeStatus.REQUESTED for node in unfinished) if may_start else 0
     if capacity.budget_nano_per_hour is not None and capacity.node_nano_per_hour:
-        most_new = min(most_new, _unspent(capacity, unfinished) // capacity.node_nano_per_hour)
+        spot_nodes = sum(node.is_spot for node in unfinished)
+        spent = spot_nodes * capacity.spot_node_nano_per_hour
+        spent += (len(unfinished) - spot_nodes) * capacity.node_nano_per_hour
+        most_new = min(most_new, max(capacity.budget_nano_per_hour - spent, 0) // capacity.node_nano_per_hour)
     plan = plan_fleets(fleets, capacity=capacity, nodes=nodes, may_start=may_start, most_new=most_new, now=now)
     for node, reason in (*plan.leaving, *plan.failed):
         _drain(node, reason, now)
     for node, reason in plan.failed:
         note_failed_start(node, f"{node.name}: {reason}")
     return [*(node for node in nodes if node.status not in NODE_ENDED), *plan.new]
-
-
-def _unspent(capacity: PoolCapacity, unfinished: Sequence[CapacityNode]) -> int:
-    """Return what is left of the pool's budget for an hour, in nano-USD."""
-    spot_nodes = sum(node.is_spot for node in unfinished)
-    spent = spot_nodes * capacity.spot_node_nano_per_hour
-    spent += (len(unfinished) - spot_nodes) * capacity.node_nano_per_hour
-    return max((capacity.budget_nano_per_hour or 0) - spent, 0)
-
-
-def _keep_waiting_tokens(pool_id: str, listed: Mapping[str, ListedNode], now: datetime.datetime) -> None:
-    """Let the hour in which a node must enrol begin when it leaves the engine's queue.
-
-    Locks tokens before nodes, as an enrolment does.
-    """
-    waiting = [machine.external_id for machine in listed.values() if machine.is_waiting]
-    nodes = CapacityNode.objects.filter(pool=pool_id, status=NodeStatus.STARTING, external_id__in=waiting)
-    tokens = WorkerToken.objects.filter(pk__in=nodes.values("token"), used_at=None)
-    tokens.update(expires_at=now + ENROL_WITHIN)
 
 
 def _observe(node: CapacityNode, machine: ListedNode | None, capacity: PoolCapacity, now: datetime.datetime) -> None:
