@@ -10,9 +10,10 @@ from apps.core.errors import InvalidValue
 
 
 def plain_address(email: str) -> str:
-    """Return the one spelling of an address under which its mails are counted. Raises InvalidValue.
+    """Return an address in lower case, with the usual letters in its domain. Raises InvalidValue.
 
     Mail programs read `x<ada@example.com>`, `"ada"@example.com` and a domain in full-width letters as the same mailbox.
+    A domain is kept as it is spelled, in the letters of its language or as `xn--`: accounts are found by it.
     """
     email = email.strip().lower()
     try:
@@ -20,9 +21,16 @@ def plain_address(email: str) -> str:
         local, _, domain = email.rpartition("@")
         if '"' in local:
             raise ValidationError(validate_email.message)
-        return f"{local}@{punycode(domain).encode().decode('idna')}"
+        in_letters, in_ascii = spellings_of(domain)
+        return f"{local}@{in_ascii if domain.isascii() else in_letters}"
     except (ValidationError, UnicodeError) as error:
         raise InvalidValue(str(validate_email.message), param="email") from error
+
+
+def spellings_of(domain: str) -> tuple[str, str]:
+    """Return a domain in the letters of its language and as `xn--`. Raises UnicodeError if it has no such form."""
+    in_ascii = punycode(domain)
+    return in_ascii.encode().decode("idna"), in_ascii
 
 
 def has_verified_address(*, user: User, email: str = "") -> bool:

@@ -14,6 +14,7 @@ from django.http import HttpRequest, HttpResponse
 from apps.accounts.login.browser_tokens import revoke_browser_tokens
 from apps.accounts.login.key_operations import revoke_keys_of
 from apps.accounts.login.person_audit import record_for_person
+from apps.accounts.members.memberships import lock_memberships_of
 from apps.accounts.models import User
 from apps.accounts.operations import create_organization
 from apps.core.database.clock import db_now
@@ -76,6 +77,7 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
         assert isinstance(self.user, User)
         with system():
             super().save()
+            lock_memberships_of(user=self.user)  # before the keys, as elsewhere
             revoke_browser_tokens(user=self.user, now=db_now())
             revoked = revoke_keys_of(user=self.user, now=db_now()) if self.cleaned_data["revoke_keys"] else 0
             record_for_person(user=self.user, action="person.password_changed", keys_revoked=revoked)
@@ -101,6 +103,7 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
         assert isinstance(self.user, User)
         with system():
             super().save()
+            lock_memberships_of(user=self.user)  # before the keys, as elsewhere
             revoke_browser_tokens(user=self.user, now=db_now())
             revoked = 0 if self.cleaned_data["keep_keys"] else revoke_keys_of(user=self.user, now=db_now())
             record_for_person(user=self.user, action="person.password_reset", keys_revoked=revoked)

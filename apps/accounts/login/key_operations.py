@@ -8,7 +8,7 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
-from apps.accounts.members.memberships import MANAGING, lock_members
+from apps.accounts.members.memberships import MANAGING, lock_members, lock_memberships_of
 from apps.accounts.members.projects import project_of_new_key
 from apps.accounts.members.service_accounts import lock_service_account
 from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User, default_project_id
@@ -291,7 +291,7 @@ def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
     Run it under `system()`. Keys of service accounts that the person knows and that manage people, keys or the
     organization are revoked too, as at the end of a membership. An intruder who had the password could return with one.
     """
-    list(Membership.objects.filter(user=user).select_for_update().order_by("pk"))  # finds keys that are being made
+    lock_memberships_of(user=user)  # finds keys that are being made
     known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
     managing = [key.pk for key in with_made(known)]
     alive = ApiKey.objects.filter(Q(created_by=user) | Q(pk__in=managing), revoked_at=None)

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils.translation import gettext
 
-from apps.accounts.login.addresses import has_verified_address, plain_address
+from apps.accounts.login.addresses import has_verified_address, plain_address, spellings_of
 from apps.accounts.members.memberships import known_role, lock_members, require_grantable
 from apps.accounts.models import Invitation, Membership, Organization, User
 from apps.accounts.notices.events import announce
@@ -120,8 +120,10 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
         )
     local, _, domain = email.rpartition("@")
     name = local.partition("+")[0] or local  # what comes after a plus leads to the same person
-    lock(f"invitations:{name}@{domain}")
-    theirs = Q(email=f"{name}@{domain}") | Q(email__startswith=f"{name}+", email__endswith=f"@{domain}")
+    theirs = Q()
+    for spelled in spellings_of(domain):
+        theirs |= Q(email=f"{name}@{spelled}") | Q(email__startswith=f"{name}+", email__endswith=f"@{spelled}")
+    lock(f"invitations:{name}@{spelled}")
     with share_of(organization) as sharing, all_tenants():
         sent = Invitation.objects.filter(theirs, created_at__gt=now - _A_DAY)
         of_all, of_one = sent.count(), sent.filter(organization__in=sharing).count()

@@ -121,6 +121,11 @@ def lock_members(organization: Organization, by: User) -> Membership:
     return acting
 
 
+def lock_memberships_of(*, user: User) -> None:
+    """Lock a person's memberships in all organizations. Who makes a key holds one of them. Run it under `system()`."""
+    list(Membership.objects.filter(user=user).select_for_update().order_by("id"))
+
+
 def _grantable_roles(role: str) -> frozenset[str]:
     """Return the roles that a member with `role` may give."""
     if not has_permission(role, Permission.MEMBER_MANAGE):

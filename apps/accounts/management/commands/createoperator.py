@@ -32,7 +32,7 @@ class Command(BaseCommand):
     @transaction.atomic
     def handle(self, *args: object, email: str, password_stdin: bool, new_password: bool, **options: object) -> None:
         email = email.strip().lower()
-        user = User.objects.select_for_update().filter(email=email).first()
+        user = User.objects.select_for_update(no_key=True).filter(email=email).first()
         if user is None:
             user = User.objects.create_user(email, _password(password_stdin))
             mark_verified(user=user)
