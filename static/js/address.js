@@ -1,6 +1,6 @@
 // Forms whose values stand in the address, so that reloading, Back and a shared link show the same. Delegation only.
 // A step of the wizard (data-step) keeps what else its address holds. Any other form writes each field that people see,
-// even if empty: what the address lacks has its default.
+// even if empty: what the address lacks has its default. The longest texts are left out if they do not fit.
 (() => {
   // Front servers take addresses of 8 KB, also of the login page, which holds this one with each % as %25.
   const MOST = 4500;
@@ -16,7 +16,7 @@
     const address = new URL(url, location.href), { searchParams } = address;
     names().forEach((name) => searchParams.delete(name));
     if (step()) chosen().forEach(([name, value]) => searchParams.append(name, value));
-    else seen().forEach(({ name, value }) => {
+    else seen().sort((a, b) => a.value.length - b.value.length).forEach(({ name, value }) => { // long texts last
       searchParams.append(name, value);
       if (address.href.length > MOST) searchParams.delete(name);
     });

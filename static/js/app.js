@@ -36,7 +36,7 @@
   });
 
   // --- a page outlives a sign-in in another tab: its forms send the token of that sign-in, which the cookie has ---
-  const token = () => document.cookie.match(/csrf\w*=(\w+)/)?.[1];
+  const token = () => (document.cookie.match(/(?:^|; )__Host-csrf=(\w+)/) ?? document.cookie.match(/(?:^|; )csrftoken=(\w+)/))?.[1];
   document.addEventListener("submit", (e) => {
     const field = e.target.elements.csrfmiddlewaretoken;
     if (field && token()) field.value = token();

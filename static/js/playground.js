@@ -8,7 +8,7 @@
   let columns = $$("[data-play-col]"), token = null, running = null, kept = Promise.resolve();
 
   // the token of the present session, which another tab may have begun
-  const csrf = () => document.cookie.match(/csrf\w*=(\w+)/)[1];
+  const csrf = () => (document.cookie.match(/(?:^|; )__Host-csrf=(\w+)/) ?? document.cookie.match(/(?:^|; )csrftoken=(\w+)/))[1];
   const tell = async (url, body) => {
     const answer = await fetch(url, { method: "POST", body: JSON.stringify(body), headers: { "X-CSRFToken": csrf(), "Content-Type": "application/json", Accept: "application/json" } });
     const told = await answer.json().catch(() => null);

@@ -82,6 +82,7 @@ def test_a_form_typed_before_a_new_sign_in_is_sent_after_it(open_page: Open, lis
     criteria.goto("/evals/new")
 
     page.context.clear_cookies(name="csrftoken")
+    page.context.add_cookies([{"name": "their_csrf", "value": "x" * 32, "url": page.url}])  # of another program
     page.context.add_cookies([{"name": "csrftoken", "value": "n" * 32, "url": page.url}])  # as a sign-in renews it
     criteria.get_by_role("button", name="Add a criterion").click()
     page.get_by_role("button", name="Save", exact=True).click()

@@ -3,12 +3,14 @@
 import re
 
 import pytest
+from django.http import QueryDict
 
 from apps.billing.models import Hold
 from apps.datasets.models import Dataset
 from apps.finetuning.jobs.retraining.schedules import Schedule
 from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import FineTuningJob, Retraining, RetrainingPlan
+from apps.interfaces.web.evals.criteria_forms import criteria_in
 from apps.serving.models import Alias
 from tests.factories.retraining import DATASET, HELD_OUT, REGRESSION, make_plan, make_production
 from tests.support.pages import text
@@ -189,6 +191,15 @@ def test_the_address_fills_in_a_new_plan_and_replaces_values_of_a_kept_one(job, 
     assert (unchanged.name, unchanged.cadence_value, unchanged.testing_criteria) == (
         plan.name, plan.cadence_value, plan.testing_criteria,
     )  # fmt: skip
+
+
+def test_a_text_left_out_of_an_address_is_that_of_the_criterion_with_its_name():
+    removed, kept = {"kind": "json", "definition": "a"}, {"kind": "json", "definition": "b"}
+    exact = {"kind": "string_check", "name": "exact", "reference": "{{item.reference}}"}
+    address = QueryDict("criterion-0-kind=json&criterion-1-kind=string_check&criterion-1-name=exact")
+
+    assert criteria_in(address, otherwise=[removed, kept, exact]) == [{"kind": "json"}, exact]
+    assert criteria_in(address, otherwise=[exact, exact])[1] == {"kind": "string_check", "name": "exact"}
 
 
 @pytest.mark.slow

@@ -314,17 +314,15 @@ class CriteriaForms:
 def criteria_in(query: QueryDict, *, otherwise: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return the form values of the criteria in an address; `otherwise` if it has none.
 
-    An address leaves out texts that are too long for it. Those come from the same criterion of `otherwise`.
+    An address leaves out texts that are too long for it. Those come from the criterion of `otherwise` with the same
+    kind and name, if there is one such.
     """
     given = _sent_in(query)
     if not any(given):
         return [*otherwise]
-    known = [*otherwise, *[{}] * len(given)]
-    return [{**(base if _is_same(base, values) else {}), **values} for base, values in zip(known, given, strict=False)]
-
-
-def _is_same(base: Mapping[str, object], values: Mapping[str, object]) -> bool:
-    return all(values.get(name, base.get(name)) == base.get(name) for name in ("kind", "name"))
+    named = [(each.get("kind"), each.get("name")) for each in otherwise]
+    known = {key: each for key, each in zip(named, otherwise, strict=True) if key[1] and named.count(key) == 1}
+    return [{**known.get((each.get("kind"), each.get("name")), {}), **each} for each in given]
 
 
 def _sent_in(data: QueryDict) -> list[dict[str, object]]:
