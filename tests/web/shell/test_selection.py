@@ -161,6 +161,16 @@ def test_work_of_a_project_that_is_archived_meanwhile_goes_to_no_other(
     assert browser.post(address, body, content_type="application/json").status_code == 200
 
 
+def test_a_page_of_one_person_does_nothing_for_the_next_who_signs_in(
+    browser: Client, bob: User, client_for: Callable[[User], Client]
+) -> None:
+    token = {"selection": selection_on(browser, "/jobs"), "listing": "web:job_list", "query": "q=a", "name": "Mine"}
+
+    refused = client_for(bob).post("/views", token)
+
+    assert refused.status_code == 400 and "with another account" in text(refused)
+
+
 @pytest.mark.parametrize("address", ["/jobs/new", "/first-job"])
 def test_a_job_of_a_project_that_is_archived_meanwhile_is_refused_where_it_is_seen(
     address: str, browser: Client, organization: Organization, project: Project, alice: User

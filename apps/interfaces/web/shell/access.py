@@ -107,12 +107,12 @@ def require(membership: Membership, permission: Permission) -> None:
 
 
 def selection_of(request: OrganizationRequest) -> str:
-    """Return what the reader has chosen: an organization, which they are in, and perhaps a project.
+    """Return what the reader has chosen: an organization, which they are in, perhaps a project, and their account.
 
-    The session keeps both choices, so a switch in one tab moves the other tabs too. Each form and each script of a page
-    therefore names the selection in which the page was rendered.
+    The session keeps these choices, so a switch in one tab moves the other tabs too. Each form and each script of a
+    page therefore names the selection in which the page was rendered.
     """
-    return f"{request.organization.pk}/{request.session.get(SESSION_PROJECT, '')}"
+    return f"{request.organization.pk}/{request.session.get(SESSION_PROJECT, '')}/{request.user.pk}"
 
 
 def _require_selection(request: OrganizationRequest, *, is_of_any_project: bool) -> None:
@@ -125,6 +125,10 @@ def _require_selection(request: OrganizationRequest, *, is_of_any_project: bool)
     present = selection_of(request)
     if not named or named == present:
         return
+    if named.rpartition("/")[2] != present.rpartition("/")[2]:
+        raise InvalidState(
+            gettext("You opened this page with another account. Nothing was changed. Reload the page and try again.")
+        )
     old, new = named.partition("/")[0], present.partition("/")[0]
     if old != new:
         names = {each.organization_id: each.organization.name for each in request.memberships}
