@@ -89,10 +89,14 @@ def update_eval(
     """
     require_work_in(project_id=evaluated.project_id, actor=by)
     check_metadata(metadata or {})
-    evaluated.name = evaluated.name if name is None else name
-    evaluated.metadata = evaluated.metadata if metadata is None else dict(metadata)
+    evaluated = Eval.objects.select_for_update().get(pk=evaluated.pk)
+    if name is not None:
+        evaluated.name = name
+    if metadata is not None:
+        grown = len(msgspec.json.encode(metadata)) - len(msgspec.json.encode(evaluated.metadata))
+        evaluated.metadata, evaluated.bytes = dict(metadata), evaluated.bytes + grown
     evaluated.updated_at = now
-    evaluated.save(update_fields=["name", "metadata", "updated_at"])
+    evaluated.save(update_fields=["name", "metadata", "bytes", "updated_at"])
     audit.record(organization=evaluated.organization_id, by=by, action="eval.updated", target=evaluated.pk)
     return evaluated
 

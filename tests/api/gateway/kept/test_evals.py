@@ -15,7 +15,7 @@ from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
 from apps.finetuning.usage.storage import stored_bytes
 from apps.serving.evals import operations
-from apps.serving.evals.models import EvalItem, EvalRun
+from apps.serving.evals.models import Eval, EvalItem, EvalRun
 from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway.processes import usage_of, wait_until
 from tests.support.sdk import openai_client
@@ -271,8 +271,10 @@ def test_a_source_that_cannot_be_used_is_named_and_evals_can_be_changed_and_list
         assert (refused.value.status_code, refused.value.param) == (status, param)
 
     assert made.data_source_config.schema_["required"] == ["item", "sample"]
-    changed = sdk.evals.update(made.id, name="two", metadata={"c": "d"})
-    assert (changed.name, changed.metadata, sdk.evals.retrieve(made.id).name) == ("two", {"c": "d"}, "two")
+    stored = Eval.objects.get(pk=made.id).bytes
+    changed = sdk.evals.update(made.id, name="two", metadata={"c": "d" * 51})
+    assert (changed.name, changed.metadata, sdk.evals.retrieve(made.id).name) == ("two", {"c": "d" * 51}, "two")
+    assert Eval.objects.get(pk=made.id).bytes == stored + 50  # of the organization's storage
     assert [each.id for each in sdk.evals.list(limit=1)] == [made.id, other.id]
     assert [each.id for each in sdk.evals.list(order="desc", order_by="updated_at")] == [made.id, other.id]
     assert list(rival.evals.list()) == []
