@@ -39,7 +39,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
     """Predict every row whose configuration is complete, with `is_rehearsed` by its stack's code where that can run."""
-    architectures = Names(sources.load_architectures(folder))
+    architectures = Names(sources.load_known_architectures(folder))
     types = gpus.load(folder / "gpus.json")
     excluded: list[Excluded] = []
     points: dict[str, list[Prediction]] = {MEMORY_KIND: [], TIME_KIND: []}

@@ -65,6 +65,7 @@ class MeasurementRow(TypedDict, total=False):
     id: str
     source: str
     source_url: str
+    framework: str | None
     metric: str
     value: float
     unit_note: str
@@ -158,13 +159,18 @@ def with_fixed_lengths(rows: Iterable[MeasurementRow]) -> frozenset[str]:
 
 
 def framework(row: MeasurementRow) -> str:
-    """Return the stack profile that a row was measured with, by its own text; "hf" if it names none."""
-    text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
+    """Return the stack profile that a row was measured with; "hf" if it names none.
+
+    A row without a framework is read by its own text, including its address. An address does not tell the loss: one
+    page compares several.
+    """
+    settings = " ".join(str(row.get(key)) for key in ("framework", "source", "notes", "parallelism", "attention"))
+    text = str(row.get("framework") or f"{settings} {row.get('source_url')}")
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
-    if "chunked_ce=False" in text:
+    if "chunked_ce=False" in settings:
         found = f"{found}{WHOLE_SUFFIX}"
     tiled = f"{found}{TILED_SUFFIX}"
-    return tiled if tiled in STACKS and _FUSED_LOSS.search(text) else found
+    return tiled if tiled in STACKS and _FUSED_LOSS.search(settings) else found
 
 
 def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], kind: str) -> str:
