@@ -28,6 +28,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     loss_bytes: float = 12.0
     compiled_loss_bytes: float = 12.0  # the same under torch.compile, if less
     is_tiled_loss: bool = False
+    has_head_loss: bool = False  # the loss has the head's type: twice the bytes under a head in fp32
     heads_trained_only: bool = False  # computes the output head only where a token is trained
     adapter_bytes: int = 4  # of each LoRA weight, if the base is 16-bit
     quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
@@ -92,10 +93,41 @@ _PROFILES = (
     StackProfile(
         key="hf",
         name="transformers, TRL, PEFT",
+        has_step_copy=True,
         upcasts_unquantized=True,
         has_wide_norms=True,
         full_state="pure",
-        sources=("transformers 5 loss_utils.ForCausalLMLoss", "PEFT prepare_model_for_kbit_training"),
+        sources=(
+            "transformers 5 loss_utils.ForCausalLMLoss",
+            "PEFT prepare_model_for_kbit_training",
+            "torch.optim.AdamW, foreach, the default: about the parameters' size more at the peak",
+        ),
+    ),
+    StackProfile(
+        key="loop",
+        name="PyTorch loop around transformers and PEFT",
+        loss_bytes=16.0,
+        is_autocast=False,
+        has_step_copy=True,
+        upcasts_unquantized=True,
+        has_wide_norms=True,
+        full_state="pure",
+        sources=(
+            "`output` alive through backward, as in the loop of fsdp_qlora",
+            "PEFT prepare_model_for_kbit_training: the head in fp32, and without autocast so are the logits",
+        ),
+    ),
+    StackProfile(
+        key="plain_loop",
+        name="PyTorch loop with a cross entropy of its own",
+        loss_bytes=8.0,
+        has_head_loss=True,
+        is_autocast=False,
+        has_step_copy=True,
+        upcasts_unquantized=True,
+        has_wide_norms=True,
+        full_state="pure",
+        sources=("torch.nn.functional.cross_entropy of the head's type: logits, shifted, log-probabilities, gradient",),
     ),
     StackProfile(
         key="peft",
@@ -260,6 +292,15 @@ STACKS[f"torchtune{WHOLE_SUFFIX}"] = msgspec.structs.replace(
     loss_bytes=12.0,
     compiled_loss_bytes=12.0,
 )
+# transformers under FSDP with mixed precision: Accelerate holds the trained weights, and so the optimizer's state, in
+# fp32 (accelerate docs, concept guide "FSDP vs DeepSpeed": local data types of FSDP).
+MIXED_SUFFIX = "+mixed"
+STACKS[f"hf{MIXED_SUFFIX}"] = msgspec.structs.replace(
+    STACKS["hf"],
+    key=f"hf{MIXED_SUFFIX}",
+    name="transformers, TRL, FSDP with mixed precision",
+    full_state="mixed",
+)
 # Any of them with a fused head and loss (Liger, cut cross entropy): the logits are never complete.
 TILED_SUFFIX = "+tiled"
 STACKS |= {
@@ -270,7 +311,7 @@ STACKS |= {
         loss_bytes=0.0,
         is_tiled_loss=True,
     )
-    for profile in _PROFILES
+    for profile in (*_PROFILES, STACKS[f"hf{MIXED_SUFFIX}"])
     if not profile.is_tiled_loss
 }
 

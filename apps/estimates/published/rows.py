@@ -17,7 +17,7 @@ from apps.estimates.models.architectures import Architecture, linear_layers, par
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
-from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX, WHOLE_SUFFIX
+from apps.estimates.physics.stacks import MIXED_SUFFIX, STACKS, TILED_SUFFIX, WHOLE_SUFFIX
 
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
@@ -33,6 +33,7 @@ _VARYING = re.compile(r"caps samples|variable.length|\bsamples\b|\bshort\b", re.
 _TABLE_LENGTHS = 3  # from so many lengths of one job on, its publisher chose them
 _SAME_JOB = ("source", "model", "method", "rank", "micro_batch", "grad_ckpt", "gpu", "gpu_count", "parallelism",
              "attention", "precision", "metric")  # fmt: skip
+_FP32 = re.compile(r"(float32|fp32|32-true)\b", re.IGNORECASE)
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
 # A source's name of a framework's modules -> the names in transformers.
 _LITGPT = {
@@ -53,6 +54,7 @@ _FRAMEWORKS = (
     ("foundry", r"foundry|composer"),
     ("fsdp_qlora", r"fsdp_qlora"), ("automodel", r"automodel"), ("nemo", r"nemo|mlperf|megatron"),
     ("qwen", r"qwen_readme|QwenLM/Qwen/"), ("peft", r"peft_metamath|huggingface/peft"), ("anneal", r"anneal"),
+    ("plain_loop", r"own loss"), ("loop", r"pytorch loop|(own|custom) (training )?loop"),
 )  # fmt: skip
 
 
@@ -169,8 +171,18 @@ def framework(row: MeasurementRow) -> str:
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
     if "chunked_ce=False" in settings:
         found = f"{found}{WHOLE_SUFFIX}"
+    if found == "hf" and _holds_fp32(row):
+        found = f"{found}{MIXED_SUFFIX}"
     tiled = f"{found}{TILED_SUFFIX}"
     return tiled if tiled in STACKS and _FUSED_LOSS.search(settings) else found
+
+
+def _holds_fp32(row: MeasurementRow) -> bool:
+    """Return whether FSDP trains all weights in mixed precision: the trainer's "bf16", not weights of 16 bits."""
+    precision, parallelism = str(row.get("precision")).lower(), str(row.get("parallelism"))
+    is_mixed = re.match(r"bf16|bfloat16|amp|mixed", precision) and not re.search(r"pure|true|only", precision)
+    is_sharded = re.search(r"fsdp|full_shard", parallelism, re.IGNORECASE)
+    return row.get("method") == Method.FULL and is_mixed is not None and is_sharded is not None
 
 
 def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], kind: str) -> str:
@@ -230,6 +242,7 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         lora_dropout=0.0 if stack.partition("+")[0] in NO_DROPOUT else 0.05,
         target_modules=target_modules(row, architecture),
         optimizer=_optimizer(row),
+        compute_dtype="float32" if _FP32.match(str(row.get("precision"))) else "bfloat16",
         steps_in_backward=bool(re.search(r"in.(bwd|backward)", str(row.get("optimizer")), re.IGNORECASE)),
         offloads_activations="activation_offload=True" in str(row.get("notes")),
         is_packed=_has_fixed_lengths(row) or (has_one_length and not _VARYING.search(str(row.get("notes")))),
@@ -247,8 +260,8 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
 
 def _optimizer(row: MeasurementRow) -> str:
     text = str(row.get("optimizer")).lower()
-    paged, eight = "paged" in text, "8bit" in text
-    return f"{'paged_' if paged else ''}adamw{'_8bit' if eight else ''}"
+    paged, eight, fused = "paged" in text, "8bit" in text, "fused" in text
+    return f"{'paged_' if paged else ''}adamw{'_8bit' if eight else '_fused' if fused and not paged else ''}"
 
 
 def _parallelism(row: MeasurementRow, gpus: int) -> str:

@@ -119,6 +119,37 @@ def test_a_stated_framework_counts_more_than_the_page_it_is_on():
     assert framework(row | {"framework": "LitGPT", "notes": "liger"}) == "litgpt+tiled"
 
 
+@pytest.mark.parametrize(
+    ("changes", "stack"),
+    [
+        ({"framework": "PyTorch loop, transformers, PEFT"}, "loop"),
+        ({"framework": "PyTorch loop with its own loss"}, "plain_loop"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP full_shard"}, "hf+mixed"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "precision": "pure bf16"}, "hf"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "notes": "Liger kernel"}, "hf+mixed+tiled"),
+    ],
+)
+def test_a_row_names_its_loop_and_what_holds_its_weights(changes, stack):
+    assert framework(ROW | changes) == stack
+
+
+def test_a_fused_or_8_bit_optimizer_makes_no_copy_of_its_state(models, gpu_types):
+    def peak(optimizer):
+        row = ROW | {"method": "full", "model": "Qwen2.5-0.5B", "optimizer": optimizer, "seq_len": 128}
+        return memory_bytes(prepare(read_row(row, models), gpu_types))
+
+    assert peak("adamw") > 1.05 * peak("adamw_torch_fused") > 1.05 * peak("adamw_8bit")
+
+
+def test_a_loss_in_the_heads_type_is_twice_as_large_over_4_bits(models, gpu_types):
+    def peak(method, framework):
+        row = ROW | {"method": method, "framework": framework, "model": "Qwen2.5-0.5B", "micro_batch": 16}
+        return memory_bytes(prepare(read_row(row, models), gpu_types))
+
+    assert peak("qlora", "own loss") > 1.5 * peak("lora", "own loss")
+    assert peak("lora", "own loop") > 1.5 * peak("lora", "own loss")
+
+
 def test_accuracy_counts_a_false_fit_only_where_the_verdict_was_that_it_fits():
     point = Prediction(id="a", source="s", method="lora", gpu="g", predicted=9.0, measured=10.0, p10=8.0, p90=9.6)
 
