@@ -31,7 +31,7 @@ def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
     """
     plan, architecture = job.plan, held_by(STACKS[job.stack], job.architecture)
     shape = shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
-    found = gpus.get(job.gpu_key) or gpus.get(_ALIASES.get(job.gpu_key, ""))
+    found = gpus.get(job.gpu_key) or gpus.get(ALIASES.get(job.gpu_key, ""))
     gpu = found or Gpu(key=job.gpu_key, name=job.gpu_key, memory_bytes=0)
     if _is_of_all_gpus(job, gpu):
         job = msgspec.structs.replace(job, measured=job.measured * plan.gpu_count)
@@ -91,6 +91,6 @@ def seconds_per_token(prepared: Prepared, constants: Constants = CONSTANTS) -> f
 
 
 # A row that names an A100 without its form or memory: their matrix units are the same.
-_ALIASES = {
+ALIASES = {
     "a100-80": "a100-sxm-80", "a800-80": "a100-sxm-80", "a100-40": "a100-sxm-40", "a100": "a100-sxm-80",
 }  # fmt: skip

@@ -75,6 +75,7 @@ class MeasurementRow(TypedDict, total=False):
     notes: str | None
     model: str
     method: str
+    preference: str | None
     rank: int | None
     targets: str | None
     seq_len: int
@@ -202,6 +203,8 @@ def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], ki
         (not _SPLIT_MODEL.search(parallelism), "tensor, pipeline or context parallel: a layer is split over GPUs"),
         ("device_map" not in parallelism, "layers are spread over GPUs in a way the row does not state"),
         (row.get("gpu_count") == 1 or parallelism not in ("None", "none"), "how several GPUs share it is not stated"),
+        (kind != TIME or not row.get("preference"), "the time of preference training is not compared"),
+        (kind != TIME or not _FP32.match(precision), "the speed of fp32 is not modelled"),
         ("nvfp4" not in precision.lower(), "4-bit arithmetic is not modelled"),
         ("activation" not in parallelism.lower(), "activations offloaded to the host are not modelled"),
     )  # fmt: skip
@@ -254,6 +257,8 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         is_deepspeed=bool(re.search(r"deepspeed|zero-?[123]", str(row.get("parallelism")), re.IGNORECASE)),
         gpu_count=gpus,
         parallelism=_parallelism(row, gpus),
+        is_preference=bool(row.get("preference")),
+        has_reference=row.get("preference") != "orpo",  # ORPO has none
         cpu_offload="offload" in f"{row.get('parallelism')} {row.get('optimizer')}".lower(),
     )
 
