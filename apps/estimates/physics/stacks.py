@@ -56,6 +56,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     fsdp_units: int = 3
     fsdp_root_copies: int = 2
     evaluates: bool = False  # on held-out rows while training; published figures are of training alone
+    gathers_to_load: bool = False  # FSDP: each GPU gathers all weights to load the checkpoint
     offloads_quantized: bool = True  # 4-bit weights may stay in the host's memory
     reference_ahead: bool = False  # DPO: the reference processes all rows once, before training
     counter: str = "device"  # what its own log counts: the device's memory, or torch's "allocated" tensors
@@ -180,7 +181,9 @@ _PROFILES = (
         quantizes_head=True,
         quantized_activation_bytes=4,
         ties_embeddings=False,
+        gathers_to_load=True,
         sources=(
+            "lightning fabric/strategies/fsdp.py _load_raw_module_state",
             "litgpt/finetune/lora.py: lm_head_chunk_size=128; bf16-true; bnb.nf4 of every Linear",
             "litgpt/model.py: GPT holds lm_head and transformer.wte apart, also of models that tie them",
         ),
@@ -301,6 +304,18 @@ STACKS[f"hf{MIXED_SUFFIX}"] = msgspec.structs.replace(
     name="transformers, TRL, FSDP with mixed precision",
     full_state="mixed",
 )
+# transformers before 4.49 (17 February 2025) keeps the 16-bit logits and their fp32 copies.
+BEFORE_449_SUFFIX = "+before-4.49"
+STACKS |= {
+    f"{key}{BEFORE_449_SUFFIX}": msgspec.structs.replace(
+        STACKS[key],
+        key=f"{key}{BEFORE_449_SUFFIX}",
+        name=f"{STACKS[key].name}, before transformers 4.49",
+        loss_bytes=14.0,
+        compiled_loss_bytes=14.0,
+    )
+    for key in ("hf", f"hf{MIXED_SUFFIX}")
+}
 # Any of them with a fused head and loss (Liger, cut cross entropy): the logits are never complete.
 TILED_SUFFIX = "+tiled"
 STACKS |= {

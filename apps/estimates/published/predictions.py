@@ -6,7 +6,9 @@ from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import CONTEXT_BYTES, MemoryModel
+from apps.estimates.physics.plans import Parallelism
 from apps.estimates.physics.stacks import STACKS, held_by
+from apps.estimates.physics.states import DTYPE_BYTES
 from apps.estimates.physics.timing import CONSTANTS, Constants, step_time
 from apps.estimates.published.rows import MEMORY, TIME, Job
 
@@ -56,12 +58,23 @@ def memory_bytes(prepared: Prepared) -> float:
 
     torch's counters exclude the CUDA context; a figure without a counter's name counts as the device's.
     """
-    job = prepared.job
+    job, loading = prepared.job, _loading_bytes(prepared)
     estimate = MemoryModel(prepared.shape, job.plan, prepared.gpu, STACKS[job.stack]).estimate(job.plan)
     if job.counter == "allocated":
-        return float(estimate.allocated_bytes)
-    shown = estimate.reserved_bytes
+        return max(float(estimate.allocated_bytes), loading)
+    shown = max(estimate.reserved_bytes, loading)
     return float(shown if job.counter.startswith("reserved") else shown + CONTEXT_BYTES)
+
+
+def _loading_bytes(prepared: Prepared) -> float:
+    """Return the bytes of the weights while a stack that gathers them all loads its checkpoint: a shard and the whole.
+
+    0 for other stacks.
+    """
+    plan = prepared.job.plan
+    if not STACKS[prepared.job.stack].gathers_to_load or plan.parallelism != Parallelism.ZERO3 or plan.shards == 1:
+        return 0.0
+    return prepared.shape.total * DTYPE_BYTES[plan.compute_dtype] * (1 + 1 / plan.shards)
 
 
 def known_bytes(prepared: Prepared) -> float:

@@ -17,7 +17,7 @@ from apps.estimates.models.architectures import Architecture, linear_layers, par
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
-from apps.estimates.physics.stacks import MIXED_SUFFIX, STACKS, TILED_SUFFIX, WHOLE_SUFFIX
+from apps.estimates.physics.stacks import BEFORE_449_SUFFIX, MIXED_SUFFIX, STACKS, TILED_SUFFIX, WHOLE_SUFFIX
 
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
@@ -34,12 +34,15 @@ _TABLE_LENGTHS = 3  # from so many lengths of one job on, its publisher chose th
 _SAME_JOB = ("source", "model", "method", "rank", "micro_batch", "grad_ckpt", "gpu", "gpu_count", "parallelism",
              "attention", "precision", "metric")  # fmt: skip
 _FP32 = re.compile(r"(float32|fp32|32-true)\b", re.IGNORECASE)
+_LOSS_OF_449 = "2025-02-17"  # the day of transformers 4.49
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
 # A source's name of a framework's modules -> the names in transformers.
 _LITGPT = {
     "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj", "dense"),
     "mlp": ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj"), "head": (),
 }  # fmt: skip
+# The names of one matrix for query, key and value, as a source that adapts one of them means in such a model.
+_FUSED_QKV = ("query_key_value", "qkv_proj", "c_attn", "W_pack", "Wqkv")
 # ms-swift's DEFAULT at the commit of its rows: the query, key and value projections of each family.
 _SWIFT_DEFAULT = ("q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "qkv_proj")
 # Frameworks whose adapters have no dropout unless their user asks for it.
@@ -68,6 +71,7 @@ class MeasurementRow(TypedDict, total=False):
     source: str
     source_url: str
     framework: str | None
+    published: str | None
     metric: str
     value: float
     unit_note: str
@@ -174,8 +178,15 @@ def framework(row: MeasurementRow) -> str:
         found = f"{found}{WHOLE_SUFFIX}"
     if found == "hf" and _holds_fp32(row):
         found = f"{found}{MIXED_SUFFIX}"
+    is_tiled = _FUSED_LOSS.search(settings) is not None
+    if (
+        not is_tiled
+        and f"{found}{BEFORE_449_SUFFIX}" in STACKS
+        and "0" < str(row.get("published") or "") < _LOSS_OF_449
+    ):
+        found = f"{found}{BEFORE_449_SUFFIX}"
     tiled = f"{found}{TILED_SUFFIX}"
-    return tiled if tiled in STACKS and _FUSED_LOSS.search(settings) else found
+    return tiled if tiled in STACKS and is_tiled else found
 
 
 def _holds_fp32(row: MeasurementRow) -> bool:
@@ -316,5 +327,7 @@ def target_modules(row: MeasurementRow, architecture: Architecture) -> tuple[str
     wanted: tuple[str, ...] = _SWIFT_DEFAULT if text.startswith("DEFAULT") else ()
     for name in stated:
         wanted += _LITGPT.get(name, (name,))
+    if not names.isdisjoint(_FUSED_QKV) and not set(wanted).isdisjoint(("q_proj", "k_proj", "v_proj")):
+        wanted += _FUSED_QKV
     known = tuple(dict.fromkeys(name for name in wanted if name in names))
     return known if known and "all linear" not in text.lower() else DEFAULT_TARGET_MODULES

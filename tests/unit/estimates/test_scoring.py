@@ -12,7 +12,7 @@ from apps.estimates.physics.gpus import GIB
 from apps.estimates.published import rehearsals, sources
 from apps.estimates.published.accuracy import Prediction, accuracy
 from apps.estimates.published.predictions import memory_bytes, prepare, seconds_per_token
-from apps.estimates.published.rows import Excluded, Job, framework, read_row
+from apps.estimates.published.rows import Excluded, Job, framework, read_row, target_modules
 from tests.bench.estimates.scored_rows import DATA, LIST, scored_rows
 
 ROW = {
@@ -122,6 +122,9 @@ def test_a_stated_framework_counts_more_than_the_page_it_is_on():
 @pytest.mark.parametrize(
     ("changes", "stack"),
     [
+        ({"published": "2024-12"}, "hf+before-4.49"),
+        ({"published": "2025-03-01"}, "hf"),
+        ({"published": "2024-12", "notes": "Liger kernel"}, "hf+tiled"),
         ({"framework": "PyTorch loop, transformers, PEFT"}, "loop"),
         ({"framework": "PyTorch loop with its own loss"}, "plain_loop"),
         ({"method": "full", "gpu_count": 4, "parallelism": "FSDP full_shard"}, "hf+mixed"),
@@ -131,6 +134,28 @@ def test_a_stated_framework_counts_more_than_the_page_it_is_on():
 )
 def test_a_row_names_its_loop_and_what_holds_its_weights(changes, stack):
     assert framework(ROW | changes) == stack
+
+
+def test_litgpt_gathers_all_weights_to_load_a_sharded_model(models, gpu_types):
+    row = ROW | {
+        "method": "lora",
+        "framework": "LitGPT",
+        "parallelism": "FSDP",
+        "seq_len": 128,
+        "unit_note": "allocated",
+    }
+    found = prepare(read_row(row | {"gpu_count": 8}, models), gpu_types)
+    other = prepare(read_row(row | {"gpu_count": 8, "framework": "torchtune"}, models), gpu_types)
+
+    assert memory_bytes(found) == found.shape.total * 2 * (1 + 1 / 8)
+    assert memory_bytes(other) < 0.5 * memory_bytes(found)
+
+
+def test_a_model_with_one_matrix_for_query_key_and_value_adapts_it(models):
+    pythia = Names(sources.load_known_architectures(DATA))["pythia-2.8b"]
+
+    assert target_modules(ROW | {"targets": "query, value"}, pythia) == ("query_key_value",)
+    assert target_modules(ROW | {"targets": "q_proj, v_proj"}, models["Llama-3.1-8B"]) == ("q_proj", "v_proj")
 
 
 def test_a_fused_or_8_bit_optimizer_makes_no_copy_of_its_state(models, gpu_types):
