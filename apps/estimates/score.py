@@ -40,21 +40,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 def score(rows: Iterable[object], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
     """Predict every row whose configuration is complete, with `is_rehearsed` by its stack's code where that can run."""
-    architectures = Names(sources.load_known_architectures(folder))
-    types = gpus.load(folder / "gpus.json")
-    excluded: list[Excluded] = []
+    prepared, excluded = prepared_jobs(rows, folder=folder)
     points: dict[str, list[Prediction]] = {MEMORY_KIND: [], TIME_KIND: []}
-    rows = tuple(rows)
-    known = frozenset((*types, *ALIASES))
-    read: list[MeasurementRow] = []
-    for number, row in enumerate(rows, 1):
-        found = _normalized(row, known, number)
-        excluded.append(found) if isinstance(found, Excluded) else read.append(found)
-    fixed = with_fixed_lengths(read)
-    prepared = []
-    for row in read:
-        job = _read(row, architectures, fixed)
-        excluded.append(job) if isinstance(job, Excluded) else prepared.append(prepare(job, types))
     traced = rehearsed(prepared) if is_rehearsed else None
     for each in prepared:
         point = point_of(each, more_bytes=traced.more_bytes.get(each.job.id, 0.0) if traced else 0.0)
@@ -64,6 +51,31 @@ def score(rows: Iterable[object], *, folder: Path = DATA, is_rehearsed: bool = F
             points[each.job.kind].append(point)
     scored = {kind: tuple(found) for kind, found in points.items()}
     return Scored(points=scored, excluded=tuple(excluded), rehearsed=traced)
+
+
+def prepared_jobs(rows: Iterable[object], *, folder: Path = DATA) -> tuple[list[Prepared], list[Excluded]]:
+    """Return the rows that can be predicted, and the others with the reason."""
+    architectures = Names(sources.load_known_architectures(folder))
+    types = gpus.load(folder / "gpus.json")
+    known = frozenset((*types, *ALIASES))
+    excluded: list[Excluded] = []
+    read: list[MeasurementRow] = []
+    for number, row in enumerate(rows, 1):
+        found = _normalized(row, known, number)
+        excluded.append(found) if isinstance(found, Excluded) else read.append(found)
+    fixed = with_fixed_lengths(read)
+    prepared = []
+    for row in read:
+        job = _read(row, architectures, fixed)
+        excluded.append(job) if isinstance(job, Excluded) else prepared.append(prepare(job, types))
+    return prepared, excluded
+
+
+def residual(prepared: Prepared) -> float | None:
+    """Return measured / predicted, of memory without the weights; None if it cannot be predicted."""
+    value = predict(prepared)
+    known = known_bytes(prepared) if prepared.job.kind == MEMORY_KIND else 0.0
+    return (prepared.job.measured - known) / (value - known) if value is not None and value > known else None
 
 
 def read_rows(file: Path) -> list[object]:
