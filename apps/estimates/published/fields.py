@@ -40,6 +40,7 @@ _TOTALS = {
     "hours_total": 60.0, "total_hours": 60.0, "seconds_total": 1 / 60, "train_runtime": 1 / 60, "total_minutes": 1.0,
 }  # fmt: skip
 _NUMBER = re.compile(r"(?:r\s*=\s*|~|x)?\s*(-?\d+(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?)\s*(.*)", re.DOTALL)
+_MOST = 1e9  # of any count
 _COUNTS = ("seq_len", "micro_batch", "gpu_count", "rank", "grad_accum")
 _TEXTS = ("id", "source", "source_url", "framework", "model", "method", "targets", "precision", "optimizer",
           "attention", "parallelism", "notes", "unit_note", "gpu", "gpu_key")  # fmt: skip
@@ -84,8 +85,8 @@ def _count(name: str, value: object) -> int:
     number, rest = _number(name, value)
     rest = rest.strip().lower()
     number *= {"k": 1024 if number in (1, 2, 4, 8, 16, 32, 64, 128) else 1000}.get(rest.split(" ")[0], 1)
-    if number < 1 or number != int(number):
-        raise EstimateError(name, f"{name} {value!r} is not a whole number above 0")
+    if not 1 <= number <= _MOST or number != int(number):
+        raise EstimateError(name, f"{name} {value!r} is not a whole number from 1 to a billion")
     return int(number)
 
 

@@ -95,6 +95,7 @@ def test_a_value_has_the_unit_that_it_or_its_metric_names(changes, measured):
         ({"precision": "fp32", "metric": "tokens_per_s_per_gpu"}, "fp32"),
         ({"micro_batch": None}, "micro-batch"),
         ({"micro_batch": 0}, "micro_batch"),
+        ({"micro_batch": 1e300}, "micro_batch"),
         ({"micro_batch": "1-4"}, "micro_batch"),
         ({"seq_len": "long"}, "seq_len"),
         ({"seq_len": [1, 2]}, "seq_len"),

@@ -91,7 +91,9 @@ def test_names_of_other_publishers_are_found():
         ("EleutherAI/pythia-1.4b-deduped", 1.415), ("facebook/opt-6.7b", 6.658), ("EleutherAI/gpt-j-6b", 6.051),
         ("GPT-NeoX 20B", 20.555), ("bigscience/bloomz-7b1", 7.069), ("stabilityai/stablelm-2-1_6b", 1.645),
         ("HuggingFaceTB/SmolLM2-360M-Instruct", 0.362), ("01-ai/Yi-1.5-9B-Chat", 8.829),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32.764), ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32.764), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.777),
+        ("unsloth/DeepSeek-R1-Distill-Qwen-7B-bnb-4bit", 7.616), ("DeepSeek-R1-Distill-Qwen-14B", 14.770),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1),
         ("openai/gpt-oss-20b", 20.915), ("7B", None), ("nobody/nobody-9B", None), ("", None), (7, None),
     ],
 )  # fmt: skip
