@@ -8,7 +8,7 @@ the memory of the rows that can be traced by their stack's code, and prints how 
 import argparse
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +21,8 @@ from apps.estimates.physics import gpus
 from apps.estimates.physics.timing import CONSTANTS, Constants
 from apps.estimates.published import sources
 from apps.estimates.published.accuracy import Accuracy, Prediction, accuracy
-from apps.estimates.published.predictions import Prepared, known_bytes, predict, prepare
+from apps.estimates.published.fields import normalized
+from apps.estimates.published.predictions import ALIASES, Prepared, known_bytes, predict, prepare
 from apps.estimates.published.rehearsals import Rehearsed, rehearsed
 from apps.estimates.published.rows import MEMORY as MEMORY_KIND
 from apps.estimates.published.rows import TIME as TIME_KIND
@@ -37,21 +38,10 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     rehearsed: Rehearsed | None = None
 
 
-def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
+def score(rows: Iterable[object], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
     """Predict every row whose configuration is complete, with `is_rehearsed` by its stack's code where that can run."""
-    architectures = Names(sources.load_architectures(folder))
-    types = gpus.load(folder / "gpus.json")
-    excluded: list[Excluded] = []
+    prepared, excluded = prepared_jobs(rows, folder=folder)
     points: dict[str, list[Prediction]] = {MEMORY_KIND: [], TIME_KIND: []}
-    rows = tuple(rows)
-    fixed = with_fixed_lengths(rows)
-    prepared = []
-    for row in rows:
-        found = _read(row, architectures, fixed)
-        if isinstance(found, Excluded):
-            excluded.append(found)
-        else:
-            prepared.append(prepare(found, types))
     traced = rehearsed(prepared) if is_rehearsed else None
     for each in prepared:
         point = point_of(each, more_bytes=traced.more_bytes.get(each.job.id, 0.0) if traced else 0.0)
@@ -61,6 +51,52 @@ def score(rows: Iterable[MeasurementRow], *, folder: Path = DATA, is_rehearsed: 
             points[each.job.kind].append(point)
     scored = {kind: tuple(found) for kind, found in points.items()}
     return Scored(points=scored, excluded=tuple(excluded), rehearsed=traced)
+
+
+def prepared_jobs(rows: Iterable[object], *, folder: Path = DATA) -> tuple[list[Prepared], list[Excluded]]:
+    """Return the rows that can be predicted, and the others with the reason."""
+    architectures = Names(sources.load_known_architectures(folder))
+    types = gpus.load(folder / "gpus.json")
+    known = frozenset((*types, *ALIASES))
+    excluded: list[Excluded] = []
+    read: list[MeasurementRow] = []
+    for number, row in enumerate(rows, 1):
+        found = _normalized(row, known, number)
+        excluded.append(found) if isinstance(found, Excluded) else read.append(found)
+    fixed = with_fixed_lengths(read)
+    prepared = []
+    for row in read:
+        job = _read(row, architectures, fixed)
+        excluded.append(job) if isinstance(job, Excluded) else prepared.append(prepare(job, types))
+    return prepared, excluded
+
+
+def residual(prepared: Prepared) -> float | None:
+    """Return measured / predicted, of memory without the weights; None if it cannot be predicted."""
+    value = predict(prepared)
+    known = known_bytes(prepared) if prepared.job.kind == MEMORY_KIND else 0.0
+    return (prepared.job.measured - known) / (value - known) if value is not None and value > known else None
+
+
+def read_rows(file: Path) -> list[object]:
+    """Return the file's rows: one JSON value a line, or one list. A line that is no JSON counts as a row, left out.
+
+    Raises ValueError if no line is JSON.
+    """
+    content = file.read_bytes().removeprefix(b"\xef\xbb\xbf").strip()
+    if content.startswith(b"["):
+        return msgspec.json.decode(content, type=list[object])
+    rows: list[object] = []
+    errors = []
+    for line in filter(None, map(bytes.strip, content.splitlines())):
+        try:
+            rows.append(msgspec.json.decode(line))
+        except ValueError as error:  # also of text that is not UTF-8
+            rows.append(None)
+            errors.append(str(error))
+    if errors and len(errors) == len(rows):
+        raise ValueError(errors[0])
+    return rows
 
 
 def point_of(
@@ -140,6 +176,16 @@ def _write_rehearsed(found: Rehearsed) -> None:
         write(f"{count:5}  {reason}\n")
 
 
+def _normalized(row: object, known_gpus: Collection[str], number: int) -> MeasurementRow | Excluded:
+    if not isinstance(row, Mapping):
+        return Excluded(f"row {number}", "", "the row is not a JSON object")
+    named = {"id": f"row {number}", **row}
+    try:
+        return normalized(named, known_gpus)
+    except EstimateError as error:
+        return Excluded(str(named["id"]), "", str(error))
+
+
 def _read(
     row: MeasurementRow, architectures: Mapping[str, Architecture], fixed_lengths: frozenset[str]
 ) -> Job | Excluded:
@@ -158,9 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        lines = options.file.read_bytes().splitlines()
-        rows = [msgspec.json.decode(line) for line in lines if line.strip()]
-    except (OSError, msgspec.DecodeError) as error:
+        rows = read_rows(options.file)
+    except (OSError, ValueError) as error:
         sys.stderr.write(f"{options.file}: {error}\n")
         return 2
     scored, usable = score(rows, is_rehearsed=options.rehearse), cards()

@@ -44,6 +44,11 @@ NAMES = {
     "qwen": ModuleNames(output="attn.c_proj", gate="w2", up="w1", down="mlp.c_proj", fused_qkv="c_attn"),
     "mixtral": ModuleNames(output="o_proj", gate="w1", up="w3", down="w2"),
     "glm4": ModuleNames(output="o_proj", up="gate_up_proj", down="down_proj", fused_gate_up=True),
+    # Only in published rows: no job trains these (not in FAMILIES).
+    "opt": ModuleNames(output="out_proj", up="fc1", down="fc2"),
+    "gptj": ModuleNames(output="out_proj", up="fc_in", down="fc_out"),
+    "gpt_neo": ModuleNames(output="out_proj", up="c_fc", down="c_proj"),
+    "bloom": ModuleNames(output="dense", up="dense_h_to_4h", down="dense_4h_to_h", fused_qkv="query_key_value"),
 }
 
 FAMILIES: dict[str, Traits] = {

@@ -12,6 +12,12 @@ _VARIANTS = frozenset(
         "fp8", "bf16", "dynamic", "meta", "preview",
     )
 )  # fmt: skip
+# Words that distinguish shapes of a few models only. They are dropped only if the name with them is not known.
+_LOOSE = re.compile(
+    r"v\d+(\.\d+)?|\d{4}|\d+k|1m|alpha|beta|coder|code|math|thinking|reasoning|distill|deepseek|nemotron|h2ogpt|r1|llm"
+    r"|sft|dpo|orpo|kto|gguf|fp16|f16|float16|bfloat16|text|model|deduped|long|mxfp4|nf4|quantized"
+)
+_SIZE = re.compile(r"[\d.]+[bm]?")
 _GPUS = (
     ("gb300", r"gb300"), ("gb200", r"gb200"), ("b300-sxm-270", r"b300"), ("b200-sxm-180", r"b200"),
     ("h200-nvl-141", r"h200.*nvl"), ("h200-sxm-141", r"h200"), ("h100-nvl-94", r"h100.*nvl"),
@@ -25,21 +31,33 @@ _GPUS = (
 
 
 class Names(Mapping[str, Architecture]):
-    """Architectures by name; a name not in the table is looked up without owner, variant and spelling."""
+    """Architectures by name.
+
+    A name that is not in the table is looked up without owner, variant and spelling; then also without its version, if
+    all models of the remaining name have one shape.
+    """
 
     def __init__(self, exact: Mapping[str, Architecture]) -> None:
         self._exact = exact
         self._plain: dict[str, Architecture] = {}
+        bare: dict[str, list[Architecture]] = {}
         for name, architecture in exact.items():
             self._plain.setdefault(plain_name(name), architecture)
+            bare.setdefault(bare_name(name), []).append(architecture)
+        bare.pop("", None)
+        self._bare = {name: found[0] for name, found in bare.items() if all(each == found[0] for each in found)}
 
     def __getitem__(self, name: str) -> Architecture:
-        if name in self._exact:
-            return self._exact[name]
-        return self._plain[plain_name(name)]
+        found = self._find(name)
+        if found is None:
+            raise KeyError(name)
+        return found
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (name in self._exact or plain_name(name) in self._plain)
+        return isinstance(name, str) and self._find(name) is not None
+
+    def _find(self, name: str) -> Architecture | None:
+        return self._exact.get(name) or self._plain.get(plain_name(name)) or self._bare.get(bare_name(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._exact)
@@ -50,9 +68,18 @@ class Names(Mapping[str, Architecture]):
 
 def plain_name(name: str) -> str:
     """Return the name without owner and variant: "unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit" -> "llama-3.1-8b"."""
-    text = re.sub(r"[\s_]+", "-", name.rsplit("/", 1)[-1].lower())
-    text = re.sub(r"^(llama|qwen|gemma|phi|mistral|mixtral|falcon)-?(?=\d)", r"\1-", text)
+    text = re.sub(r"[()]", "", re.sub(r"[\s_]+", "-", name.strip().rsplit("/", 1)[-1].lower()))
+    text = re.sub(r"\b(llama|qwen|gemma|phi|mistral|mixtral|falcon)-?(?=\d)", r"\1-", text)
     return "-".join(word for word in text.split("-") if word and word not in _VARIANTS)
+
+
+def bare_name(name: str) -> str:
+    """Return the plain name without versions and purposes too: "Qwen2.5-Coder-7B-Instruct" -> "qwen-2.5-7b".
+
+    Return nothing if only a size is left, which many models share.
+    """
+    words = [word for word in plain_name(name).split("-") if not _LOOSE.fullmatch(word)]
+    return "" if all(_SIZE.fullmatch(word) for word in words) else "-".join(words)
 
 
 def gpu_key(row_key: str | None, name: str | None) -> str:

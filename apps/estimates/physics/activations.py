@@ -25,6 +25,7 @@ _EAGER_WORKING_BYTES = 4 + 4 + 2
 _MASK_BYTES_PER_SCORE = 1 + 2
 # Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
 _DEEPSPEED_LOSS_BYTES = 8.0
+_FP32_LOSS_BYTES = 12.0  # from here on, what a stack keeps of each logit is in fp32 whatever the logits' type
 
 
 class TokenBytes:
@@ -68,13 +69,21 @@ class TokenBytes:
         if not stack.is_tiled_loss:
             per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else stack.loss_bytes
             per_logit = min(per_logit, stack.compiled_loss_bytes) if self.plan.is_compiled else per_logit
-            widened = 2 if self.plan.compute_dtype == "float32" else 1
+            widened = 2 if self._is_loss_widened(per_logit) else 1
             head = 2 * s.head if self.plan.steps_in_backward else 0  # gradients of a chunk, and of those before it
             return max(tokens * s.vocabulary * per_logit * widened, (tokens * s.vocabulary + head) * self.width)
         tile = min(tokens, _TILE_TOKENS) * min(s.vocabulary, _TILE_VOCABULARY)
         per_value = self.width + (_TORCH_TILE_BYTES if self.is_cpu else 0)
         hidden = tokens * s.hidden * (self.width + 4)  # selected positions, and their gradient in fp32
         return tile * per_value + hidden + self.head_gradient
+
+    def _is_loss_widened(self, per_logit: float) -> bool:
+        """Return whether the loss's counted copies, of 16 bits, are in fp32 here. From 12 bytes on, they are anyway."""
+        plan, stack = self.plan, self.stack
+        is_head_wide = plan.method == Method.QLORA and plan.quantization == "nf4" and stack.upcasts_unquantized
+        return per_logit < _FP32_LOSS_BYTES and (
+            plan.compute_dtype == "float32" or (stack.has_head_loss and is_head_wide)
+        )
 
     def evaluation(self, tokens: int) -> float:
         """Return the bytes of the loss without gradient: logits, their fp32 copy and log-probabilities, or a tile."""

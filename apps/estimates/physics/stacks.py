@@ -28,6 +28,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     loss_bytes: float = 12.0
     compiled_loss_bytes: float = 12.0  # the same under torch.compile, if less
     is_tiled_loss: bool = False
+    has_head_loss: bool = False  # the loss has the head's type: twice the bytes under a head in fp32
     heads_trained_only: bool = False  # computes the output head only where a token is trained
     adapter_bytes: int = 4  # of each LoRA weight, if the base is 16-bit
     quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
@@ -55,6 +56,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     fsdp_units: int = 3
     fsdp_root_copies: int = 2
     evaluates: bool = False  # on held-out rows while training; published figures are of training alone
+    gathers_to_load: bool = False  # FSDP: each GPU gathers all weights to load the checkpoint
     offloads_quantized: bool = True  # 4-bit weights may stay in the host's memory
     reference_ahead: bool = False  # DPO: the reference processes all rows once, before training
     counter: str = "device"  # what its own log counts: the device's memory, or torch's "allocated" tensors
@@ -92,10 +94,41 @@ _PROFILES = (
     StackProfile(
         key="hf",
         name="transformers, TRL, PEFT",
+        has_step_copy=True,
         upcasts_unquantized=True,
         has_wide_norms=True,
         full_state="pure",
-        sources=("transformers 5 loss_utils.ForCausalLMLoss", "PEFT prepare_model_for_kbit_training"),
+        sources=(
+            "transformers 5 loss_utils.ForCausalLMLoss",
+            "PEFT prepare_model_for_kbit_training",
+            "torch.optim.AdamW, foreach, the default: about the parameters' size more at the peak",
+        ),
+    ),
+    StackProfile(
+        key="loop",
+        name="PyTorch loop around transformers and PEFT",
+        loss_bytes=16.0,
+        is_autocast=False,
+        has_step_copy=True,
+        upcasts_unquantized=True,
+        has_wide_norms=True,
+        full_state="pure",
+        sources=(
+            "`output` alive through backward, as in the loop of fsdp_qlora",
+            "PEFT prepare_model_for_kbit_training: the head in fp32, and without autocast so are the logits",
+        ),
+    ),
+    StackProfile(
+        key="plain_loop",
+        name="PyTorch loop with a cross entropy of its own",
+        loss_bytes=8.0,
+        has_head_loss=True,
+        is_autocast=False,
+        has_step_copy=True,
+        upcasts_unquantized=True,
+        has_wide_norms=True,
+        full_state="pure",
+        sources=("torch.nn.functional.cross_entropy of the head's type: logits, shifted, log-probabilities, gradient",),
     ),
     StackProfile(
         key="peft",
@@ -148,7 +181,9 @@ _PROFILES = (
         quantizes_head=True,
         quantized_activation_bytes=4,
         ties_embeddings=False,
+        gathers_to_load=True,
         sources=(
+            "lightning fabric/strategies/fsdp.py _load_raw_module_state",
             "litgpt/finetune/lora.py: lm_head_chunk_size=128; bf16-true; bnb.nf4 of every Linear",
             "litgpt/model.py: GPT holds lm_head and transformer.wte apart, also of models that tie them",
         ),
@@ -260,6 +295,27 @@ STACKS[f"torchtune{WHOLE_SUFFIX}"] = msgspec.structs.replace(
     loss_bytes=12.0,
     compiled_loss_bytes=12.0,
 )
+# transformers under FSDP with mixed precision: Accelerate holds the trained weights, and so the optimizer's state, in
+# fp32 (accelerate docs, concept guide "FSDP vs DeepSpeed": local data types of FSDP).
+MIXED_SUFFIX = "+mixed"
+STACKS[f"hf{MIXED_SUFFIX}"] = msgspec.structs.replace(
+    STACKS["hf"],
+    key=f"hf{MIXED_SUFFIX}",
+    name="transformers, TRL, FSDP with mixed precision",
+    full_state="mixed",
+)
+# transformers before 4.49 (17 February 2025) keeps the 16-bit logits and their fp32 copies.
+BEFORE_449_SUFFIX = "+before-4.49"
+STACKS |= {
+    f"{key}{BEFORE_449_SUFFIX}": msgspec.structs.replace(
+        STACKS[key],
+        key=f"{key}{BEFORE_449_SUFFIX}",
+        name=f"{STACKS[key].name}, before transformers 4.49",
+        loss_bytes=14.0,
+        compiled_loss_bytes=14.0,
+    )
+    for key in ("hf", f"hf{MIXED_SUFFIX}")
+}
 # Any of them with a fused head and loss (Liger, cut cross entropy): the logits are never complete.
 TILED_SUFFIX = "+tiled"
 STACKS |= {
@@ -270,7 +326,7 @@ STACKS |= {
         loss_bytes=0.0,
         is_tiled_loss=True,
     )
-    for profile in _PROFILES
+    for profile in (*_PROFILES, STACKS[f"hf{MIXED_SUFFIX}"])
     if not profile.is_tiled_loss
 }
 

@@ -108,7 +108,8 @@ def _state(
     moments = _moment_bytes(plan, state_width)
     master = _FP32 if is_mixed else 0
     # DeepSpeed casts the gradients of its partition to fp32 for the step; foreach AdamW copies the second moment.
-    step = (_FP32 if is_deepspeed else 0) + (state_width if stack.has_step_copy and "8bit" not in plan.optimizer else 0)
+    is_foreach = stack.has_step_copy and not plan.optimizer.endswith(("8bit", "fused"))
+    step = (_FP32 if is_deepspeed else 0) + (state_width if is_foreach else 0)
     return TrainingState(adapter, trained * width, trained * (moments + master), trained * step, trained)
 
 

@@ -6,7 +6,9 @@ from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import CONTEXT_BYTES, MemoryModel
+from apps.estimates.physics.plans import Parallelism
 from apps.estimates.physics.stacks import STACKS, held_by
+from apps.estimates.physics.states import DTYPE_BYTES
 from apps.estimates.physics.timing import CONSTANTS, Constants, step_time
 from apps.estimates.published.rows import MEMORY, TIME, Job
 
@@ -31,7 +33,7 @@ def prepare(job: Job, gpus: dict[str, Gpu]) -> Prepared:
     """
     plan, architecture = job.plan, held_by(STACKS[job.stack], job.architecture)
     shape = shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
-    found = gpus.get(job.gpu_key) or gpus.get(_ALIASES.get(job.gpu_key, ""))
+    found = gpus.get(job.gpu_key) or gpus.get(ALIASES.get(job.gpu_key, ""))
     gpu = found or Gpu(key=job.gpu_key, name=job.gpu_key, memory_bytes=0)
     if _is_of_all_gpus(job, gpu):
         job = msgspec.structs.replace(job, measured=job.measured * plan.gpu_count)
@@ -56,12 +58,23 @@ def memory_bytes(prepared: Prepared) -> float:
 
     torch's counters exclude the CUDA context; a figure without a counter's name counts as the device's.
     """
-    job = prepared.job
+    job, loading = prepared.job, _loading_bytes(prepared)
     estimate = MemoryModel(prepared.shape, job.plan, prepared.gpu, STACKS[job.stack]).estimate(job.plan)
     if job.counter == "allocated":
-        return float(estimate.allocated_bytes)
-    shown = estimate.reserved_bytes
+        return max(float(estimate.allocated_bytes), loading)
+    shown = max(estimate.reserved_bytes, loading)
     return float(shown if job.counter.startswith("reserved") else shown + CONTEXT_BYTES)
+
+
+def _loading_bytes(prepared: Prepared) -> float:
+    """Return the bytes of the weights while a stack that gathers them all loads its checkpoint: a shard and the whole.
+
+    0 for other stacks.
+    """
+    plan = prepared.job.plan
+    if not STACKS[prepared.job.stack].gathers_to_load or plan.parallelism != Parallelism.ZERO3 or plan.shards == 1:
+        return 0.0
+    return prepared.shape.total * DTYPE_BYTES[plan.compute_dtype] * (1 + 1 / plan.shards)
 
 
 def known_bytes(prepared: Prepared) -> float:
@@ -91,6 +104,6 @@ def seconds_per_token(prepared: Prepared, constants: Constants = CONSTANTS) -> f
 
 
 # A row that names an A100 without its form or memory: their matrix units are the same.
-_ALIASES = {
+ALIASES = {
     "a100-80": "a100-sxm-80", "a800-80": "a100-sxm-80", "a100-40": "a100-sxm-40", "a100": "a100-sxm-80",
 }  # fmt: skip

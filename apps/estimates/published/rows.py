@@ -17,7 +17,7 @@ from apps.estimates.models.architectures import Architecture, linear_layers, par
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
-from apps.estimates.physics.stacks import STACKS, TILED_SUFFIX, WHOLE_SUFFIX
+from apps.estimates.physics.stacks import BEFORE_449_SUFFIX, MIXED_SUFFIX, STACKS, TILED_SUFFIX, WHOLE_SUFFIX
 
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
@@ -33,12 +33,16 @@ _VARYING = re.compile(r"caps samples|variable.length|\bsamples\b|\bshort\b", re.
 _TABLE_LENGTHS = 3  # from so many lengths of one job on, its publisher chose them
 _SAME_JOB = ("source", "model", "method", "rank", "micro_batch", "grad_ckpt", "gpu", "gpu_count", "parallelism",
              "attention", "precision", "metric")  # fmt: skip
+_FP32 = re.compile(r"(float32|fp32|32-true)\b", re.IGNORECASE)
+_LOSS_OF_449 = "2025-02-17"  # the day of transformers 4.49
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
 # A source's name of a framework's modules -> the names in transformers.
 _LITGPT = {
     "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj", "dense"),
     "mlp": ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj"), "head": (),
 }  # fmt: skip
+# The names of one matrix for query, key and value, as a source that adapts one of them means in such a model.
+_FUSED_QKV = ("query_key_value", "qkv_proj", "c_attn", "W_pack", "Wqkv")
 # ms-swift's DEFAULT at the commit of its rows: the query, key and value projections of each family.
 _SWIFT_DEFAULT = ("q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "qkv_proj")
 # Frameworks whose adapters have no dropout unless their user asks for it.
@@ -53,6 +57,7 @@ _FRAMEWORKS = (
     ("foundry", r"foundry|composer"),
     ("fsdp_qlora", r"fsdp_qlora"), ("automodel", r"automodel"), ("nemo", r"nemo|mlperf|megatron"),
     ("qwen", r"qwen_readme|QwenLM/Qwen/"), ("peft", r"peft_metamath|huggingface/peft"), ("anneal", r"anneal"),
+    ("plain_loop", r"own loss"), ("loop", r"pytorch loop|(own|custom) (training )?loop"),
 )  # fmt: skip
 
 
@@ -65,6 +70,8 @@ class MeasurementRow(TypedDict, total=False):
     id: str
     source: str
     source_url: str
+    framework: str | None
+    published: str | None
     metric: str
     value: float
     unit_note: str
@@ -72,6 +79,7 @@ class MeasurementRow(TypedDict, total=False):
     notes: str | None
     model: str
     method: str
+    preference: str | None
     rank: int | None
     targets: str | None
     seq_len: int
@@ -158,13 +166,35 @@ def with_fixed_lengths(rows: Iterable[MeasurementRow]) -> frozenset[str]:
 
 
 def framework(row: MeasurementRow) -> str:
-    """Return the stack profile that a row was measured with, by its own text; "hf" if it names none."""
-    text = " ".join(str(row.get(key)) for key in ("source", "source_url", "notes", "parallelism", "attention"))
+    """Return the stack profile that a row was measured with; "hf" if it names none.
+
+    A row without a framework is read by its own text, including its address. An address does not tell the loss: one
+    page compares several.
+    """
+    settings = " ".join(str(row.get(key)) for key in ("framework", "source", "notes", "parallelism", "attention"))
+    text = str(row.get("framework") or f"{settings} {row.get('source_url')}")
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
-    if "chunked_ce=False" in text:
+    if "chunked_ce=False" in settings:
         found = f"{found}{WHOLE_SUFFIX}"
+    if found == "hf" and _holds_fp32(row):
+        found = f"{found}{MIXED_SUFFIX}"
+    is_tiled = _FUSED_LOSS.search(settings) is not None
+    if (
+        not is_tiled
+        and f"{found}{BEFORE_449_SUFFIX}" in STACKS
+        and "0" < str(row.get("published") or "") < _LOSS_OF_449
+    ):
+        found = f"{found}{BEFORE_449_SUFFIX}"
     tiled = f"{found}{TILED_SUFFIX}"
-    return tiled if tiled in STACKS and _FUSED_LOSS.search(text) else found
+    return tiled if tiled in STACKS and is_tiled else found
+
+
+def _holds_fp32(row: MeasurementRow) -> bool:
+    """Return whether FSDP trains all weights in mixed precision: the trainer's "bf16", not weights of 16 bits."""
+    precision, parallelism = str(row.get("precision")).lower(), str(row.get("parallelism"))
+    is_mixed = re.match(r"bf16|bfloat16|amp|mixed", precision) and not re.search(r"pure|true|only", precision)
+    is_sharded = re.search(r"fsdp|full_shard", parallelism, re.IGNORECASE)
+    return row.get("method") == Method.FULL and is_mixed is not None and is_sharded is not None
 
 
 def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], kind: str) -> str:
@@ -184,6 +214,8 @@ def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], ki
         (not _SPLIT_MODEL.search(parallelism), "tensor, pipeline or context parallel: a layer is split over GPUs"),
         ("device_map" not in parallelism, "layers are spread over GPUs in a way the row does not state"),
         (row.get("gpu_count") == 1 or parallelism not in ("None", "none"), "how several GPUs share it is not stated"),
+        (kind != TIME or not row.get("preference"), "the time of preference training is not compared"),
+        (kind != TIME or not _FP32.match(precision), "the speed of fp32 is not modelled"),
         ("nvfp4" not in precision.lower(), "4-bit arithmetic is not modelled"),
         ("activation" not in parallelism.lower(), "activations offloaded to the host are not modelled"),
     )  # fmt: skip
@@ -224,6 +256,7 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         lora_dropout=0.0 if stack.partition("+")[0] in NO_DROPOUT else 0.05,
         target_modules=target_modules(row, architecture),
         optimizer=_optimizer(row),
+        compute_dtype="float32" if _FP32.match(str(row.get("precision"))) else "bfloat16",
         steps_in_backward=bool(re.search(r"in.(bwd|backward)", str(row.get("optimizer")), re.IGNORECASE)),
         offloads_activations="activation_offload=True" in str(row.get("notes")),
         is_packed=_has_fixed_lengths(row) or (has_one_length and not _VARYING.search(str(row.get("notes")))),
@@ -235,14 +268,16 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         is_deepspeed=bool(re.search(r"deepspeed|zero-?[123]", str(row.get("parallelism")), re.IGNORECASE)),
         gpu_count=gpus,
         parallelism=_parallelism(row, gpus),
+        is_preference=bool(row.get("preference")),
+        has_reference=row.get("preference") != "orpo",  # ORPO has none
         cpu_offload="offload" in f"{row.get('parallelism')} {row.get('optimizer')}".lower(),
     )
 
 
 def _optimizer(row: MeasurementRow) -> str:
     text = str(row.get("optimizer")).lower()
-    paged, eight = "paged" in text, "8bit" in text
-    return f"{'paged_' if paged else ''}adamw{'_8bit' if eight else ''}"
+    paged, eight, fused = "paged" in text, "8bit" in text, "fused" in text
+    return f"{'paged_' if paged else ''}adamw{'_8bit' if eight else '_fused' if fused and not paged else ''}"
 
 
 def _parallelism(row: MeasurementRow, gpus: int) -> str:
@@ -292,5 +327,7 @@ def target_modules(row: MeasurementRow, architecture: Architecture) -> tuple[str
     wanted: tuple[str, ...] = _SWIFT_DEFAULT if text.startswith("DEFAULT") else ()
     for name in stated:
         wanted += _LITGPT.get(name, (name,))
+    if not names.isdisjoint(_FUSED_QKV) and not set(wanted).isdisjoint(("q_proj", "k_proj", "v_proj")):
+        wanted += _FUSED_QKV
     known = tuple(dict.fromkeys(name for name in wanted if name in names))
     return known if known and "all linear" not in text.lower() else DEFAULT_TARGET_MODULES

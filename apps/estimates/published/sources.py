@@ -11,6 +11,7 @@ from apps.estimates.models.architectures import (
     Architecture,
     active_linear_parameter_count,
     from_catalog_row,
+    from_config,
     linear_layers,
 )
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES
@@ -32,6 +33,16 @@ def load_architectures(folder: Path) -> dict[str, Architecture]:
     for row in measured["models"]:
         shapes |= dict.fromkeys(row["names"], from_catalog_row(row))
     return shapes
+
+
+def load_known_architectures(folder: Path) -> dict[str, Architecture]:
+    """Return the same shapes, and those of other common public models, which rows of further publishers may name."""
+    known = msgspec.json.decode((folder / "known_models.json").read_bytes())["models"]
+    shapes: dict[str, Architecture] = {}
+    for row in known:
+        shape = from_config(row["config"]) if "config" in row else msgspec.convert(row["architecture"], Architecture)
+        shapes |= dict.fromkeys(row["names"], shape)
+    return shapes | load_architectures(folder)
 
 
 def load_rows(folder: Path) -> list[MeasurementRow]:

@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from apps.estimates import score
+from apps.estimates.models.architectures import parameter_count
 from apps.estimates.models.names import Names, gpu_key, plain_name
 from apps.estimates.physics.gpus import GIB
-from apps.estimates.published import rehearsals
+from apps.estimates.published import rehearsals, sources
 from apps.estimates.published.accuracy import Prediction, accuracy
 from apps.estimates.published.predictions import memory_bytes, prepare, seconds_per_token
-from apps.estimates.published.rows import Excluded, Job, framework, read_row
-from tests.bench.estimates.scored_rows import LIST, scored_rows
+from apps.estimates.published.rows import Excluded, Job, framework, read_row, target_modules
+from tests.bench.estimates.scored_rows import DATA, LIST, scored_rows
 
 ROW = {
     "id": "x-1", "model": "Llama-3.1-8B", "method": "qlora", "rank": 16, "targets": "all linear", "seq_len": 2048,
@@ -77,6 +78,103 @@ def test_names_of_other_publishers_are_found():
     assert gpu_key(None, "NVIDIA H100 80GB HBM3") == "h100-sxm-80"
     assert gpu_key(None, "Tesla T4") == "t4-16"
     assert gpu_key(None, "something else") == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("meta-llama/Llama-2-13b-chat-hf", 13.016), ("Llama 3.2 (3B)", 3.213), ("TheBloke/Mistral-7B-v0.1-GPTQ", 7.242),
+        ("mistralai/Mistral-7B-Instruct-v0.3", 7.248), ("mistralai/Mixtral-8x22B-v0.1", 140.621),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", 7.616), ("Qwen/Qwen3-4B-Instruct-2507", 4.022),
+        ("Qwen/Qwen1.5-14B-Chat", 14.167), ("google/gemma-3-270m-it", 0.268), ("Phi3-mini (3.8B)", 3.821),
+        ("microsoft/phi-1_5", 1.418), ("tiiuae/falcon-40b", 41.303), ("mosaicml/mpt-30b-instruct", 29.957),
+        ("EleutherAI/pythia-1.4b-deduped", 1.415), ("facebook/opt-6.7b", 6.658), ("EleutherAI/gpt-j-6b", 6.051),
+        ("GPT-NeoX 20B", 20.555), ("bigscience/bloomz-7b1", 7.069), ("stabilityai/stablelm-2-1_6b", 1.645),
+        ("HuggingFaceTB/SmolLM2-360M-Instruct", 0.362), ("01-ai/Yi-1.5-9B-Chat", 8.829),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32.764), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.777),
+        ("unsloth/DeepSeek-R1-Distill-Qwen-7B-bnb-4bit", 7.616), ("DeepSeek-R1-Distill-Qwen-14B", 14.770),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1),
+        ("openai/gpt-oss-20b", 20.915), ("7B", None), ("nobody/nobody-9B", None), ("", None), (7, None),
+    ],
+)  # fmt: skip
+def test_common_models_of_the_hub_have_their_own_shape(name, billions):
+    names = Names(sources.load_known_architectures(DATA))
+
+    assert (parameter_count(names[name]) / 1e9 if name in names else None) == pytest.approx(billions, abs=6e-4)
+
+
+def test_the_dimensions_of_known_models_give_their_published_totals():
+    names = sources.load_known_architectures(DATA)
+
+    for row in msgspec.json.decode((DATA / "known_models.json").read_bytes())["models"]:
+        if all(name not in sources.load_architectures(DATA) for name in row["names"]):
+            assert parameter_count(names[row["names"][0]]) == row["params_computed"]
+        assert row["params_computed"] == pytest.approx(row["params_published"], rel=4e-4)
+
+
+def test_a_stated_framework_counts_more_than_the_page_it_is_on():
+    row = ROW | {"source_url": "https://example.org/unsloth/liger.csv"}
+
+    assert framework(row) == "unsloth"
+    assert framework(row | {"framework": "transformers, TRL"}) == "hf"
+    assert framework(row | {"framework": "something else"}) == "hf"
+    assert framework(row | {"framework": "LitGPT", "notes": "liger"}) == "litgpt+tiled"
+
+
+@pytest.mark.parametrize(
+    ("changes", "stack"),
+    [
+        ({"published": "2024-12"}, "hf+before-4.49"),
+        ({"published": "2025-03-01"}, "hf"),
+        ({"published": "2024-12", "notes": "Liger kernel"}, "hf+tiled"),
+        ({"framework": "PyTorch loop, transformers, PEFT"}, "loop"),
+        ({"framework": "PyTorch loop with its own loss"}, "plain_loop"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP full_shard"}, "hf+mixed"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "precision": "pure bf16"}, "hf"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "notes": "Liger kernel"}, "hf+mixed+tiled"),
+    ],
+)
+def test_a_row_names_its_loop_and_what_holds_its_weights(changes, stack):
+    assert framework(ROW | changes) == stack
+
+
+def test_litgpt_gathers_all_weights_to_load_a_sharded_model(models, gpu_types):
+    row = ROW | {
+        "method": "lora",
+        "framework": "LitGPT",
+        "parallelism": "FSDP",
+        "seq_len": 128,
+        "unit_note": "allocated",
+    }
+    found = prepare(read_row(row | {"gpu_count": 8}, models), gpu_types)
+    other = prepare(read_row(row | {"gpu_count": 8, "framework": "torchtune"}, models), gpu_types)
+
+    assert memory_bytes(found) == found.shape.total * 2 * (1 + 1 / 8)
+    assert memory_bytes(other) < 0.5 * memory_bytes(found)
+
+
+def test_a_model_with_one_matrix_for_query_key_and_value_adapts_it(models):
+    pythia = Names(sources.load_known_architectures(DATA))["pythia-2.8b"]
+
+    assert target_modules(ROW | {"targets": "query, value"}, pythia) == ("query_key_value",)
+    assert target_modules(ROW | {"targets": "q_proj, v_proj"}, models["Llama-3.1-8B"]) == ("q_proj", "v_proj")
+
+
+def test_a_fused_or_8_bit_optimizer_makes_no_copy_of_its_state(models, gpu_types):
+    def peak(optimizer):
+        row = ROW | {"method": "full", "model": "Qwen2.5-0.5B", "optimizer": optimizer, "seq_len": 128}
+        return memory_bytes(prepare(read_row(row, models), gpu_types))
+
+    assert peak("adamw") > 1.05 * peak("adamw_torch_fused") > 1.05 * peak("adamw_8bit")
+
+
+def test_a_loss_in_the_heads_type_is_twice_as_large_over_4_bits(models, gpu_types):
+    def peak(method, framework):
+        row = ROW | {"method": method, "framework": framework, "model": "Qwen2.5-0.5B", "micro_batch": 16}
+        return memory_bytes(prepare(read_row(row, models), gpu_types))
+
+    assert peak("qlora", "own loss") > 1.5 * peak("lora", "own loss")
+    assert peak("lora", "own loop") > 1.5 * peak("lora", "own loss")
 
 
 def test_accuracy_counts_a_false_fit_only_where_the_verdict_was_that_it_fits():
