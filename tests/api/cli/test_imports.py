@@ -321,10 +321,14 @@ def test_settings_keep_their_meaning(tmp_path, monkeypatch) -> None:
         ("gpt-4o-mini-2024-07-18", "qwen3-8b", "a model of about 8 billion parameters"),
         ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b-instruct", "its instruct version"),
         ("Qwen/Qwen3-8B", "qwen3-8b", "the same model"),
+        ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3", "the same model"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3", "its base version"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b-instruct", "the same model"),
+        ("Qwen/Qwen2___5-7B-Instruct", "qwen2.5-7b-instruct", "the same model"),
     ],
 )
 def test_a_base_model_is_chosen_for_the_model_that_was_meant(source, name, reason) -> None:
-    catalogue = ["qwen3-8b", "llama-3.1-8b-instruct", "big-70b"]
+    catalogue = ["qwen3-8b", "llama-3.1-8b-instruct", "big-70b", "mistral-7b-v0.3", "qwen2.5-7b-instruct"]
 
     found = suggest(source, catalogue=catalogue, chosen={"gpt-4o": "big-70b"})
 
