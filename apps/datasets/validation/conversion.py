@@ -72,6 +72,11 @@ class Columns:
             raise _wrong(column, f"`{column}` is not text.")
         return found
 
+    def turn(self, field: str) -> Json | None:
+        """Return the JSON text of a field that is one turn, and not text that looks like one."""
+        value = self._values.get(self._columns.get(field, ""))
+        return value if value is not None and bytes(value)[:1] == b"{" else None
+
     def column(self, field: str) -> str:
         return self._columns.get(field, field)
 
@@ -122,7 +127,10 @@ def _preference(columns: Columns) -> bytes:
 
 
 def _pairs(columns: Columns) -> bytes:
-    prompt = _system(columns) + _turns(columns, "prompt", role="user")
+    asked = _turns(columns, "prompt", role="user")
+    if more := columns.text("input", is_required=False):
+        asked = [{"role": "user", "content": f"{columns.text('prompt')}\n\n{more}"}]
+    prompt = _system(columns) + asked
     return _encode(
         {
             "input": {"messages": prompt},
@@ -165,11 +173,15 @@ def _system(columns: Columns) -> list[_Turn]:
 
 
 def _turns(columns: Columns, field: str, *, role: str) -> list[_Turn]:
-    """Return a field as turns: its messages, or one turn with its text."""
+    """Return a field as turns: its messages or ShareGPT's, one of them, or one turn with its text."""
     value = columns.required(field)
+    if (turn := columns.turn(field)) is not None:
+        value = msgspec.Raw(b"[" + bytes(turn) + b"]")
     found = _read(value) if bytes(value)[:1] == b"[" else None
     if found and all(isinstance(item, dict) and "role" in item for item in found):
         return list(_read_items(value))
+    if found and all(isinstance(item, dict) and {"from", "value"} <= item.keys() for item in found):
+        return list(_sharegpt_messages(found, columns.column(field)))
     return [{"role": role, "content": columns.text(field)}]
 
 

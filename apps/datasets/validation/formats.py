@@ -51,14 +51,15 @@ _PARALLEL = _optional("parallel_tool_calls")
 # In order of detection: the format with the most specific names comes first.
 FIELDS: dict[Format, tuple[Field, ...]] = {
     Format.PREFERENCE: (Field(("input",)), Field(("preferred_output",)), Field(("non_preferred_output",))),
-    Format.CHAT: (Field(("messages",)), _TOOLS, _PARALLEL),
-    Format.SHAREGPT: (Field(("conversations", "conversation")), _SYSTEM, _TOOLS),
     Format.PREFERENCE_PAIRS: (
-        Field(("prompt", "question", "instruction")),
+        Field(("prompt", "question", "instruction", "messages", "conversations", "conversation")),
         Field(("chosen",)),
         Field(("rejected",)),
+        _optional("input"),
         _SYSTEM,
     ),
+    Format.CHAT: (Field(("messages",)), _TOOLS, _PARALLEL),
+    Format.SHAREGPT: (Field(("conversations", "conversation")), _SYSTEM, _TOOLS),
     Format.INSTRUCTION: (
         Field(("instruction",)),
         Field(("output", "response", "completion", "answer")),

@@ -100,11 +100,13 @@ class Api:
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Return the whole answer. Raises Failure for a refusal, or once no attempt succeeded."""
+        _require_json(options.get("json"))
         return self._attempt(lambda: self._http.request(method, path, **options))
 
     @contextlib.contextmanager
     def stream(self, method: str, path: str, **options: Any) -> Iterator[httpx.Response]:
         """Give an answer whose body is read piece by piece. Only its beginning is retried."""
+        _require_json(options.get("json"))
 
         def begin() -> httpx.Response:
             response = self._http.send(self._http.build_request(method, path, **options), stream=True)
@@ -173,6 +175,17 @@ class Api:
         return Failure(
             message, ExitCode.UNREACHABLE if is_temporary else _EXIT_CODES.get(status, ExitCode.REFUSED), details=found
         )
+
+
+def _require_json(body: object) -> None:
+    """Raise Failure for values that YAML, Python's JSON and options allow, but no request."""
+    try:
+        json.dumps(body, allow_nan=False)
+    except ValueError as error:
+        raise Failure("A number is infinite or NaN. Give a finite number.", ExitCode.USAGE) from error
+    except TypeError as error:
+        text = "A value is neither text nor a number, a list or an object. Put quotes around dates."
+        raise Failure(text, ExitCode.USAGE) from error
 
 
 def _json(response: httpx.Response) -> Any:

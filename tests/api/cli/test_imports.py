@@ -2,13 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 from anneal.commands import imports
-from anneal.migration.base_models import suggest
-from anneal.migration.configs import plan_of_config
 from anneal.migration.importing import Memory, convert_and_check
 from anneal.migration.openai_jobs import plan_of
 from anneal.migration.plans import Plan
@@ -278,57 +275,6 @@ def test_configurations_of_other_tools_become_jobs(anneal, openai, tmp_path) -> 
     assert (recipes["together"].suffix, recipes["together"].hyperparameters["lora_alpha"]) == ("my-bot", 32)
     assert recipes["fireworks"].hyperparameters["lora_rank"] == 8
     assert DatasetVersion.objects.count() == 2, "the same rows are sent once for each meaning of their columns"
-
-
-def planned(tool: str, folder: Path, **members: object) -> Plan:
-    """Return the plan of a configuration in the folder."""
-    (folder / "config.json").write_text(json.dumps(members))
-    return plan_of_config(tool, folder / "config.json", data=None, catalogue=["anneal-demo"], chosen={})
-
-
-def test_settings_keep_their_meaning(tmp_path, monkeypatch) -> None:
-    work, configs = tmp_path / "work", tmp_path / "examples"
-    (work / "data").mkdir(parents=True)
-    configs.mkdir()
-    (work / "data/rows.json").write_text(json.dumps(PAIRS))
-    (work / "data/dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json"}}))
-    monkeypatch.chdir(work)
-    words = {"model_name_or_path": "anneal-demo", "dataset": "mine", "stage": "dpo", "pref_beta": 0.2}
-
-    dpo = planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256)
-    orpo = planned("llama-factory", configs, **words, pref_loss="orpo", lora_rank=128, lora_alpha=64, use_rslora=True)
-
-    assert dpo.obstacle is None and dpo.files["training_file"].samefile(work / "data/rows.json")
-    assert dpo.request["recipe"] == {"method": "lora", "lora_rank": 64, "lora_alpha": 128, "dpo_beta": 0.2}
-    assert (orpo.request["recipe"]["orpo_beta"], orpo.request["recipe"]["lora_alpha"]) == (0.2, 45)
-    (work / "data/rows.json").write_text(json.dumps(PAIRS[1:]))
-    assert planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256).key != dpo.key, "other rows"
-
-    scheduler = {"lr_scheduler_type": "linear", "lr_scheduler_args": {"min_lr_ratio": 0.1}}
-    modules = {"type": "Lora", "lora_r": 8, "lora_trainable_modules": "q_proj,v_proj"}
-    file = str(work / "data/rows.json")
-    together = planned(
-        "together", configs, model="anneal-demo", training_file=file, lr_scheduler=scheduler, training_type=modules
-    )
-    assert together.request["recipe"]["target_modules"] == ["q_proj", "v_proj"]
-    assert "lr_scheduler_args {…}: unsupported." in " ".join(setting.line for setting in together.settings)
-
-
-@pytest.mark.parametrize(
-    ("source", "name", "reason"),
-    [
-        ("gpt-4o-2024-08-06", "big-70b", "you chose it"),
-        ("gpt-4o-mini-2024-07-18", "qwen3-8b", "a model of about 8 billion parameters"),
-        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b-instruct", "its instruct version"),
-        ("Qwen/Qwen3-8B", "qwen3-8b", "the same model"),
-    ],
-)
-def test_a_base_model_is_chosen_for_the_model_that_was_meant(source, name, reason) -> None:
-    catalogue = ["qwen3-8b", "llama-3.1-8b-instruct", "big-70b"]
-
-    found = suggest(source, catalogue=catalogue, chosen={"gpt-4o": "big-70b"})
-
-    assert found.model == name and found.reason.startswith(reason)
 
 
 def test_files_of_one_name_have_conversions_of_their_own(tmp_path) -> None:

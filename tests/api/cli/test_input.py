@@ -76,6 +76,15 @@ def test_input_that_is_no_text_is_refused_with_its_place(anneal, network, tmp_pa
     assert (refused.exit_code, network.calls) == (2, []) and named in refused.errors, refused.errors
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_no_json_is_refused_before_any_call(anneal, network, number) -> None:
+    words = ("jobs", "create", "--model", "m", "--file", "file-1", "--set", f"learning_rate={number}", "--yes")
+
+    refused = anneal(*words, key="k")
+
+    assert (refused.exit_code, network.calls) == (2, []) and "infinite or NaN" in refused.errors
+
+
 def test_a_body_may_begin_with_a_byte_order_mark(anneal, network, tmp_path) -> None:
     made = {"id": "eval_1", "name": "e", "created_at": 0, "testing_criteria": []}
     network.inner = Answers(httpx.Response(200, json=made))

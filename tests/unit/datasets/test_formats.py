@@ -98,6 +98,36 @@ HELLO = chat_row("Hi", "Hello!")
             "preference",
             PREFERENCE,
         ),
+        (
+            {
+                "conversations": [{"from": "human", "value": "Hi"}],
+                "chosen": {"from": "gpt", "value": "Hello!"},
+                "rejected": {"from": "gpt", "value": "What?"},
+            },
+            "preference_pairs",
+            "preference",
+            PREFERENCE,
+        ),
+        (
+            {
+                "messages": HELLO["messages"][:1],
+                "chosen": {"role": "assistant", "content": "Hello!"},
+                "rejected": {"role": "assistant", "content": "What?"},
+            },
+            "preference_pairs",
+            "preference",
+            PREFERENCE,
+        ),
+        (
+            {"instruction": "Add", "input": "2 and 3", "chosen": '{"from": "me", "value": 5}', "rejected": "6"},
+            "preference_pairs",
+            "preference",
+            {
+                "input": {"messages": [{"role": "user", "content": "Add\n\n2 and 3"}]},
+                "preferred_output": [{"role": "assistant", "content": '{"from": "me", "value": 5}'}],
+                "non_preferred_output": [{"role": "assistant", "content": "6"}],
+            },
+        ),
     ],
 )
 def test_a_format_is_recognised_and_kept_as_our_rows(row: dict, format: str, kind: str, kept: dict) -> None:

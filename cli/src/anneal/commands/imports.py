@@ -14,7 +14,8 @@ from anneal.api import PATIENT_ATTEMPTS, Api
 from anneal.commands.models import base_models
 from anneal.commands.requests import pairs_of, settings_of
 from anneal.failures import ExitCode, Failure
-from anneal.migration.configs import NAMES, plan_of_config
+from anneal.migration.config_keys import NAMES
+from anneal.migration.configs import plan_of_config
 from anneal.migration.importing import (
     Memory,
     convert_and_check,
@@ -104,6 +105,10 @@ def _import_config(tool: str) -> None:
             Path | None,
             typer.Option(exists=True, dir_okay=False, help="The training file, in place of the one that CONFIG names."),
         ] = None,
+        validation_data: Annotated[
+            Path | None,
+            typer.Option(exists=True, dir_okay=False, help="The validation file, in place of the one in CONFIG."),
+        ] = None,
         map_: Chosen = None,
         set_: Settings = None,
         folder: Folder = _HERE,
@@ -113,7 +118,7 @@ def _import_config(tool: str) -> None:
     ) -> None:
         session = session_of(context)
         chosen, names = pairs_of(map_ or [], "--map"), base_models(session.api)
-        plan = plan_of_config(tool, config, data=data, catalogue=names, chosen=chosen)
+        plan = plan_of_config(tool, config, data=data, validation_data=validation_data, catalogue=names, chosen=chosen)
         run_import(context, session, [plan], source=None, folder=folder, settings=set_ or [], dry_run=dry_run, yes=yes)
 
 

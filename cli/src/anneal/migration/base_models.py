@@ -60,21 +60,26 @@ def _find(wanted: str, catalogue: Sequence[str]) -> str | None:
     ranks = [
         (name.lower() != wanted.lower(), tail != short, name)
         for name in catalogue
-        if (tail := name.lower().rpartition("/")[2]) in (short, f"{short}-instruct", f"{short}-it")
-        or short in (f"{tail}-instruct", f"{tail}-it")
+        if _untuned(tail := _short(name)) == _untuned(short)
     ]
     return min(ranks)[2] if ranks else None
 
 
 def _relation(name: str, source: str) -> str:
     """Return what the model of the catalogue is to the source."""
-    tail, short = name.lower().rpartition("/")[2], _short(source)
+    tail, short = _short(name), _short(source)
     if tail == short:
         return "the same model"
     return "its instruct version" if len(tail) > len(short) else "its base version"
 
 
 def _short(name: str) -> str:
-    """Return the last part of a name, as the catalogue writes it."""
-    short = name.lower().rpartition("/")[2].removeprefix("meta-").removesuffix("-reference")
+    """Return the last part of a name in one spelling: without Hugging Face's and Together's endings."""
+    short = name.lower().rpartition("/")[2].removeprefix("meta-").removesuffix("-reference").replace("___", ".")
+    short = re.sub(r"(-unsloth)?-bnb-4bit$|-hf$", "", short)
     return re.sub(r"(?<=\d)p(?=\d)", ".", re.sub(r"-v(?=\d)", "-", short))  # Fireworks: llama-v3p1-8b-instruct
+
+
+def _untuned(short: str) -> str:
+    """Return the name of the model before it was tuned to follow instructions."""
+    return re.sub(r"-(instruct|it)(?=-|$)", "", short)

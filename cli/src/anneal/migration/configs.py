@@ -1,6 +1,5 @@
 """Configurations of Together, Fireworks, Axolotl and LLaMA-Factory as plans, with a line for each of their keys."""
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,8 @@ import yaml
 
 from anneal.failures import ExitCode, Failure
 from anneal.migration.base_models import suggest
+from anneal.migration.config_files import ROW_TYPES, Columns, columns_of, is_text, local, placed, registered, row_type
+from anneal.migration.config_keys import BATCHES, IGNORED, MODEL, NAMES, NO_SUCH, OF_A_JOB_THERE, OFF, SHAPES
 from anneal.migration.plans import IMPORTED_FROM, Plan, Setting, suffix_of
 from anneal.texts import text_of
 from anneal.transfers import hash_of
@@ -20,62 +21,9 @@ _SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
 _STAGES = {"sft": "supervised", "dpo": "dpo", "orpo": "orpo", "pt": "text", "text": "text"}
 _LARGEST_BYTES = 1024**2
 _SECRET = re.compile(r"(\b|_)(api_?)?key$|token$|secret|password|credential|webhook", re.IGNORECASE)
-_ROW_TYPES = ("alpaca", "chat_template", "sharegpt")  # of Axolotl, read as they are
-_NO_SUCH = "Anneal has no such setting."
-_CHOSEN = "Anneal chooses it for the GPU."
-_TRACKER = "Connect the tracker in Anneal's settings."
-
-# Keys of a tool that have the meaning of a setting here.
-_SHARED = {
-    "learning_rate": "learning_rate", "weight_decay": "weight_decay", "max_grad_norm": "max_grad_norm",
-    "warmup_ratio": "warmup_ratio", "lora_r": "lora_rank", "lora_rank": "lora_rank", "lora_alpha": "lora_alpha",
-    "lora_dropout": "lora_dropout", "seed": "seed",
-}  # fmt: skip
-NAMES: dict[str, dict[str, str]] = {
-    "together": _SHARED | {
-        "n_epochs": "epochs", "batch_size": "batch_size", "lr_scheduler_type": "lr_scheduler", "dpo_beta": "dpo_beta",
-        "lora_trainable_modules": "target_modules",
-    },
-    "fireworks": _SHARED | {
-        "epochs": "epochs", "batch_size_samples": "batch_size", "max_context_length": "max_length",
-    },
-    "axolotl": _SHARED | {
-        "num_epochs": "epochs", "lr_scheduler": "lr_scheduler", "sequence_len": "max_length",
-        "sample_packing": "packing", "peft_use_dora": "use_dora", "peft_use_rslora": "use_rslora",
-        "rl_beta": "dpo_beta", "dpo_beta": "dpo_beta", "orpo_alpha": "orpo_beta", "val_set_size": "validation_share",
-        "early_stopping_patience": "early_stopping_patience", "lora_target_modules": "target_modules",
-    },
-    "llama-factory": _SHARED | {
-        "num_train_epochs": "epochs", "lr_scheduler_type": "lr_scheduler", "cutoff_len": "max_length",
-        "packing": "packing", "use_dora": "use_dora", "use_rslora": "use_rslora", "pref_beta": "dpo_beta",
-        "val_size": "validation_share", "lora_target": "target_modules",
-    },
-}  # fmt: skip
-_MODEL = {
-    "together": "model",
-    "fireworks": "base_model",
-    "axolotl": "base_model",
-    "llama-factory": "model_name_or_path",
-}
-_BATCHES = {
-    "axolotl": ("micro_batch_size", "gradient_accumulation_steps"),
-    "llama-factory": ("per_device_train_batch_size", "gradient_accumulation_steps"),
-}
-_IGNORED = {
-    _CHOSEN: re.compile(
-        r"bf16|fp16|tf32|.*attention|flash_attn|gradient_checkpointing.*|optimizer|optim|deepspeed|fsdp.*|ddp.*"
-        r"|.*num_workers|load_in_8bit|eval_batch_size|per_device_eval_batch_size|nodes|region|is_turbo|pad_to_sequence_len"
-    ),
-    _TRACKER: re.compile(r"wandb.*|report_to|swanlab.*|mlflow.*|comet.*"),
-    "It steers the tool itself, or what it writes.": re.compile(
-        r"output_dir|logging.*|log.*|save.*|.*saves.*|plot_loss|overwrite.*|eval_.*|evals_.*|n_evals|n_checkpoints"
-        r"|display_name|dataset_prepared_path|preprocessing.*|do_train|do_eval|strict|model_type|tokenizer_type"
-        r"|trust_remote.*"
-    ),
-    "Anneal uses the chat template of the base model.": re.compile(
-        r"template|chat_template|jinja_template|special_tokens"
-    ),
-}  # fmt: skip
+_MODULE = re.compile(r"\w+")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_OPTIONS = {"training_file": "--data", "validation_file": "--validation-data"}
 
 
 class _Loader(yaml.SafeLoader):
@@ -103,29 +51,39 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def plan_of_config(
-    tool: str, path: Path, *, data: Path | None, catalogue: Sequence[str], chosen: Mapping[str, str]
+    tool: str,
+    path: Path,
+    *,
+    data: Path | None,
+    catalogue: Sequence[str],
+    chosen: Mapping[str, str],
+    validation_data: Path | None = None,
 ) -> Plan:
     """Return the plan of a tool's configuration."""
-    given = _flat({_snake(key): value for key, value in read_config(path).items()})
+    given = _flat(_snakes(read_config(path)))
     reader = _Reader(tool, given)
-    source = str(reader.take(_MODEL[tool], "mapped", "It chooses the base model.") or "")
+    source = str(reader.take(MODEL[tool], "mapped", "It chooses the base model.") or "")
     version = hash_of(path)[:12]  # a changed configuration is another job
     plan = Plan(f"{tool}:{path.name[:200]}:{version}", source, settings=reader.lines)
     found = suggest(source, catalogue=catalogue, chosen=chosen)
     plan.base_model, plan.base_reason = found.model, found.reason
     if not source:
-        plan.obstacle = f"{path} has no {_MODEL[tool]}."
+        plan.obstacle = f"{path} has no {MODEL[tool]}."
     elif found.model is None:
         plan.obstacle = f"{found.reason[0].upper()}{found.reason[1:]}."
     try:
         kind = reader.method()
         recipe = reader.recipe(kind)
-        plan.files, plan.mappings = reader.files(path.parent, data)
+        by_option = {"training_file": data, "validation_file": validation_data}
+        plan.files, plan.mappings = reader.files(path.parent, by_option, kind)
     except Failure as failure:
         plan.obstacle = plan.obstacle or failure.message
         return plan
     plan.key = ":".join([plan.key, *(hash_of(file)[:12] for file in plan.files.values())])  # other rows: another job
     suffix = reader.take("suffix", "mapped", "It is part of the model's name.")
+    if tool == "fireworks":
+        named = reader.take("output_model", "mapped", "Its end is part of the model's name.")
+        suffix = str(named or "").rpartition("/")[2]
     reader.rest()
     plan.request = {
         "model": found.model,
@@ -156,7 +114,8 @@ class _Reader:
     def method(self) -> str:
         """Return the method's type. Raises Failure for one that is not offered."""
         stage = self.take("stage", "mapped", "It chooses the method.") or self.take("rl", "mapped", "It is the method.")
-        stage = stage or self.take("training_method", "mapped", "It chooses the method.") or "sft"
+        stage = stage or self.take("training_method", "mapped", "It chooses the method.")
+        stage = stage or ("text" if self.tool == "axolotl" and is_text(self.left) else "sft")
         loss = self.take("pref_loss", "mapped", "It chooses the method.")
         if loss not in (None, "sigmoid", "orpo"):
             raise Failure(f"The loss {loss} is not offered: dpo and orpo are.", ExitCode.REFUSED)
@@ -211,96 +170,83 @@ class _Reader:
 
     def _batch(self) -> int | None:
         reason = "batch_size is their product, the rows of a step on one GPU."
-        sizes = [self.take(key, "mapped", reason) for key in _BATCHES.get(self.tool, ())]
+        sizes = [self.take(key, "mapped", reason) for key in BATCHES.get(self.tool, ())]
         if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes if size is not None):
             return None
         return math.prod(size for size in sizes if size is not None) if any(sizes) else None
 
-    def files(self, folder: Path, data: Path | None) -> tuple[dict[str, Path], dict[str, Any]]:
+    def files(
+        self, folder: Path, by_option: Mapping[str, Path | None], kind: str
+    ) -> tuple[dict[str, Path], dict[str, Any]]:
         """Return the files, and the columns of those that name their own. Raises Failure if a file is not here."""
-        reason = "--data names the file." if data else "It names the file."
-        training = self._first(("training_file", "datasets", "dataset"), reason)
-        other = self._first(("validation_file", "test_datasets", "eval_dataset"), "It names the validation file.")
-        wanted = {"training_file": training} | ({"validation_file": other} if other is not None else {})
+        named = {
+            "training_file": self._first(
+                ("training_file", "datasets", "dataset", "pretraining_dataset"), by_option["training_file"]
+            ),
+            "validation_file": self._first(
+                ("validation_file", "test_datasets", "eval_dataset", "evaluation_dataset"), by_option["validation_file"]
+            ),
+        }
+        if not named["training_file"] and not by_option["training_file"]:
+            raise Failure("The configuration names no data to train on. Give it by --data.", ExitCode.NOT_FOUND)
+        registry = None
         if self.tool == "llama-factory":
-            named = str(self.take("dataset_dir", "mapped", "It has dataset_info.json.") or "data")
-            registry = _placed(folder, f"{named}/dataset_info.json").parent
-            found = {
-                member: (data, None) if data and member == "training_file" else _registered(registry, str(name))
-                for member, name in wanted.items()
-            }
-        else:
-            found = {
-                member: (data if data and member == "training_file" else _local(folder, name), None)
-                for member, name in wanted.items()
-            }
-        mappings = {member: mapping for member, (_, mapping) in found.items() if mapping}
+            place = str(self.take("dataset_dir", "mapped", "It has dataset_info.json.") or "data")
+            registry = placed(folder, f"{place}/dataset_info.json").parent
+        found: dict[str, tuple[Path, Columns]] = {}
+        for member, option in _OPTIONS.items():
+            value, path = named[member], by_option[member]
+            if path:
+                found[member] = (path, columns_of(value) if registry is None else None)
+            elif value and registry is None:
+                found[member] = local(folder, value, option=option)
+            elif value and registry is not None:
+                found[member] = registered(registry, value, kind=kind, option=option)
+        mappings = {member: columns for member, (_, columns) in found.items() if columns}
         return {member: path for member, (path, _) in found.items()}, mappings
 
-    def _first(self, keys: Sequence[str], reason: str) -> Any:
-        values = [self.take(key, "mapped", reason) for key in keys]
-        for key, value in zip(keys, values, strict=True):
+    def _first(self, keys: Sequence[str], given: Path | None) -> Any:
+        """Return the first value that is not empty, and leave the members of data sets for lines of their own."""
+        present = [key for key in keys if self.left.get(key)]
+        values = [
+            self.take(key, "mapped", f"{given} takes its place." if given else "It names the file.") for key in present
+        ]
+        for key, value in zip(present, values, strict=True):
             for entry in value if isinstance(value, list) else [value]:
                 if isinstance(entry, dict):
                     self._keep_members(key, entry)
-        return next((value for value in values if value is not None), None)
+        return next(iter(values), None)
 
     def _keep_members(self, key: str, entry: dict[Any, Any]) -> None:
         """Leave the other members of a data set for lines of their own."""
         members = {name: value for name, value in entry.items() if name != "path" and value is not None}
         self.left |= {f"{key}.{name}": value for name, value in members.items()}
-        if members.get("type") in _ROW_TYPES:
-            self.take(f"{key}.type", "ignored", "Anneal recognizes such rows.")
+        self.take(f"{key}.data_files", "mapped", "It names the file.")
+        if isinstance(members.get("type"), dict):
+            self.take(f"{key}.type", "mapped", "It names the columns. Its formats and system prompt are not used.")
+        elif row_type(entry) in ROW_TYPES:
+            self.take(f"{key}.type", "ignored", SHAPES)
+        if row_type(entry) in ("completion", "pretrain"):
+            self.take(f"{key}.field", "mapped", "It names the column.")
+            self.take(f"{key}.text_column", "mapped", "It names the column.")
+        if members.get("split") == "train":
+            self.take(f"{key}.split", "ignored", "All rows of the file are used.")
 
     def rest(self) -> None:
         for key in list(self.left):
             name = key.rpartition(".")[2]
-            reason = next((why for why, pattern in _IGNORED.items() if pattern.fullmatch(name)), None)
-            self.take(key, "ignored" if reason else "unsupported", reason or _NO_SUCH)
-
-
-def _local(folder: Path, named: object) -> Path:
-    """Return the one file that a configuration names. Raises Failure."""
-    if isinstance(named, list):
-        if len(named) != 1:
-            text = f"It names {len(named)} data sets. Put their rows into one file and give it by --data."
-            raise Failure(text, ExitCode.REFUSED)
-        named = named[0]
-    if isinstance(named, dict):
-        named = named.get("path")
-    path = _placed(folder, str(named))
-    if not path.is_file():
-        text = f"The data set {str(named)[:200]!r} is no file on this machine. Download it and give it by --data."
-        raise Failure(text, ExitCode.NOT_FOUND)
-    return path
-
-
-def _placed(folder: Path, name: str) -> Path:
-    """Return a path from the configuration's folder, or from the working directory if it is only there."""
-    path = folder / name
-    return Path(name) if not path.exists() and Path(name).exists() else path
-
-
-def _registered(folder: Path, name: str) -> tuple[Path, dict[str, Any] | None]:
-    """Return a data set of LLaMA-Factory's `dataset_info.json`. Raises Failure."""
-    try:
-        entry = json.loads(text_of((folder / "dataset_info.json").read_bytes(), f"{folder}/dataset_info.json"))[name]
-        file = entry["file_name"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        text = f"{folder}/dataset_info.json has no file for {name[:100]!r}. Give the file by --data."
-        raise Failure(text, ExitCode.NOT_FOUND) from error
-    columns = entry.get("columns") or {}
-    ours = {"prompt": "instruction", "query": "input", "response": "output", "system": "system"}
-    if not columns or entry.get("formatting") == "sharegpt" or entry.get("ranking"):
-        return _local(folder, file), None
-    return _local(folder, file), {
-        "format": "instruction",
-        "columns": {ours[k]: v for k, v in columns.items() if k in ours},
-    }
+            reason = next((why for why, pattern in IGNORED.items() if pattern.fullmatch(name)), None)
+            if self.tool in ("together", "fireworks") and OF_A_JOB_THERE.fullmatch(name):
+                reason = "It is about the job there."
+            if not self.left[key]:
+                reason = reason or OFF
+            self.take(key, "ignored" if reason else "unsupported", reason or NO_SUCH)
 
 
 def _converted(name: str, value: Any) -> tuple[Any, str, str]:
     """Return the value here, the outcome and the reason."""
+    if name not in ("lr_scheduler", "target_modules") and isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value) if re.search(r"[.eE]", value) else int(value)
     is_number = _is_number(value)
     match name:
         case "epochs" if is_number:
@@ -314,7 +260,10 @@ def _converted(name: str, value: Any) -> tuple[Any, str, str]:
         case "target_modules" if value in ("all", "all-linear", ["all"]):
             return value, "ignored", "Anneal trains all linear layers if none are named."
         case "target_modules":
-            return [each.strip() for each in value.split(",")] if isinstance(value, str) else value, "mapped", ""
+            modules = [each.strip() for each in value.split(",")] if isinstance(value, str) else value
+            if not isinstance(modules, list) or not all(_MODULE.fullmatch(str(module)) for module in modules):
+                return value, "unsupported", "It is a pattern. Anneal trains all linear layers if none are named."
+            return modules, "mapped", ""
         case "validation_share" if not is_number or value >= 1:
             return value, "unsupported", "Anneal takes a share below 1, not a number of rows."
         case "batch_size" | "learning_rate" if value in ("max", "auto"):
@@ -338,13 +287,19 @@ def _shown(key: str, value: Any) -> str:
     return "{…}" if any(isinstance(member, dict | list) for member in each) else str(value)[:60]
 
 
-def _snake(key: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", key)
+def _snakes(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the members under names such as learning_rate."""
+    return {re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1].lower()}", str(k)): v for k, v in given.items()}
 
 
 def _flat(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of Together's nested objects beside their names."""
+    """Return the members of nested objects of Together and Fireworks beside their names."""
     flat = dict(given)
+    if isinstance(training := flat.get("training_config"), dict):  # Fireworks's jobs with preferences
+        flat |= _snakes(training)
+        del flat["training_config"]
+        if isinstance(loss := flat.pop("loss_config", None), dict):
+            flat |= {"training_method": _snakes(loss)}
     if isinstance(of_type := flat.get("training_type"), dict):
         flat |= {key: value for key, value in of_type.items() if key != "type"} | {"training_type": of_type.get("type")}
     if isinstance(method := flat.get("training_method"), dict):
