@@ -130,6 +130,7 @@ def delete_endpoint(*, endpoint: WebhookEndpoint, by: str) -> None:
 @transaction.atomic
 def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
     """Queue an event of the type `webhook.test` for this endpoint alone. Raises InvalidState, RateLimited."""
+    lock(f"webhooks:{endpoint.organization_id}")
     _require_room(endpoint)
     _require_pace(endpoint, "webhook.tested", MAX_TESTS_PER_HOUR)
     event_id = new_id("evt")
@@ -152,6 +153,7 @@ def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDe
     found = None if "\x00" in delivery_id else list_deliveries(endpoint=endpoint).filter(pk=delivery_id).first()
     if found is None:
         raise NotFound(gettext("No such delivery."))
+    lock(f"webhooks:{endpoint.organization_id}")
     _require_room(endpoint)
     _require_pace(endpoint, "webhook.replayed", MAX_REPLAYS_PER_HOUR)
     ended = WebhookDelivery.objects.filter(pk=found.pk).exclude(status=DeliveryStatus.PENDING)

@@ -19,6 +19,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
+from tests.support.database import beside
 from tests.twins.http_server import Answer, Request, serve_http
 
 pytestmark = pytest.mark.django_db
@@ -227,6 +228,18 @@ def test_an_organization_tests_and_replays_a_limited_number_of_times_an_hour(
 
     of_rival, _ = create(organization=rival)
     endpoints.send_test(endpoint=of_rival, by=charlie.pk)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_tests_at_once_the_second_counts_the_first(alice, create, monkeypatch):
+    monkeypatch.setattr(endpoints, "MAX_TESTS_PER_HOUR", 1)
+    (one, _), (other, _) = create(), create()
+
+    _, second = beside(
+        lambda: endpoints.send_test(endpoint=one, by=alice.pk), lambda: endpoints.send_test(endpoint=other, by=alice.pk)
+    )
+
+    assert isinstance(second, RateLimited)
 
 
 def test_pending_deliveries_outlast_the_log(organization, create, monkeypatch):
