@@ -133,10 +133,6 @@ def create_run(
     require_active(project_id=evaluated.project_id)
     organization_id = evaluated.organization_id
     check_metadata(metadata)
-    criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
-    model_name = check_run(organization=organization_id, criteria=criteria, source=source)
-    if (model_name or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
-        raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
     size = _size_of(data_source, param="data_source") + len(msgspec.json.encode([evaluated.testing_criteria, metadata]))
     with transaction.atomic():
         lock(f"evals:{organization_id}")
@@ -146,6 +142,10 @@ def create_run(
             recent = evaluated.runs.filter(**wanted, created_at__gt=db_now() - _RETRY_WINDOW)
             if found := recent.filter(cost_limit_nano=cost_limit_nano).order_by("-created_at").first():
                 return found
+        criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
+        model_name = check_run(organization=organization_id, criteria=criteria, source=source)
+        if (model_name or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
+            raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
         _require_storage(organization_id, size)
         _require_room(organization_id)
         run = EvalRun.objects.create(
