@@ -20,7 +20,7 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.catalog.models import BaseModel
 from apps.core import audit
-from apps.core.database.locks import lock
+from apps.core.database.locks import lock, lock_row
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.serving.models import Alias, Deployment
 from apps.serving.ready_replicas import answering
@@ -116,10 +116,11 @@ def point_alias(
 def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
     """End a canary, or return to the previous version.
 
-    Raises InvalidState when neither is possible, and PermissionDenied for a viewer of the project.
+    Raises InvalidState when neither is possible, NotFound for a deleted alias, and PermissionDenied for a viewer of the
+    project.
     """
     require_work_in(project_id=alias.adapter.project_id, actor=by)
-    alias = Alias.objects.select_for_update().get(pk=alias.pk)
+    alias = lock_row(alias)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0
     elif alias.previous_version is None or not _is_deployed(alias.previous_version):

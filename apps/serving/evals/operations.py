@@ -17,7 +17,7 @@ from apps.billing.queries import get_balance
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
 from apps.core.database.clock import db_now
-from apps.core.database.locks import lock
+from apps.core.database.locks import lock, lock_row
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
@@ -85,10 +85,11 @@ def update_eval(
 ) -> Eval:
     """Rename an eval or replace its metadata. None leaves a value unchanged.
 
-    Raises InvalidValue, and PermissionDenied for a viewer of its project.
+    Raises InvalidValue, NotFound, and PermissionDenied for a viewer of its project.
     """
     require_work_in(project_id=evaluated.project_id, actor=by)
     check_metadata(metadata or {})
+    evaluated = lock_row(evaluated)
     evaluated.name = evaluated.name if name is None else name
     evaluated.metadata = evaluated.metadata if metadata is None else dict(metadata)
     evaluated.updated_at = now
@@ -136,6 +137,7 @@ def create_run(
     size = _size_of(data_source, param="data_source") + len(msgspec.json.encode([evaluated.testing_criteria, metadata]))
     with transaction.atomic():
         lock(f"evals:{organization_id}")
+        lock_row(evaluated)
         lock(f"eval-runs:{get_share_holder(organization=organization_id)}")
         if is_retry:
             wanted = {"name": name, "data_source": dict(data_source), "metadata": dict(metadata), "created_by": by}
@@ -240,7 +242,7 @@ def delete_run(*, run: EvalRun, by: str) -> None:
     Raises InvalidState while it is in progress, and PermissionDenied for a viewer of its project.
     """
     require_work_in(project_id=run.evaluated.project_id, actor=by)
-    run = EvalRun.objects.select_for_update().get(pk=run.pk)
+    run = lock_row(run)
     if run.status in ACTIVE:
         raise InvalidState("The run is in progress: cancel it first.", param="run_id")
     audit.record(organization=run.organization_id, by=by, action="eval_run.deleted", target=run.pk)

@@ -5,7 +5,7 @@ import pytest
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.ids import new_ulid
 from apps.serving import aliases
 from apps.serving.aliases import AliasMoved, delete_alias, point_alias, roll_back
@@ -237,3 +237,11 @@ def test_an_imported_alias_needs_room_at_both_adapters_between_which_it_may_move
     with pytest.raises(InvalidState, match="at most 1 aliases"):
         point(other)  # or the imported one could not return
     assert roll_back(alias=alias, by="user_1", now=db_now()).version == other
+
+
+def test_an_alias_that_was_deleted_meanwhile_is_not_found(versions) -> None:
+    alias = point(versions[0])
+    delete_alias(alias=Alias.objects.get(), by="user_1")
+
+    with pytest.raises(NotFound):
+        roll_back(alias=alias, by="user_1", now=db_now())
