@@ -27,7 +27,9 @@ from apps.contracts.struct import Count, Rate, Seconds, Software, Steps, Text
 
 API_VERSION = 1
 NodeAddress = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9:._-]*\Z")]
-Speed = Annotated[float, Meta(gt=0, le=1e9)]  # tokens per second; the limit is beyond any machine
+# Both are part of quotes, which divide by them. A probe of a slower machine would take days.
+Speed = Annotated[float, Meta(ge=1e-3, le=1e9)]  # tokens per second; the limit is beyond any machine
+Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
 class GpuInfo(Struct, frozen=True, kw_only=True):
@@ -155,8 +157,8 @@ class ProbeReport(Struct, frozen=True, kw_only=True):
     base_model_id: str
     method: str
     gpu_key: str
-    micro_batch_size: Steps
-    sequence_length: Steps
+    micro_batch_size: Size
+    sequence_length: Size
     lora_rank: Steps
     threads: Steps
     tokens_per_second: Speed

@@ -21,6 +21,7 @@ from apps.core.errors import DomainError, InvalidState, NotFound
 from apps.core.messages import outbox
 from apps.core.messages.translation import translated
 from apps.datasets.intake.lanes import ReadingTime, TakesLong, lane_of_rows
+from apps.datasets.intake.versions import lock_storage
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, Rejected, from_row_error
@@ -164,6 +165,7 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     Raises InvalidState, and PermissionDenied for a viewer of its project.
     The row keeps name and hash, so jobs and adapters still show what they were trained on.
     """
+    lock_storage(version.organization_id)  # so that the dataset gets no new version while it is deleted with its last
     version = DatasetVersion.objects.select_for_update(of=("self",)).select_related("dataset").get(pk=version.pk)
     require_work_in(project_id=version.dataset.project_id, actor=by)
     release_expired_leases(version, now)

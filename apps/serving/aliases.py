@@ -20,6 +20,7 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.catalog.models import BaseModel
 from apps.core import audit
+from apps.core.database.locks import lock, lock_row
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.serving.models import Alias, Deployment
 from apps.serving.ready_replicas import answering
@@ -85,11 +86,13 @@ def point_alias(
             param="version",
         )
     require_work_in(project_id=version.adapter.project_id, actor=by)
+    lock(f"aliases:{version.organization_id}")  # so that two requests create an alias once, and none beyond the limit
     aliases = visible(Alias.objects.for_organization(version.organization_id), project="adapter__project")
     of_name = aliases.select_for_update(of=("self",)).filter(name=name)
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
     if alias is not None and alias.adapter_id != version.adapter_id:
         require_work_in(project_id=alias.adapter.project_id, actor=by)
+        _require_few(version)
     _require_expected(alias, expected)
     if alias is None:
         alias = _create(version, name, canary_percent)
@@ -113,10 +116,11 @@ def point_alias(
 def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
     """End a canary, or return to the previous version.
 
-    Raises InvalidState when neither is possible, and PermissionDenied for a viewer of the project.
+    Raises InvalidState when neither is possible, NotFound for a deleted alias, and PermissionDenied for a viewer of the
+    project.
     """
     require_work_in(project_id=alias.adapter.project_id, actor=by)
-    alias = Alias.objects.select_for_update().get(pk=alias.pk)
+    alias = lock_row(alias)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0
     elif alias.previous_version is None or not _is_deployed(alias.previous_version):
@@ -183,11 +187,7 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
             gettext("This alias doesn't exist yet, so there is no version to compare with."), param="canary_percent"
         )
     model_name = _imported_name(name) if name.startswith(_IMPORTED_MARK) else _own_name(version, name)
-    if Alias.objects.filter(adapter=version.adapter_id).count() >= MAX_ALIASES:
-        raise InvalidState(
-            gettext("An adapter has at most %(max_aliases)s aliases. Delete one first.") % {"max_aliases": MAX_ALIASES},
-            param="name",
-        )
+    _require_few(version)
     if Alias.objects.for_organization(version.organization_id).filter(model_name=model_name).exists():
         raise InvalidState(
             gettext("%(model_name)s is an alias of another adapter of this name.") % {"model_name": model_name},
@@ -200,6 +200,19 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
         model_name=model_name,
         version=version,
     )
+
+
+def _require_few(version: AdapterVersion) -> None:
+    """Raise InvalidState if the version's adapter has no room for another alias.
+
+    Aliases that moved to another adapter and may return count too.
+    """
+    own = Q(adapter=version.adapter_id) | Q(previous_version__adapter=version.adapter_id)
+    if Alias.objects.filter(own).count() >= MAX_ALIASES:
+        raise InvalidState(
+            gettext("An adapter has at most %(max_aliases)s aliases. Delete one first.") % {"max_aliases": MAX_ALIASES},
+            param="name",
+        )
 
 
 def _own_name(version: AdapterVersion, name: str) -> str:

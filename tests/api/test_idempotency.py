@@ -20,9 +20,12 @@ from apps.core.models import IdempotentAnswer
 from apps.core.tasks import prune_idempotent_answers
 from apps.datasets.intake import uploads
 from apps.datasets.models import DatasetVersion, Upload
+from apps.finetuning.usage.quotas import set_quota
 from apps.serving.evals.models import EvalRun
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl
+from tests.factories.money import give_credit, place_hold
+from tests.factories.serving import make_served_model
 from tests.support.api.bad_requests import UPLOAD, UPLOADS
 
 KEYS = "/api/v1/keys"
@@ -173,3 +176,30 @@ def test_a_retry_of_the_sdk_makes_no_second_batch_and_no_second_run(api_client, 
         made.objects.update(created_at=db_now() - timedelta(minutes=11))
     send(client, "/v1/batches", batch, retries=1)
     assert (Batch.objects.count(), EvalRun.objects.count()) == (5, 4)
+
+
+def test_a_retry_of_the_sdk_gets_what_it_made_after_credit_and_storage_are_used_up(
+    api_client, organization, alice, olga
+) -> None:
+    client = api_client(make_key(organization, alice))
+    make_served_model("small", "unix:///nowhere")
+    give_credit(organization, 1)
+    sent = {"purpose": "batch", "file": SimpleUploadedFile("asks.jsonl", LINE)}
+    file = client.post("/v1/files", sent, format="multipart").json()["id"]
+    batch = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    config = {"data_source_config": {"type": "custom", "item_schema": {"type": "object"}}}
+    criteria = [{"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}]
+    evaluated = client.post("/v1/evals", config | {"testing_criteria": criteria}, format="json").json()["id"]
+    asked = {"type": "template", "template": [{"role": "user", "content": "Hello"}]}
+    items = {"type": "file_content", "content": [{"item": {}}]}
+    source = {"type": "completions", "model": "small", "input_messages": asked, "source": items}
+    requests = {"/v1/batches": batch, f"/v1/evals/{evaluated}/runs": {"data_source": source}}
+    made = {path: client.post(path, body, format="json").json()["id"] for path, body in requests.items()}
+
+    place_hold(organization, 1)
+    set_quota(organization=organization, by=olga.pk, now=db_now(), storage_bytes=1)
+
+    for path, body in requests.items():
+        assert client.post(path, body, format="json").status_code == 429
+        again = client.post(path, body, format="json", headers={"X-Stainless-Retry-Count": "1"})
+        assert again.json().get("id") == made[path], again.content

@@ -8,11 +8,13 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-from django.db import connection
+from django.db import connection, transaction
 from psycopg import sql
 
 KEPT = {"django_migrations", "django_content_type", "auth_permission", "accounts_region"}
@@ -71,6 +73,39 @@ def at_once(work: Callable[[int], Any], count: int = 64) -> list[Any]:
     for thread in threads:
         thread.join()
     return results
+
+
+def beside(first: Callable[[], Any], second: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run `second` in a thread after `first`, before the transaction of `first` ends; return what each returned.
+
+    `second` may wait for that transaction. What it raises is its result.
+    """
+    pids: SimpleQueue[int] = SimpleQueue()
+
+    def run() -> Any:
+        try:
+            with transaction.atomic():
+                pids.put(_ask("SELECT pg_backend_pid()"))
+                return second()
+        except Exception as error:  # noqa: BLE001 - it is the result
+            return error
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as threads:
+        with transaction.atomic():
+            made = first()
+            other = threads.submit(run)
+            pid = pids.get(timeout=60)
+            waits = "SELECT pg_backend_pid() = ANY(pg_blocking_pids(%s)) FROM pg_sleep(0.01)"
+            assert any(other.done() or _ask(waits, pid) for _ in range(3_000))
+        return made, other.result(timeout=60)
+
+
+def _ask(statement: str, *arguments: object) -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, arguments)
+        return cursor.fetchone()[0]
 
 
 def connections_in_use() -> list[str]:

@@ -8,10 +8,16 @@ from django.db.models import Q
 from django.utils.translation import gettext
 
 from apps.accounts.login import api_keys, browser_tokens
-from apps.accounts.members.memberships import MANAGING, lock_members, lock_memberships_of
+from apps.accounts.members.memberships import (
+    MANAGING,
+    lock_members,
+    lock_memberships_of,
+    require_not_revoked,
+    revoke_keys,
+)
 from apps.accounts.members.projects import project_of_new_key
 from apps.accounts.members.service_accounts import lock_service_account
-from apps.accounts.models import ApiKey, KeyKind, Membership, Organization, User, default_project_id
+from apps.accounts.models import ApiKey, Invitation, KeyKind, Membership, Organization, User, default_project_id
 from apps.accounts.operations import clean_name
 from apps.accounts.queries import (
     NO_LIMITS,
@@ -67,7 +73,7 @@ def issue_key(
     else:
         creator = lock_members(organization, by)
     if identity:
-        _require_not_revoked(identity)
+        require_not_revoked(identity)
     issued_by = _issuer(by, identity) if service_account_id or by.service_account_of_id else None
     _require_scopes(creator, frozenset(scopes))
     project = project_of_new_key(
@@ -179,6 +185,19 @@ def rotate_key(
 
 
 @transaction.atomic
+def issue_browser_token(*, membership: Membership, now: datetime.datetime, project_id: str) -> IssuedKey:
+    """Create a key for the member's browser, as `issue_member_token` does.
+
+    Raises PermissionDenied as well if their membership or password was changed since their request began.
+    """
+    rows = Membership.objects.for_organization(membership.organization_id).select_related("user")
+    locked = rows.select_for_update(of=("self",)).filter(pk=membership.pk).first()
+    if locked is None or locked.user.password != membership.user.password:
+        raise PermissionDenied(gettext("Sign in again."))
+    return issue_member_token(membership=locked, now=now, project_id=project_id)
+
+
+@transaction.atomic
 def issue_member_token(
     *,
     membership: Membership,
@@ -228,15 +247,6 @@ def _issuer(by: User, identity: KeyIdentity | None) -> User | None:
     return ApiKey.objects.select_related("issued_by").get(pk=identity.key_id if identity else "").issued_by
 
 
-def _require_not_revoked(identity: KeyIdentity) -> None:
-    """Raise PermissionDenied if the calling key was revoked since its request began.
-
-    Revocations and demotions lock the members too: one that comes later finds the new key and revokes it.
-    """
-    if not ApiKey.objects.filter(pk=identity.key_id, revoked_at=None).exists():
-        raise PermissionDenied(gettext("This API key was revoked."))
-
-
 def _require_scopes(creator: Membership, scopes: frozenset[str]) -> None:
     if not scopes or not scopes <= frozenset(SCOPES):
         raise InvalidValue(
@@ -259,7 +269,9 @@ def _require_role(membership: Membership, scopes: frozenset[str]) -> None:
 def revoke_key(
     *, organization: Organization, key_id: str, by: User, now: datetime.datetime, identity: KeyIdentity | None = None
 ) -> ApiKey:
-    """Revoke a key and the keys that were made or rotated with it. Revoking it again changes nothing.
+    """Revoke a key, the keys that were made or rotated with it, and the open invitations that these keys sent.
+
+    Revoking it again changes nothing.
 
     Members may revoke their own keys, and admins all keys. `identity`, the calling key, needs the scopes for this. It
     stays unless it is the key to revoke, so a program can revoke the key that its own key replaced. Raises NotFound,
@@ -278,7 +290,7 @@ def revoke_key(
             )
     rows = ApiKey.objects.for_organization(organization).filter(pk=key.pk)
     # The key that asks stays, and what was made with it.
-    if revoked := with_made(rows, but=identity.key_id if identity else "").update(revoked_at=now, revoked_by=by):
+    if revoked := revoke_keys(with_made(rows, but=identity.key_id if identity else ""), now=now, by=by):
         audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk, keys_revoked=revoked)
     key.refresh_from_db()
     return key
@@ -289,18 +301,22 @@ def revoke_keys_of(*, user: User, now: datetime.datetime) -> int:
     """Revoke every key that a person created, in all organizations; return the number of API keys.
 
     Run it under `system()`. Keys of service accounts that the person knows and that manage people, keys or the
-    organization are revoked too, as at the end of a membership. An intruder who had the password could return with one.
+    organization are revoked too, as at the end of a membership, and the person's open invitations are closed. An
+    intruder who had the password could return with one of these.
     """
-    lock_memberships_of(user=user)  # finds keys that are being made
+    lock_memberships_of(user=user)  # finds keys and invitations that are being made
     known = ApiKey.objects.filter(issued_by=user, revoked_at=None, scopes__overlap=sorted(MANAGING))
     managing = [key.pk for key in with_made(known)]
     alive = ApiKey.objects.filter(Q(created_by=user) | Q(pk__in=managing), revoked_at=None)
     shown = alive.filter(kind=KeyKind.SECRET).count()
-    for organization_id in list(alive.order_by().values_list("organization_id", flat=True).distinct()):
-        revoked = alive.for_organization(organization_id).update(revoked_at=now, revoked_by=user)
+    invited = Invitation.objects.still_open().filter(invited_by=user)
+    for organization_id in {each.organization_id for rows in (alive, invited) for each in rows.only("organization_id")}:
+        closed = invited.for_organization(organization_id).update(revoked_at=now)
+        revoked = revoke_keys(alive.for_organization(organization_id), now=now, by=user)
         audit.record(
-            organization=organization_id, by=user.pk, action="key.revoke_all", target=user.pk, keys_revoked=revoked
-        )
+            organization=organization_id, by=user.pk, action="key.revoke_all", target=user.pk, keys_revoked=revoked,
+            invitations_revoked=closed,
+        )  # fmt: skip
     return shown
 
 

@@ -1,7 +1,8 @@
 """Invitations: mailed links that make their reader a member.
 
 An invitation is only as valid as its sender's rights. It closes when the sender leaves or loses the right to give its
-role, and that right is checked again on acceptance.
+role, and that right is checked again on acceptance. It also closes if the API key that sent it is revoked, because a
+thief of the key may have chosen the address.
 """
 
 import datetime
@@ -79,13 +80,16 @@ def invite_member(
     rows = Invitation.objects.for_organization(organization).still_open()
     for replaced in rows.filter(email__iexact=email, expires_at__gt=now):
         require_grantable(acting, replaced.role, identity=identity)
+    made_with = identity.key_id if identity else ""
+    fields = {"role": role, "invited_by": by, "only_for_address": only_for_address, "made_with": made_with}
     invitation: Invitation | None = rows.filter(email__iexact=email, created_at__gt=now - _A_DAY).first()
     if invitation is None:
         _require_room(organization, by, email, now)
-        invitation = _mail(organization, email, now, role=role, invited_by=by, only_for_address=only_for_address)
+        invitation = _mail(organization, email, now, **fields)
     else:
-        invitation.role, invitation.invited_by, invitation.only_for_address = role, by, only_for_address
-        invitation.save(update_fields=["role", "invited_by", "only_for_address"])
+        for name, value in fields.items():
+            setattr(invitation, name, value)
+        invitation.save(update_fields=list(fields))
     audit.record(
         organization=organization, by=by.pk, action="member.invite", target=invitation.pk, email=email, role=role,
         only_for_address=only_for_address,

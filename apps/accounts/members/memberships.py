@@ -3,6 +3,7 @@
 import datetime
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User
@@ -73,7 +74,7 @@ def remove_member(
     keys = ApiKey.objects.for_organization(organization)
     own = keys.filter(created_by=membership.user_id)
     ended = with_made(own) if kind is MemberKind.SERVICE_ACCOUNT else own.filter(revoked_at=None)
-    keys_revoked = ended.update(revoked_at=now, revoked_by=by) + _revoke_managing_keys(membership, now, by)
+    keys_revoked = revoke_keys(ended, now=now, by=by) + _revoke_managing_keys(membership, now, by)
     known = keys.filter(issued_by=membership.user_id, revoked_at=None)
     invitations_revoked = _revoke_invitations_by(membership, now) + _revoke_invitations_to(membership, now)
     membership.delete()
@@ -95,7 +96,26 @@ def _revoke_managing_keys(membership: Membership, now: datetime.datetime, by: Us
     if role and has_permission(role, Permission.MEMBER_MANAGE):
         scopes = MANAGING - ROLES[role].permissions
     known = ApiKey.objects.for_organization(membership.organization_id).filter(issued_by=membership.user_id)
-    return with_made(known.filter(scopes__overlap=sorted(scopes))).update(revoked_at=now, revoked_by=by)
+    return revoke_keys(with_made(known.filter(scopes__overlap=sorted(scopes))), now=now, by=by)
+
+
+def revoke_keys(keys: QuerySet[ApiKey], *, now: datetime.datetime, by: User) -> int:
+    """Revoke the keys, and close the open invitations that were sent with them; return the number of keys.
+
+    The caller has locked the members, so that no key sends another invitation meanwhile.
+    """
+    ids = list(keys.order_by().values_list("pk", flat=True))
+    Invitation.objects.still_open().filter(made_with__in=ids).update(revoked_at=now)
+    return ApiKey.objects.filter(pk__in=ids).update(revoked_at=now, revoked_by=by)
+
+
+def require_not_revoked(identity: KeyIdentity) -> None:
+    """Raise PermissionDenied if the calling key was revoked since its request began.
+
+    Revocations and demotions lock the members too: one that comes later finds what the key made, and ends it.
+    """
+    if not ApiKey.objects.filter(pk=identity.key_id, revoked_at=None).exists():
+        raise PermissionDenied(gettext("This API key was revoked."))
 
 
 def _revoke_invitations_by(
@@ -136,8 +156,11 @@ def _grantable_roles(role: str) -> frozenset[str]:
 def require_grantable(acting: Membership, *roles: str, identity: KeyIdentity | None = None) -> None:
     """Raise PermissionDenied unless the member and the calling key may manage all these roles.
 
-    Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner.
+    Both manage only roles with no more permissions than their own: an admin cannot make or remove an owner. The caller
+    has locked the members.
     """
+    if identity:
+        require_not_revoked(identity)
     if not has_permission(acting.role, Permission.MEMBER_MANAGE):
         raise PermissionDenied(gettext("Your role, %(role)s, does not allow managing members.") % {"role": acting.role})
     for role in roles:

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
-from apps.accounts.members.memberships import lock_members
+from apps.accounts.members.memberships import lock_members, revoke_keys
 from apps.accounts.members.visibility import seeing, sight_of_key, sight_of_member, visible
 from apps.accounts.models import (
     ApiKey,
@@ -247,7 +247,7 @@ def archive_project(*, organization: Organization, id: str, by: User, now: datet
     project.archived_at = now
     project.save(update_fields=["archived_at"])
     keys = ApiKey.objects.for_organization(organization).filter(project=project)
-    revoked = with_made(keys).update(revoked_at=now, revoked_by=by)
+    revoked = revoke_keys(with_made(keys), now=now, by=by)
     audit.record(
         organization=organization, by=by.pk, action="project.archive", target=project.pk, name=project.name,
         keys_revoked=revoked,

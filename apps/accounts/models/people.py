@@ -214,6 +214,9 @@ class Invitation(OrganizationModel):
     role = models.CharField(max_length=16, choices=ROLE_CHOICES)
     token_sha256 = models.CharField(max_length=64, unique=True)
     invited_by = models.ForeignKey(User, on_delete=models.PROTECT, related_name="+")
+    made_with = models.CharField(
+        max_length=64, blank=True, db_default="", help_text="The API key that sent it, with which it is revoked."
+    )
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
     accepted_at = models.DateTimeField(null=True)

@@ -22,7 +22,7 @@ from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.notices.outgoing import check_url
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
-from apps.core.database.locks import lock
+from apps.core.database.locks import lock, lock_row
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.ids import new_id
@@ -86,8 +86,9 @@ def create_endpoint(
 def change_endpoint(
     *, endpoint: WebhookEndpoint, url: str, event_types: Sequence[str], format: str, by: str
 ) -> WebhookEndpoint:
-    """Change the address or the events of an endpoint. Raises InvalidValue."""
+    """Change the address or the events of an endpoint. Raises InvalidValue, NotFound."""
     _check(url=url, event_types=event_types, format=format)
+    endpoint = lock_row(endpoint)
     endpoint.url, endpoint.event_types, endpoint.format = url, _sorted(event_types), format
     endpoint.save(update_fields=["url", "event_types", "format"])
     _audit(endpoint, "changed", by, url=url, event_types=endpoint.event_types)
@@ -96,7 +97,11 @@ def change_endpoint(
 
 @transaction.atomic
 def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: datetime.datetime) -> WebhookEndpoint:
-    """Pause an endpoint, or resume a paused or disabled one. Events from the meantime are not sent later."""
+    """Pause an endpoint, or resume a paused or disabled one. Events from the meantime are not sent later.
+
+    Raises NotFound.
+    """
+    endpoint = lock_row(endpoint)
     if is_paused:
         endpoint.paused_at = endpoint.paused_at or now
     else:
@@ -108,8 +113,11 @@ def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: date
 
 @transaction.atomic
 def rotate_secret(*, endpoint: WebhookEndpoint, by: str, now: datetime.datetime) -> str:
-    """Return a new secret, which is shown only once. For OVERLAP, deliveries are signed with the old one as well."""
-    endpoint = WebhookEndpoint.objects.select_for_update().get(pk=endpoint.pk)
+    """Return a new secret, which is shown only once. For OVERLAP, deliveries are signed with the old one as well.
+
+    Raises NotFound.
+    """
+    endpoint = lock_row(endpoint)
     old = unseal(bytes(endpoint.secret_sealed), place=secret_place(endpoint, "secret_sealed"))
     secret = _new_secret()
     endpoint.previous_sealed = seal(old, place=secret_place(endpoint, "previous_sealed"))
@@ -129,7 +137,12 @@ def delete_endpoint(*, endpoint: WebhookEndpoint, by: str) -> None:
 
 @transaction.atomic
 def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
-    """Queue an event of the type `webhook.test` for this endpoint alone. Raises InvalidState, RateLimited."""
+    """Queue an event of the type `webhook.test` for this endpoint alone.
+
+    Raises InvalidState, RateLimited, NotFound.
+    """
+    lock(f"webhooks:{endpoint.organization_id}")
+    endpoint = lock_row(endpoint)
     _require_room(endpoint)
     _require_pace(endpoint, "webhook.tested", MAX_TESTS_PER_HOUR)
     event_id = new_id("evt")
@@ -152,6 +165,7 @@ def replay(*, endpoint: WebhookEndpoint, delivery_id: str, by: str) -> WebhookDe
     found = None if "\x00" in delivery_id else list_deliveries(endpoint=endpoint).filter(pk=delivery_id).first()
     if found is None:
         raise NotFound(gettext("No such delivery."))
+    lock(f"webhooks:{endpoint.organization_id}")
     _require_room(endpoint)
     _require_pace(endpoint, "webhook.replayed", MAX_REPLAYS_PER_HOUR)
     ended = WebhookDelivery.objects.filter(pk=found.pk).exclude(status=DeliveryStatus.PENDING)

@@ -13,7 +13,8 @@ from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.queries import list_completions, read_answer, read_request
 from apps.core import audit
-from apps.core.errors import InvalidValue
+from apps.core.database.locks import lock_row
+from apps.core.errors import InvalidValue, NotFound
 from apps.datasets.intake.versions import create_version
 from apps.datasets.models import DatasetVersion
 
@@ -28,8 +29,11 @@ _ROW_MEMBERS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 @transaction.atomic
 def set_metadata(*, completion: StoredCompletion, metadata: Mapping[str, str]) -> StoredCompletion:
-    """Replace the metadata of a stored completion. Raises InvalidValue."""
+    """Replace the metadata of a stored completion. Raises InvalidValue, and NotFound for a deleted one."""
     check_metadata(metadata)
+    completion = lock_row(completion)
+    if completion.deleted_at is not None:
+        raise NotFound(gettext("This was deleted in the meantime."))
     before, completion.metadata = completion.metadata, dict(metadata)
     completion.bytes += len(msgspec.json.encode(completion.metadata)) - len(msgspec.json.encode(before))
     completion.save(update_fields=["metadata", "bytes"])

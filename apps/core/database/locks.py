@@ -1,6 +1,22 @@
-"""Locks on a name, held until the transaction ends."""
+"""Locks on a name or a row, held until the transaction ends."""
+
+from typing import TypeVar
 
 from django.db import connection
+from django.db.models import Model
+from django.utils.translation import gettext
+
+from apps.core.errors import NotFound
+
+T = TypeVar("T", bound=Model)
+
+
+def lock_row(row: T) -> T:
+    """Return the row as it is now, locked. Raises NotFound if it was deleted since it was read."""
+    found: T | None = type(row)._default_manager.select_for_update().filter(pk=row.pk).first()
+    if found is None:
+        raise NotFound(gettext("This was deleted in the meantime."))
+    return found
 
 
 def lock(name: str) -> None:

@@ -27,6 +27,8 @@ class ModuleNames(msgspec.Struct, frozen=True):
 
 
 Traits = Mapping[str, int | str]  # fields of an Architecture that the family implies
+# Far beyond any model. A trainer or the publisher of a model may write what is computed for hours, or is too large.
+_MOST_LAYERS, _LARGEST = 10_000, 2**31 - 1
 
 LLAMA_NAMES = ModuleNames(output="o_proj", gate="gate_proj", up="up_proj", down="down_proj")
 _PHI3_NAMES = ModuleNames(
@@ -163,6 +165,9 @@ def _optional(text: Mapping[str, object], traits: Traits, name: str) -> int | No
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ArchitectureError(key, f"{key} must be a positive integer, not {value!r}")
+        most = _MOST_LAYERS if name == "n_layers" else _LARGEST
+        if value > most:
+            raise ArchitectureError(key, f"{key} must be at most {most:,}")
         return value
     default = traits.get(name)
     return default if default is None else int(default)
@@ -173,6 +178,8 @@ def _count(text: Mapping[str, object], key: str, default: int) -> int:
     value = text.get(key) or default
     if not isinstance(value, int) or value < 0:
         raise ArchitectureError(key, f"{key} must be a whole number, not {value!r}")
+    if value > _LARGEST:
+        raise ArchitectureError(key, f"{key} must be at most {_LARGEST:,}")
     return value
 
 
@@ -221,12 +228,12 @@ def _experts(text: Mapping[str, object], traits: Traits) -> dict[str, object]:
     step, plain = _count(text, "decoder_sparse_step", 1), text.get("mlp_only_layers") or []
     if not isinstance(plain, list):
         raise ArchitectureError("mlp_only_layers", f"mlp_only_layers must be a list of layers, not {plain!r}")
-    layers = range(_required(text, traits, "n_layers"))
+    layers, named = range(_required(text, traits, "n_layers")), {one for one in plain if isinstance(one, int)}
     return {
         "n_experts": n_experts,
         "experts_per_token": per_token,
         "moe_intermediate_size": size,
-        "n_dense_layers": sum(1 for layer in layers if layer in plain or (layer + 1) % step),
+        "n_dense_layers": sum(1 for layer in layers if layer in named or (layer + 1) % step),
         "shared_expert_intermediate_size": _count(text, "shared_expert_intermediate_size", 0),
     }
 

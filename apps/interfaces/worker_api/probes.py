@@ -85,14 +85,16 @@ def _request(base_model: BaseModel, method: Method, *, has_token: bool, is_first
 def record(*, worker: Worker, report: ProbeReport) -> None:
     """Store a trainer's report.
 
-    Raises NotFound for a base model that is not in the catalogue, InvalidValue for another method, or without a base
-    model or a valid shape, PermissionDenied for another kind of worker, RateLimited for a worker that reports more than
-    a machine can measure.
+    Raises NotFound for a base model that is not in the catalogue, InvalidValue for another method or GPU, or without a
+    base model or a valid shape, PermissionDenied for another kind of worker, RateLimited for a worker that reports more
+    than a machine can measure.
     """
     if worker.kind != WorkerKind.TRAINER:
         raise PermissionDenied("A trainer measures; a replica does not.")
     if report.method not in list(Method):
         raise InvalidValue(f"method is one of {', '.join(Method)}.", param="method")
+    if report.gpu_key != worker.pool.gpu_type_id:  # no quote can be made of it
+        raise InvalidValue(f"gpu_key is that of the worker's pool: {worker.pool.gpu_type_id}.", param="gpu_key")
     if len(msgspec.json.encode(report)) > _MAX_REPORT_BYTES:
         raise InvalidValue(f"A measurement has at most {_MAX_REPORT_BYTES // 1024} KiB.", param="config")
     a_day_ago = db_now() - datetime.timedelta(days=1)

@@ -17,7 +17,7 @@ from apps.billing.queries import get_balance
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
 from apps.core.database.clock import db_now
-from apps.core.database.locks import lock
+from apps.core.database.locks import lock, lock_row
 from apps.core.database.tenancy import id_of
 from apps.core.database.transitions import try_advance
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
@@ -85,11 +85,11 @@ def update_eval(
 ) -> Eval:
     """Rename an eval or replace its metadata. None leaves a value unchanged.
 
-    Raises InvalidValue, and PermissionDenied for a viewer of its project.
+    Raises InvalidValue, NotFound, and PermissionDenied for a viewer of its project.
     """
     require_work_in(project_id=evaluated.project_id, actor=by)
     check_metadata(metadata or {})
-    evaluated = Eval.objects.select_for_update().get(pk=evaluated.pk)
+    evaluated = lock_row(evaluated)
     if name is not None:
         evaluated.name = name
     if metadata is not None:
@@ -137,19 +137,20 @@ def create_run(
     require_active(project_id=evaluated.project_id)
     organization_id = evaluated.organization_id
     check_metadata(metadata)
-    criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
-    model_name = check_run(organization=organization_id, criteria=criteria, source=source)
-    if (model_name or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
-        raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
     size = _size_of(data_source, param="data_source") + len(msgspec.json.encode([evaluated.testing_criteria, metadata]))
     with transaction.atomic():
         lock(f"evals:{organization_id}")
+        lock_row(evaluated)
         lock(f"eval-runs:{get_share_holder(organization=organization_id)}")
         if is_retry:
             wanted = {"name": name, "data_source": dict(data_source), "metadata": dict(metadata), "created_by": by}
             recent = evaluated.runs.filter(**wanted, created_at__gt=db_now() - _RETRY_WINDOW)
             if found := recent.filter(cost_limit_nano=cost_limit_nano).order_by("-created_at").first():
                 return found
+        criteria = msgspec.convert(evaluated.testing_criteria, list[Criterion])
+        model_name = check_run(organization=organization_id, criteria=criteria, source=source)
+        if (model_name or models_of(criteria)) and get_balance(organization=organization_id).available_nano <= 0:
+            raise QuotaExceeded("Your organization has no credit for what the run asks: add credit.")
         _require_storage(organization_id, size)
         _require_room(organization_id)
         run = EvalRun.objects.create(
@@ -244,7 +245,7 @@ def delete_run(*, run: EvalRun, by: str) -> None:
     Raises InvalidState while it is in progress, and PermissionDenied for a viewer of its project.
     """
     require_work_in(project_id=run.evaluated.project_id, actor=by)
-    run = EvalRun.objects.select_for_update().get(pk=run.pk)
+    run = lock_row(run)
     if run.status in ACTIVE:
         raise InvalidState("The run is in progress: cancel it first.", param="run_id")
     audit.record(organization=run.organization_id, by=by, action="eval_run.deleted", target=run.pk)

@@ -57,6 +57,17 @@ def test_a_point_of_nothing_in_particular_is_refused(floor, changes):
     assert not ThroughputProbe.objects.filter(base_model=None).exists()
 
 
+@pytest.mark.parametrize("changes", [
+    {"gpu_key": "h200"}, {"micro_batch_size": 0}, {"sequence_length": 0}, {"tokens_per_second": 5e-324},
+    {"tokens_per_second_low": 5e-324},
+])  # fmt: skip
+def test_a_measurement_of_which_no_quote_can_be_made_is_refused(floor, changes):
+    report = msgspec.structs.replace(probe_report(floor.base_model), **changes)
+
+    assert post(report) == 400
+    assert floor.job().estimate["tokens_per_second"] is not None
+
+
 def test_a_stranger_reports_nothing(floor):
     report = msgspec.structs.replace(probe_report(floor.base_model), base_model_id="", shape="x", config=CONFIG)
 

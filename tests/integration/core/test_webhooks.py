@@ -19,6 +19,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
+from tests.support.database import beside
 from tests.twins.http_server import Answer, Request, serve_http
 
 pytestmark = pytest.mark.django_db
@@ -180,8 +181,8 @@ def test_an_endpoint_that_only_fails_is_disabled_and_managers_are_notified(
     assert len(receiver.requests) == (1 if reason == "gone" else 3)
     assert WebhookDelivery.objects.get().status == DeliveryStatus.FAILED
     assert set(Notification.objects.values_list("user__email", flat=True)) == {alice.email, ann.email}
-    endpoints.set_paused(endpoint=endpoint, is_paused=False, by=alice.pk, now=db_now())
-    assert endpoint.status == "active"
+    resumed = endpoints.set_paused(endpoint=endpoint, is_paused=False, by=alice.pk, now=db_now())
+    assert resumed.status == "active"
 
 
 def test_beyond_the_limit_of_pending_deliveries_an_event_waits_for_its_replay(
@@ -227,6 +228,18 @@ def test_an_organization_tests_and_replays_a_limited_number_of_times_an_hour(
 
     of_rival, _ = create(organization=rival)
     endpoints.send_test(endpoint=of_rival, by=charlie.pk)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_tests_at_once_the_second_counts_the_first(alice, create, monkeypatch):
+    monkeypatch.setattr(endpoints, "MAX_TESTS_PER_HOUR", 1)
+    (one, _), (other, _) = create(), create()
+
+    _, second = beside(
+        lambda: endpoints.send_test(endpoint=one, by=alice.pk), lambda: endpoints.send_test(endpoint=other, by=alice.pk)
+    )
+
+    assert isinstance(second, RateLimited)
 
 
 def test_pending_deliveries_outlast_the_log(organization, create, monkeypatch):
@@ -309,3 +322,19 @@ def test_an_organization_has_a_limited_number_and_sees_only_its_own(organization
         create()
     with pytest.raises(NotFound):
         endpoints.get_endpoint(organization=rival, endpoint_id=endpoint.pk)
+
+
+@pytest.mark.parametrize("act", [
+    lambda endpoint, by: endpoints.change_endpoint(
+        endpoint=endpoint, url=endpoint.url, event_types=TYPES, format="standard", by=by
+    ),
+    lambda endpoint, by: endpoints.set_paused(endpoint=endpoint, is_paused=True, by=by, now=db_now()),
+    lambda endpoint, by: endpoints.rotate_secret(endpoint=endpoint, by=by, now=db_now()),
+    lambda endpoint, by: endpoints.send_test(endpoint=endpoint, by=by),
+])  # fmt: skip
+def test_a_webhook_that_was_deleted_meanwhile_is_not_found(alice, create, act):
+    endpoint, _ = create()
+    endpoints.delete_endpoint(endpoint=WebhookEndpoint.objects.get(), by=alice.pk)
+
+    with pytest.raises(NotFound):
+        act(endpoint, alice.pk)

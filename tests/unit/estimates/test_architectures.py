@@ -126,3 +126,15 @@ def test_an_architecture_survives_json(models):
     architecture = models["gpt-oss-20b"]
 
     assert msgspec.convert(msgspec.to_builtins(architecture), type(architecture)) == architecture
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("num_hidden_layers", 10_001), ("hidden_size", 2**31), ("vocab_size", 10**400), ("n_positions", 2**31),
+])  # fmt: skip
+def test_a_dimension_beyond_any_model_is_refused_by_its_name(field, value):
+    config = {"model_type": "gpt2", **SMALL, "intermediate_size": 160}
+
+    with pytest.raises(ArchitectureError, match=f"{field} must be at most") as error:
+        from_config(config | {field: value})
+
+    assert error.value.field == field

@@ -5,14 +5,16 @@ import pytest
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue
+from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.ids import new_ulid
+from apps.serving import aliases
 from apps.serving.aliases import AliasMoved, delete_alias, point_alias, roll_back
 from apps.serving.models import Alias, Deployment, LoadedAdapter
 from apps.serving.operations import delete_model, undeploy
 from apps.serving.placements import replan
 from apps.serving.queries import list_alias_routes
 from tests.factories.serving import load, make_adapter, make_served_model
+from tests.support.database import beside
 
 
 @pytest.fixture
@@ -199,3 +201,47 @@ def test_a_share_that_is_none_is_refused(versions, percent: int) -> None:
     point(versions[0])
     with pytest.raises(InvalidValue):
         point(versions[1], canary_percent=percent)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_aliases_made_at_once_the_second_counts_the_first(versions, monkeypatch) -> None:
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
+
+    _, second = beside(lambda: point(versions[0]), lambda: point(versions[0], "staging"))
+
+    assert isinstance(second, InvalidState)
+    assert "at most 1 aliases" in second.message
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_requests_for_one_new_alias_the_second_moves_what_the_first_made(versions) -> None:
+    first, second = beside(lambda: point(versions[0]), lambda: point(versions[1]))
+
+    assert (second.pk, second.version) == (first.pk, versions[1])
+
+
+def test_an_imported_alias_needs_room_at_both_adapters_between_which_it_may_move(
+    organization, versions, monkeypatch
+) -> None:
+    first, _ = versions
+    other = make_adapter(organization, first.adapter.base_model)
+    alias = point(other, IMPORTED)
+    point(first)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
+    with pytest.raises(InvalidState, match="at most 1 aliases"):
+        point(first, IMPORTED)
+
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 2)
+    point(first, IMPORTED)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
+    with pytest.raises(InvalidState, match="at most 1 aliases"):
+        point(other)  # or the imported one could not return
+    assert roll_back(alias=alias, by="user_1", now=db_now()).version == other
+
+
+def test_an_alias_that_was_deleted_meanwhile_is_not_found(versions) -> None:
+    alias = point(versions[0])
+    delete_alias(alias=Alias.objects.get(), by="user_1")
+
+    with pytest.raises(NotFound):
+        roll_back(alias=alias, by="user_1", now=db_now())

@@ -14,7 +14,7 @@ from apps.batches.models import Batch, BatchFile
 from apps.catalog.models import BaseModel
 from apps.contracts.evaluation.graders import MAX_CHARACTERS, SimilarityGrader, StringCheckGrader, TextTooLong, fill
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.objects.store import ObjectMissing
 from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.api.openai.eval_objects import ItemRenderer
@@ -364,3 +364,20 @@ def test_runs_of_organizations_that_share_are_limited_together(tenant, charlie, 
     EvalRun.objects.filter(organization=shared[0]).delete()  # as its owner may, once it has ended
     with pytest.raises(QuotaExceeded, match="2 runs of evals within an hour"):
         run(shared[2])
+
+
+def test_an_eval_or_run_that_was_deleted_meanwhile_is_not_found(tenant) -> None:
+    run = make_run(tenant, OFFLINE)
+    evaluated = run.evaluated
+    operations.cancel_run(run=EvalRun.objects.get(), by="user_1", now=db_now())
+    operations.delete_eval(evaluated=Eval.objects.get(), by="user_1")
+
+    with pytest.raises(NotFound):
+        operations.delete_run(run=run, by="user_1")
+    with pytest.raises(NotFound):
+        operations.update_eval(evaluated=evaluated, name="new", metadata=None, by="user_1", now=db_now())
+    with pytest.raises(NotFound):
+        operations.create_run(
+            evaluated=evaluated, name="again", data_source=msgspec.to_builtins(OFFLINE), source=OFFLINE,
+            metadata={}, cost_limit_nano=None, by="user_1",
+        )  # fmt: skip

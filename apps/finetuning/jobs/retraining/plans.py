@@ -19,7 +19,7 @@ from apps.contracts.evaluation.graders import StringCheckGrader
 from apps.contracts.runs import Objective
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
-from apps.core.database.locks import lock
+from apps.core.database.locks import lock, lock_row
 from apps.core.database.tenancy import id_of
 from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded, RateLimited
 from apps.core.ids import new_id
@@ -177,7 +177,7 @@ def change_plan(*, plan: RetrainingPlan, request: PlanRequest, by: str, now: dat
     """
     require_work_in(project_id=plan.source_job.project_id, actor=by)
     lock(f"retraining:{get_share_holder(organization=plan.organization_id)}")
-    before = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
+    before = lock_row(plan)
     changed = get_plan(organization=plan.organization_id, id=plan.pk)
     if request != replace(request_of(before), is_enabled=False):
         _set(changed, request, before, now)
@@ -202,8 +202,14 @@ def _set(changed: RetrainingPlan, request: PlanRequest, before: RetrainingPlan, 
 
 @transaction.atomic
 def delete_plan(*, plan: RetrainingPlan, by: str, now: datetime.datetime) -> None:
-    """Delete a plan with its history. A job that it started continues, but is not compared. A comparison ends."""
+    """Delete a plan with its history. A job that it started continues, but is not compared. A comparison ends.
+
+    Raises NotFound, and PermissionDenied for a viewer of the job's project.
+    """
     require_work_in(project_id=plan.source_job.project_id, actor=by)
+    # In this order, as the steps of a retraining lock them. With the plan locked, no retraining begins meanwhile.
+    list(plan.retrainings.filter(status__in=RETRAINING_OPEN).select_for_update())
+    plan = lock_row(plan)
     for retraining in plan.retrainings.filter(status__in=RETRAINING_OPEN):
         stop(retraining, now)
     audit.record(organization=plan.organization_id, by=by, action="retraining_plan.deleted", target=plan.pk)
@@ -217,7 +223,7 @@ def request_retraining(*, plan: RetrainingPlan, by: str, now: datetime.datetime)
     Raises InvalidState while one is open, QuotaExceeded, and PermissionDenied for a viewer of the job's project.
     """
     require_work_in(project_id=plan.source_job.project_id, actor=by)
-    plan = RetrainingPlan.objects.select_for_update().get(pk=plan.pk)
+    plan = lock_row(plan)
     if plan.retrainings.filter(status__in=RETRAINING_OPEN).exists():
         text = gettext("A retraining of this plan has not ended. Wait for it, or cancel its job.")
         raise InvalidState(text, param="plan_id")

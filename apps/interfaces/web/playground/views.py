@@ -11,7 +11,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import trigger_client_event
 
-from apps.accounts.login.key_operations import issue_member_token
+from apps.accounts.login.key_operations import issue_browser_token
 from apps.accounts.models import Organization
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
@@ -134,7 +134,7 @@ def token(request: OrganizationRequest) -> JsonResponse:
     now = db_now()
     try:
         project = project_of_new_work(request)
-        issued = issue_member_token(membership=request.membership, now=now, project_id=project.pk)
+        issued = issue_browser_token(membership=request.membership, now=now, project_id=project.pk)
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
     expires_at = issued.key.expires_at

@@ -9,10 +9,11 @@ from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.models import AuditEntry
 from apps.estimates.calibration import PHYSICS
-from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy
+from apps.finetuning.models import CalibrationPoint, FineTuningJob, GpuPool, PoolAccuracy, Worker
 from apps.finetuning.pools import accuracy, calibrations, grid_points
 from apps.finetuning.pools.operations import record_probe
 from apps.finetuning.quotes.pool_facts import correction_of, newest_probes
+from apps.interfaces.worker_api import probes
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import give_credit, make_job, probe_report
 from tests.factories.outcomes import leave_queue, teach
@@ -207,3 +208,23 @@ def test_a_measured_grid_teaches_before_the_first_run(floor):
     assert correction.origin == "12 measured points of this pool"
     assert (version.fitted_on["runs"], version.fitted_on["points"]) == (0, 12)
     assert calibrations.refit_pools(now=db_now()) == []
+
+
+@pytest.mark.parametrize("dimensions", [
+    {"num_hidden_layers": 2**40, "num_experts": 8, "num_experts_per_tok": 2},
+    {"num_hidden_layers": 10**200},
+    {"vocab_size": 10**310},
+])  # fmt: skip
+def test_a_measurement_of_weights_that_no_machine_holds_stops_no_calibration(taught, floor, dimensions):
+    config = {
+        "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128,
+        "num_attention_heads": 4, "vocab_size": 1000, "moe_intermediate_size": 64,
+    }  # fmt: skip
+    report = msgspec.structs.replace(
+        probe_report(floor.base_model), base_model_id="", shape="made up", config=config | dimensions
+    )
+    probes.record(worker=Worker.objects.get(), report=report)
+
+    (version,) = calibrations.refit_pools(now=db_now())
+
+    assert (version.fitted_on["runs"], version.fitted_on["points"]) == (24, 0)

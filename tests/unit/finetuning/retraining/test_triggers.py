@@ -11,7 +11,7 @@ from apps.accounts.models import Notification, OrganizationEvent, Project
 from apps.accounts.roles import SCOPES, Member
 from apps.billing.queries import get_balance
 from apps.core.database.clock import db_now
-from apps.core.errors import InvalidState, InvalidValue, PermissionDenied, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied, QuotaExceeded
 from apps.core.money import dollars
 from apps.finetuning.jobs.retraining import plans, triggers
 from apps.finetuning.jobs.retraining.launches import require_actor
@@ -24,7 +24,7 @@ from apps.finetuning.usage.quotas import set_quota
 from tests.factories.accounts import make_service_account
 from tests.factories.money import USD
 from tests.factories.retraining import grow, make_plan, tick
-from tests.support.database import at_once
+from tests.support.database import at_once, beside
 
 WEEKLY = Schedule(Cadence.WEEK, 1, hour_utc=3)
 FRIDAY = datetime.datetime(2026, 11, 27, 15, 40, tzinfo=datetime.UTC)
@@ -260,3 +260,27 @@ def test_a_plan_begins_nothing_in_a_project_that_its_key_does_not_see_any_more(
 
     with pytest.raises(PermissionDenied, match="no longer sees its job"):
         require_actor(begun, db_now())
+
+
+def test_a_plan_that_was_deleted_meanwhile_is_not_found(job, key) -> None:
+    plan, by = make_plan(job, key), key.key.pk
+    request = plans.request_of(plan)
+    plans.delete_plan(plan=RetrainingPlan.objects.get(), by=by, now=db_now())
+
+    with pytest.raises(NotFound):
+        plans.change_plan(plan=plan, request=request, by=by, now=db_now())
+    with pytest.raises(NotFound):
+        plans.request_retraining(plan=plan, by=by, now=db_now())
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_plan_that_is_deleted_while_a_retraining_begins_takes_it_along(job, key) -> None:
+    plan, by = make_plan(job, key), key.key.pk
+
+    _, deleted = beside(
+        lambda: plans.request_retraining(plan=plan, by=by, now=db_now()),
+        lambda: plans.delete_plan(plan=plan, by=by, now=db_now()),
+    )
+
+    assert deleted is None
+    assert not RetrainingPlan.objects.exists() and not Retraining.objects.exists()
