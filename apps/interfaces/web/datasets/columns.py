@@ -11,7 +11,7 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import translated
 from apps.datasets import operations, queries
-from apps.datasets.inspection.repair_preview import preview_repair
+from apps.datasets.inspection.repair_preview import RepairPreview, preview_repair
 from apps.datasets.intake import revisions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
@@ -81,9 +81,22 @@ def _repair_context(version: DatasetVersion, mode: RepairMode, skip: str) -> dic
         "mode": mode,
         "tabs": tabs,
         "preview": shown,
+        "save_text": _save_text(shown, mode),
         "first": skipped + 1,
         "previous_url": f"?mode={mode}&skip={max(0, skipped - _ROWS_PREVIEWED)}" if skipped else "",
         "next_url": f"?mode={mode}&skip={after}" if after < shown.listed else "",
+    }
+
+
+def _save_text(shown: RepairPreview, mode: RepairMode) -> str:
+    """Return the button's text: how many rows it changes and removes, as far as they are known."""
+    if mode is RepairMode.DROP:
+        return gettext("Save as new version: %(removed)s removed") % {"removed": f"{shown.total:,}"}
+    if shown.listed < shown.total:
+        return gettext("Save as new version: %(rows)s fixed or removed") % {"rows": f"{shown.total:,}"}
+    return gettext("Save as new version: %(fixed)s fixed, %(removed)s removed") % {
+        "fixed": f"{shown.fixed:,}",
+        "removed": f"{shown.total - shown.fixed:,}",
     }
 
 
