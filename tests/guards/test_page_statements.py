@@ -132,7 +132,7 @@ STATEMENTS: dict[str, int] = {
     "web:invoice_detail": 15,
     "web:invoice_list": 18,
     "web:invoice_pdf": 11,
-    "web:job_cancel_many": 10,
+    "web:job_cancel_many": 12,
     "web:job_chart": 13,
     "web:job_compare": 16,
     "web:job_detail": 51,
