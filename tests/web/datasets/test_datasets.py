@@ -12,9 +12,11 @@ from apps.core.objects.store import store
 from apps.datasets import operations
 from apps.datasets.intake.revisions import NotRepairable, repair_version
 from apps.datasets.models import DatasetVersion
+from apps.datasets.validation.formats import FIELDS
 from apps.datasets.validation.leases import validate_version
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning.usage.quotas import set_quota
+from apps.interfaces.web.datasets.columns import FIELD_WORDS
 from tests.factories.catalog import make_base_model
 from tests.factories.chat import PAIR
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version, make_version
@@ -252,6 +254,20 @@ def test_every_format_can_be_looked_at(version, alice, client_for, format: str) 
     response = client_for(alice).get(reverse("web:dataset_columns", args=[version.pk]), {"format": format})
 
     assert response.status_code == 200
+
+
+def test_fields_of_a_format_are_named_in_the_readers_language_too(organization, alice, client_for) -> None:
+    url = reverse("web:dataset_columns", args=[make_ready_version(organization, jsonl()).pk])
+    english, german = (
+        client_for(alice)
+        .get(url, {"format": "preference_pairs"}, headers={"Accept-Language": language})
+        .content.decode()
+        for language in ("en", "de")
+    )
+
+    assert "Chosen" in english and "(chosen)" not in english
+    assert "Bevorzugt (chosen)" in german and "System (" not in german
+    assert {field.name.replace("_", " ") for fields in FIELDS.values() for field in fields} == set(FIELD_WORDS)
 
 
 def test_rows_are_fixed_or_removed_only_after_their_numbers_are_shown(organization, alice, client_for) -> None:

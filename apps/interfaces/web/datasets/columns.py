@@ -2,7 +2,7 @@
 
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission
@@ -20,6 +20,13 @@ from apps.datasets.validation.repair import RepairMode
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _ROWS_PREVIEWED = 10
+# The fields of all formats, as readers of other languages see them.
+FIELD_WORDS = (
+    gettext_noop("messages"), gettext_noop("tools"), gettext_noop("parallel tool calls"), gettext_noop("conversations"),
+    gettext_noop("system"), gettext_noop("input"), gettext_noop("preferred output"),
+    gettext_noop("non preferred output"), gettext_noop("prompt"), gettext_noop("chosen"), gettext_noop("rejected"),
+    gettext_noop("instruction"), gettext_noop("output"), gettext_noop("completion"), gettext_noop("text"),
+)  # fmt: skip
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -123,6 +130,13 @@ def _chosen(version: DatasetVersion, data: QueryDict) -> Mapping:
     return Mapping(format=format, columns={name: column for name, column in columns.items() if column in present})
 
 
+def _label(name: str) -> str:
+    """Return a field's name in the reader's language, with the name in files if that differs."""
+    words = name.replace("_", " ")
+    shown = gettext(words)
+    return shown if shown.lower() == words else f"{shown} ({name})"
+
+
 def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, object]:
     fields = FIELDS[mapping.format]
     is_complete = all(field.name in mapping.columns for field in fields if field.is_required)
@@ -135,7 +149,7 @@ def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, object]:
         "fields": [
             {
                 "name": field.name,
-                "label": field.name.replace("_", " "),
+                "label": _label(field.name),
                 "is_required": field.is_required,
                 "value": mapping.columns.get(field.name, ""),
             }
