@@ -89,9 +89,15 @@ class DatasetVersion(OrganizationModel):
     @property
     def has_bad_rows(self) -> bool:
         """Whether the file was read as rows of which some are bad: those can be repaired or dropped."""
+        return self.bad_row_count > 0
+
+    @property
+    def bad_row_count(self) -> int:
+        """The number of bad rows; `errors` lists the first of them. Zero if the file was not read as rows."""
         if self.status != DatasetVersionStatus.INVALID or self.layout.is_rejected:
-            return False
-        return any(error["code"] not in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
+            return 0
+        of_file = sum(error["code"] in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
+        return self.error_count - of_file if of_file < len(self.errors) else 0
 
     @property
     def data_bytes(self) -> int:

@@ -1,6 +1,7 @@
 // Forms whose values stand in the address, so that reloading, Back and a shared link show the same. Delegation only.
 // A step of the wizard (data-step) keeps what else its address holds. Any other form writes each field that people see,
-// even if empty: what the address lacks has its default. The longest texts are left out if they do not fit.
+// even if empty: what the address lacks has its default. The longest texts are left out if they do not fit, and a
+// sentence below their fields says so.
 (() => {
   // Front servers take addresses of 8 KB, also of the login page, which holds this one with each % as %25.
   const MOST = 4500;
@@ -12,14 +13,29 @@
   const seen = () => [...form().elements].filter(({ name, type }) => name && type !== "hidden" && type !== "submit");
   const shape = () => String(seen().map(({ name }) => name));
 
+  const leftOut = new Set();
+  const tell = () => seen().forEach((field) => {
+    const id = `${field.id}_left_out`, note = document.getElementById(id);
+    if (!leftOut.has(field)) return note?.remove();
+    const text = document.querySelector("[data-words=address]").dataset.long;
+    if (!note) field.closest(".field")?.append(Object.assign(document.createElement("p"), { id, className: "help warn", role: "status", textContent: text }));
+  });
+
   const addressOf = (url) => {
     const address = new URL(url, location.href), { searchParams } = address;
     names().forEach((name) => searchParams.delete(name));
     if (step()) chosen().forEach(([name, value]) => searchParams.append(name, value));
-    else seen().sort((a, b) => a.value.length - b.value.length).forEach(({ name, value }) => { // long texts last
-      searchParams.append(name, value);
-      if (address.href.length > MOST) searchParams.delete(name);
-    });
+    else {
+      leftOut.clear();
+      seen().sort((a, b) => a.value.length - b.value.length).forEach((field) => { // long texts last
+        searchParams.append(field.name, field.value);
+        if (address.href.length > MOST) {
+          searchParams.delete(field.name);
+          if (field.value !== field.defaultValue) leftOut.add(field); // else it comes back with the page
+        }
+      });
+      tell();
+    }
     return address;
   };
   let pending = 0, written = form() && shape();

@@ -237,18 +237,20 @@ def test_live_figures_are_written_as_the_page_wrote_them(open_page: Open, runnin
     assert shown == ["0.391", "1,255"]  # read at once: the stream of the job sends its own figures at any moment
 
 
-def test_the_dialog_that_stops_a_job_follows_its_state(open_page: Open, floor: TrainingSetup, alice: User) -> None:
+def test_the_dialog_that_cancels_a_job_follows_its_state(open_page: Open, floor: TrainingSetup, alice: User) -> None:
     job = floor.job(suffix="waiting")
     page = open_page(f"/jobs/{job.pk}", user=alice)
-    page.get_by_role("button", name="Stop", exact=True).click()
+    page.get_by_role("button", name="Cancel", exact=True).click()
     dialog = page.locator("#cancel-job")
     expect(dialog).to_contain_text("It leaves the queue. You pay nothing")
 
     claim(floor)
     page.evaluate("() => htmx.trigger('#job-live', 'state')")
 
-    expect(dialog).to_contain_text("keeps its last checkpoint. You pay for what was trained so far.")
+    expect(dialog).to_contain_text("no checkpoint is kept. You pay about")
     expect(dialog).to_be_visible()
+    dialog.get_by_role("button", name="Cancel the job").click()
+    expect(page.locator("h1")).to_have_text("Cancel waiting?")  # it has started meanwhile
 
 
 def test_the_charts_legend_names_what_is_drawn(open_page: Open, running: FineTuningJob, alice: User) -> None:

@@ -1,15 +1,19 @@
-"""Invoice files: CSV for spreadsheets, PDF for people."""
+"""Invoice files: CSV for spreadsheets, PDF for people, in the language of who opens it."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from django.db.models import Count, Sum
+from django.utils.formats import date_format
+from django.utils.translation import gettext
 
 from apps.billing.invoices.statements import sum_by_label
 from apps.billing.models import Invoice, LineKind
+from apps.core.messages.translation import later
 from apps.core.money import nano_to_usd
 
 if TYPE_CHECKING:
@@ -19,6 +23,15 @@ CSV_HEADER = (
     "invoice", "position", "kind", "subject", "label", "sku", "unit", "quantity", "first_day", "last_day", "key",
     "adapter_version", "member", "price_version", "amount_usd", "exact_usd",
 )  # fmt: skip
+_KINDS = {
+    LineKind.TRAINING: later("training"),
+    LineKind.INFERENCE: later("inference"),
+    LineKind.WARM: later("kept warm"),
+    LineKind.STORAGE: later("storage"),
+    LineKind.CONVERSION: later("conversion"),
+    LineKind.REBATE: later("rebate"),
+    LineKind.REFUND: later("refund"),
+}
 _FONT = "Helvetica"
 _WIDTHS_MM = (18, 66, 26, 34, 22, 24)
 _ROW_MM = 5.5
@@ -54,7 +67,7 @@ def pdf_of(invoice: Invoice) -> bytes:
 
     pdf = FPDF(format="A4")
     pdf.set_creation_date(invoice.issued_at)
-    pdf.set_title(f"Invoice {invoice.number}")
+    pdf.set_title(_title(invoice))
     pdf.set_margins(10, 12)
     pdf.add_page()
     _head(pdf, invoice)
@@ -63,19 +76,28 @@ def pdf_of(invoice: Invoice) -> bytes:
         if pdf.will_page_break(_ROW_MM):
             pdf.add_page()
             _table_head(pdf)
-        days = (
-            f"{line.first_day:%d %b} - {line.last_day:%d %b}" if line.last_day > line.first_day else f"{line.first_day}"
-        )
+        days = date_format(line.first_day, gettext("j M"))
+        if line.last_day > line.first_day:
+            days = f"{days} - {date_format(line.last_day, gettext('j M'))}"
         direction = line.sku.split(":")[1] + " " if line.kind == LineKind.INFERENCE and line.sku.count(":") > 1 else ""
-        _cells(pdf, (line.kind, direction + line.subject, line.label, days, quantity_in_words(line.unit, line.quantity),
-                     usd_of_cents(line.cents)))  # fmt: skip
+        kind, subject = str(_KINDS[LineKind(line.kind)]), direction + line.subject
+        quantity = quantity_in_words(line.unit, line.quantity)
+        _cells(pdf, (kind, subject, line.label, days, quantity, usd_of_cents(line.cents)))
     _foot(pdf, invoice)
     return bytes(pdf.output())
 
 
+def _title(invoice: Invoice) -> str:
+    return gettext("Invoice %(number)s") % {"number": invoice.number}
+
+
 def _head(pdf: FPDF, invoice: Invoice) -> None:
-    _line(pdf, f"Invoice {invoice.number}", size=16, style="B", height=9)
-    _line(pdf, f"{invoice.month:%B %Y}, issued {invoice.issued_at:%-d %B %Y} (UTC)", size=10)
+    _line(pdf, _title(invoice), size=16, style="B", height=9)
+    dates = {
+        "month": date_format(invoice.month, "F Y"),
+        "day": date_format(invoice.issued_at.astimezone(datetime.UTC).date(), gettext("j F Y")),
+    }
+    _line(pdf, gettext("%(month)s, issued %(day)s (UTC)") % dates, size=10)
     _line(pdf, "", size=6)
     for text in [invoice.organization.name, *invoice.billed_to.splitlines()]:
         _line(pdf, text, size=10)
@@ -83,7 +105,8 @@ def _head(pdf: FPDF, invoice: Invoice) -> None:
 
 
 def _table_head(pdf: FPDF) -> None:
-    _cells(pdf, ("Kind", "For", "Label", "Days (UTC)", "Quantity", "USD"), style="B")
+    heads = (gettext("Kind"), gettext("For"), gettext("Label"), gettext("Days (UTC)"), gettext("Quantity"), "USD")
+    _cells(pdf, heads, style="B")
 
 
 def quantity_in_words(unit: str, quantity: int) -> str:
@@ -110,18 +133,21 @@ def _foot(pdf: FPDF, invoice: Invoice) -> None:
     )
     if left_out["lines"]:
         amount = usd_of_cents(left_out["cents"])
-        _line(pdf, f"{left_out['lines']:,} more lines, ${amount} together: the CSV has all lines.", size=9)
+        text = gettext("%(lines)s more lines, $%(amount)s together: the CSV has all lines.")
+        _line(pdf, text % {"lines": f"{left_out['lines']:,}", "amount": amount}, size=9)
     labels, others_cents = sum_by_label(invoice)
     if set(labels) != {""}:
         for label, cents in labels.items():
-            _line(pdf, f"{label or 'without label'}: ${usd_of_cents(cents)}", size=9)
+            _line(pdf, f"{label or gettext('without label')}: ${usd_of_cents(cents)}", size=9)
         if others_cents is not None:
-            _line(pdf, f"everything else: ${usd_of_cents(others_cents)}", size=9)
-    _line(pdf, f"Total ${usd_of_cents(invoice.total_cents)}", size=12, style="B", height=8)
-    _line(pdf, "Charged to the balance when it was used; nothing is due with this statement.", size=8)
-    _line(
-        pdf, "Cents are rounded on the running total, so single lines may differ from their exact value by one.", size=8
+            _line(pdf, f"{gettext('everything else')}: ${usd_of_cents(others_cents)}", size=9)
+    _line(pdf, f"{gettext('Total')} ${usd_of_cents(invoice.total_cents)}", size=12, style="B", height=8)
+    paid = gettext("Charged to the balance when it was used; nothing is due with this statement.")
+    _line(pdf, paid, size=8)
+    rounded = gettext(
+        "Cents are rounded on the running total, so single lines may differ from their exact value by one."
     )
+    _line(pdf, rounded, size=8)
 
 
 def _line(pdf: FPDF, text: str, *, size: int, style: str = "", height: float = 5) -> None:

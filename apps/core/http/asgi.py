@@ -361,3 +361,21 @@ def error_page(request: HttpRequest, status: int, *, message: str = "") -> HttpR
     }
     page = render_to_string([f"shell/errors/{status}.html", "shell/errors/base.html"], context, request=request)
     return HttpResponse(page, status=status)
+
+
+def plain_page(
+    status: int, heading: str, message: str, *, is_signed_in: bool, can_repeat: bool, request_id: str = ""
+) -> str:
+    """Return a page for an error that is rendered without its request: its frame queries nothing, so it cannot fail.
+
+    `is_signed_in` adds the navigation. It may be a guess, because the pages behind it decide who sees them.
+    """
+    context = {
+        "status": status,
+        "heading": heading,
+        "message": message,
+        "is_signed_in": is_signed_in,
+        "can_repeat": can_repeat,
+        "request_id": request_id,
+    }
+    return render_to_string("shell/errors/500.html", context)

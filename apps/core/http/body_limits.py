@@ -23,6 +23,9 @@ from apps.core.http.asgi import (
 _IDLE_SECONDS, _FREE_SECONDS, _MIN_BYTES_PER_SECOND = 30.0, 60.0, 8 * 1024
 
 
+Refuse = Callable[[Scope, Send, DomainError], Awaitable[None]]
+
+
 class BodyAllowance(NamedTuple):
     """The most bytes of a request's body to read, and the error for a larger body if it is not "too large"."""
 
@@ -48,13 +51,18 @@ class BodyLimit(NamedTuple):
 class LimitBodies:
     """ASGI layer that refuses a body above its path's limit before it fills a disk, even if it declared no length.
 
+    `refuse` answers such a request; without it, the answer is an error object.
+
     Django writes the whole body to disk before any view runs. A limit or a permission check in a view is therefore too
     late, so paths with large bodies are judged here.
     """
 
-    def __init__(self, application: Application, limits: Sequence[BodyLimit] = ()) -> None:
+    def __init__(
+        self, application: Application, limits: Sequence[BodyLimit] = (), *, refuse: Refuse | None = None
+    ) -> None:
         self._application = application
         self._limits = limits
+        self._refuse = refuse or _refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,20 +71,20 @@ class LimitBodies:
         try:
             allowance = await self._allowance(scope)
         except DomainError as refusal:
-            await send_error(send, refusal)
+            await self._refuse(scope, send, refusal)
             return
         error = allowance.refusal or TooLarge(
             f"The request body is larger than {allowance.limit_bytes / MIB:.0f} MiB.", limit_bytes=allowance.limit_bytes
         )
         if declared_length(scope) > allowance.limit_bytes:
-            await send_error(send, error)
+            await self._refuse(scope, send, error)
             return
         counted = _CountedBody(receive, send, limit_bytes=allowance.limit_bytes)
         await self._application(scope, counted.receive, counted.send)
         if counted.is_exceeded and not counted.has_answered:
-            await send_error(send, error)
+            await self._refuse(scope, send, error)
         elif counted.is_late and not counted.has_answered:
-            await send_error(send, TooSlow("The request body did not arrive in time. Send it again."))
+            await self._refuse(scope, send, TooSlow("The request body did not arrive in time. Send it again."))
 
     async def _allowance(self, scope: Scope) -> BodyAllowance:
         matching = (
@@ -92,6 +100,10 @@ class LimitBodies:
             return BodyAllowance(limit.limit_bytes)
         allowance = await limit.judge(scope)
         return allowance._replace(limit_bytes=min(allowance.limit_bytes, limit.limit_bytes))
+
+
+async def _refuse(scope: Scope, send: Send, error: DomainError) -> None:
+    await send_error(send, error)
 
 
 class _CountedBody:

@@ -3,9 +3,9 @@
 import logging
 import sys
 
+from django.conf import settings
 from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse
-from django.template.loader import render_to_string
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import gettext
 from psycopg import OperationalError
@@ -21,7 +21,7 @@ from psycopg.errors import (
 )
 
 from apps.core.errors import DomainError, Status, Unavailable
-from apps.core.http.asgi import ServerFault, error_headers, error_response, is_machine_path
+from apps.core.http.asgi import ServerFault, error_headers, error_response, is_machine_path, plain_page
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,9 @@ def server_error(request: HttpRequest) -> HttpResponse:
         return _stopped(request, refusal)
     if is_machine_path(request.path):
         return error_response(ServerFault(gettext("The server had an error while processing your request.")))
-    page = render_to_string("shell/errors/500.html", {"status": 500, "request_id": getattr(request, "id", "")})
-    return HttpResponse(page, status=500)
+    heading = gettext("Something went wrong on our side")
+    text = gettext("We've recorded the error. Your last step may not have been saved.")
+    return _page(request, 500, heading, text)
 
 
 def _stopped(request: HttpRequest, refusal: DomainError) -> HttpResponse:
@@ -70,9 +71,21 @@ def _stopped(request: HttpRequest, refusal: DomainError) -> HttpResponse:
         return error_response(refusal)
     took_long = isinstance(refusal, QueryTimeout | RowsInUse)
     heading = gettext("That took too long") if took_long else gettext("We can't answer right now")
-    shown = {"status": int(refusal.status), "heading": heading, "message": refusal.message}
-    page = render_to_string("shell/errors/stopped.html", shown)
-    return HttpResponse(page, status=refusal.status, headers=error_headers(refusal))
+    return _page(request, int(refusal.status), heading, refusal.message, error_headers(refusal))
+
+
+def _page(
+    request: HttpRequest, status: int, heading: str, message: str, headers: dict[str, str] | None = None
+) -> HttpResponse:
+    page = plain_page(
+        status,
+        heading,
+        message,
+        is_signed_in=settings.SESSION_COOKIE_NAME in request.COOKIES,  # whose session is not read
+        can_repeat=request.method == "GET",
+        request_id=getattr(request, "id", ""),
+    )
+    return HttpResponse(page, status=status, headers=headers)
 
 
 def _refusal_of(exception: BaseException | None) -> DomainError | None:

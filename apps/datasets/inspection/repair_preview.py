@@ -1,5 +1,7 @@
 """A preview of a repair: the rows with errors, before and after it."""
 
+from collections.abc import Iterator, Sequence
+
 import msgspec
 
 from apps.contracts.chat import Line
@@ -7,6 +9,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import FileErrorCode, LineError, shown
 from apps.datasets.queries import iterate_lines
 from apps.datasets.rows import kind_of
+from apps.datasets.stream import LINES_PER_OFFSET
 from apps.datasets.validation.repair import REPAIRS, RepairMode
 from apps.datasets.validation.row_checks import check_line
 
@@ -22,25 +25,44 @@ class RepairedRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RepairPreview(msgspec.Struct, frozen=True, kw_only=True):
-    """Some of the `total` rows that a repair changes or leaves out. The first `listed` of them can be previewed."""
+    """Some of the `total` rows that a repair changes or leaves out.
+
+    The first `listed` of them can be previewed; of these, `fixed` are changed and the others are left out.
+    """
 
     rows: tuple[RepairedRow, ...]
     total: int
     listed: int
+    fixed: int
 
 
 def preview_repair(*, version: DatasetVersion, mode: RepairMode, skip: int = 0, limit: int = 10) -> RepairPreview:
     """Return what a repair would do to the rows with errors, without doing it."""
     errors = msgspec.convert(version.errors if version.has_bad_rows else [], list[LineError])
     problems = [error for error in errors if error.code not in _OF_THE_FILE]
-    others = len(errors) - len(problems)
-    rows = tuple(_repaired(version, problem, mode) for problem in problems[skip : skip + limit])
-    return RepairPreview(rows=rows, total=version.error_count - others if problems else 0, listed=len(problems))
+    shown_problems = problems[skip : skip + limit]
+    counted = shown_problems if mode is RepairMode.DROP else problems  # of which some are fixed
+    repaired = {id(problem): row for problem, row in zip(counted, _repaired(version, counted, mode), strict=True)}
+    return RepairPreview(
+        rows=tuple(repaired[id(problem)] for problem in shown_problems),
+        total=version.bad_row_count,
+        listed=len(problems),
+        fixed=sum(row.after is not None for row in repaired.values()),
+    )
 
 
-def _repaired(version: DatasetVersion, problem: LineError, mode: RepairMode) -> RepairedRow:
+def _repaired(version: DatasetVersion, problems: Sequence[LineError], mode: RepairMode) -> Iterator[RepairedRow]:
+    lines, read = iterate_lines(version=version), 0
+    for problem in problems:
+        if not read < problem.line <= read + LINES_PER_OFFSET:  # else it is near in the stream that is open
+            lines = iterate_lines(version=version, first_line=problem.line)
+        line = next((each for each in lines if each.number >= problem.line), None)
+        read = line.number if line else 0
+        yield _repaired_row(version, problem, mode, line)
+
+
+def _repaired_row(version: DatasetVersion, problem: LineError, mode: RepairMode, line: Line | None) -> RepairedRow:
     kind = kind_of(version)
-    line = next(iterate_lines(version=version, first_line=problem.line), None)
     if line is None or line.number != problem.line:
         line = Line(problem.line, b"")
     cause = problem

@@ -8,7 +8,7 @@ from operator import attrgetter
 from django import forms
 from django.http import QueryDict
 from django.utils import timezone
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import list_regions
@@ -145,27 +145,29 @@ class PriceForm(forms.Form):
         return tiers
 
 
-_AT_ONCE = ("at once", "at a time", "at the same time")
-_A_MINUTE = ("a minute", "per minute")
+_AT_ONCE = (gettext_noop("at once"), "at a time", "at the same time")
+_A_MINUTE = ("a minute", gettext_noop("per minute"))
 
 
 class QuotaForm(forms.Form):
     """The limits of one organization, each with what it uses. An empty field lifts its limit."""
 
     concurrent_gpus = QuantityField(
-        count_of("GPUs", example="2 GPUs", tails=_AT_ONCE), label=later("GPUs at the same time")
+        count_of("GPUs", example=later("2 GPUs"), tails=_AT_ONCE), label=later("GPUs at the same time")
     )
-    queued_jobs = QuantityField(count_of("jobs", example="20 jobs", tails=_AT_ONCE), label=later("Unfinished jobs"))
+    queued_jobs = QuantityField(
+        count_of("jobs", example=later("20 jobs"), tails=_AT_ONCE), label=later("Unfinished jobs")
+    )
     gpu_seconds_per_month = QuantityField(GPU_TIME, label=later("GPU time a month"))
     storage_bytes = QuantityField(BYTES, label=later("Storage"))
     requests_per_minute = QuantityField(
-        count_of("requests", example="6,000 requests", tails=_A_MINUTE), label=later("Requests per minute")
+        count_of("requests", example=later("6,000 requests"), tails=_A_MINUTE), label=later("Requests per minute")
     )
     tokens_per_minute = QuantityField(
-        count_of("tokens", example="2 million tokens", tails=_A_MINUTE), label=later("Tokens per minute")
+        count_of("tokens", example=later("2 million tokens"), tails=_A_MINUTE), label=later("Tokens per minute")
     )
     concurrent_requests = QuantityField(
-        count_of("requests", example="256 requests", tails=_AT_ONCE), label=later("Requests at the same time")
+        count_of("requests", example=later("256 requests"), tails=_AT_ONCE), label=later("Requests at the same time")
     )
     weight = forms.IntegerField(
         min_value=1,

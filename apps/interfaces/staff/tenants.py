@@ -1,7 +1,7 @@
 """Operator pages: organizations with their limits and credit, and the jobs of all organizations."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlencode
@@ -31,6 +31,7 @@ from apps.core.messages.translation import later
 from apps.core.templatetags.statuses import STATUSES
 from apps.datasets.queries import list_versions
 from apps.finetuning.jobs import control
+from apps.finetuning.jobs.progress import list_progress
 from apps.finetuning.jobs.waits import explain_wait
 from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob, Quota
@@ -61,7 +62,7 @@ _STANDINGS = (("", later("All")), ("suspended", later("Suspended")), ("empty", l
 @operator_view
 def jobs(request: HttpRequest) -> HttpResponse:
     """List the jobs of all tenants, or of one, newest first."""
-    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool")
+    rows = FineTuningJob.objects.select_related("organization", "base_model", "pool", "price_rule")
     wanted = request.GET.get("organization", "")
     tenant = Organization.objects.filter(pk=wanted).first() if wanted else None
     of_tenant = {"organization": tenant.pk} if tenant else {}
@@ -70,7 +71,10 @@ def jobs(request: HttpRequest) -> HttpResponse:
     page = read_page(rows.filter(**asked), request.GET, order=("-created_at", "-id"), size=_PAGE)
     links = {"previous": page.previous, "next": page.next}
     context = {
-        "jobs": [{"job": job, "billed_seconds": job.billed_gpu_ms / 1000} for job in page.rows],
+        "jobs": [
+            {"job": job, "billed_seconds": job.billed_gpu_ms / 1000, "cost_nano": cost_nano}
+            for job, cost_nano in _with_costs(page.rows, db_now())
+        ],
         "tenant": tenant,
         "tabs": [
             {
@@ -247,7 +251,7 @@ def organization(request: HttpRequest, organization_id: str) -> HttpResponse:
         "people": list(list_members(organization=tenant)),
         "key_count": list_keys(organization=tenant).filter(revoked_at=None).count(),
         "dataset_count": list_versions(organization=tenant).count(),
-        "jobs": first_rows(list_jobs(organization=tenant), _NEWEST_JOBS),
+        "jobs": _with_costs(first_rows(list_jobs(organization=tenant), _NEWEST_JOBS), now),
         "requests": list(list_requests(organization=tenant)[:_NEWEST_REQUESTS]),
         "days": _spent_by_day(tenant, last=now.astimezone(datetime.UTC).date()),
     }
@@ -274,8 +278,10 @@ def _spent_by_day(tenant: Organization, *, last: datetime.date) -> list[tuple[st
 def job(request: HttpRequest, job_id: str) -> HttpResponse:
     """Show one job: its attempts with their logs, its events, and what it cost."""
     shown = get_object_or_404(_jobs(), pk=job_id)
+    now = db_now()
     context = {
         "job": shown,
+        "cost_nano": _with_costs([shown], now)[0][1],
         "runs": list(shown.runs.order_by("-attempt").select_related("worker", "pool")),
         "events": [
             {"level": event.level, "message": event.message, "detail": "", "at": event.created_at}
@@ -283,7 +289,7 @@ def job(request: HttpRequest, job_id: str) -> HttpResponse:
         ],
         "billed_seconds": shown.billed_gpu_ms / 1000,
         "may_cancel": shown.status not in JOB_TERMINAL,
-        "wait": explain_wait(job=shown, now=db_now()),
+        "wait": explain_wait(job=shown, now=now),
         "is_overrun": shown.status == JobStatus.PAUSED and shown.overran_at is not None,
     }
     return render(request, "staff/tenants/job.html", context)
@@ -312,4 +318,11 @@ def continue_job(request: HttpRequest, job_id: str) -> HttpResponse:
 
 
 def _jobs() -> QuerySet[FineTuningJob]:
-    return FineTuningJob.objects.select_related("organization", "base_model", "pool", "training_file__dataset")
+    related = ("organization", "base_model", "pool", "price_rule", "training_file__dataset")
+    return FineTuningJob.objects.select_related(*related)
+
+
+def _with_costs(jobs: Sequence[FineTuningJob], now: datetime.datetime) -> list[tuple[FineTuningJob, int]]:
+    """Return each job with its cost so far in nano-USD, as its customer sees it."""
+    progress = list_progress(jobs=jobs, now=now)
+    return [(job, progress[job.pk].spent_nano) for job in jobs]

@@ -141,11 +141,16 @@ def test_a_criterion_that_is_added_right_after_a_change_is_there_however_slow_th
 
 
 @pytest.mark.slow
-def test_a_text_too_long_for_an_address_is_left_out_and_all_others_stay(
+def test_a_text_too_long_for_an_address_is_left_out_with_a_word_and_all_others_stay(
     open_page: Open, rows: DatasetVersion, alice: User
 ) -> None:
     page = open_page("/evals/new", user=alice)
+    told = page.locator(".field", has=page.locator("#id_question")).get_by_text("too long to keep in the address")
     page.locator("#id_question").fill("ü" * 690)  # with all else it is too long
+    expect(told).to_be_visible()
+    page.locator("#id_question").fill("short")
+    expect(told).to_have_count(0)
+    page.locator("#id_question").fill("ü" * 690)
     page.locator("#id_temperature").fill("0.5")
     page.locator("#id_criterion-0-name").fill("spelling")
     page.get_by_role("button", name="Add a criterion").click()
@@ -153,6 +158,7 @@ def test_a_text_too_long_for_an_address_is_left_out_and_all_others_stay(
     page.wait_for_url(re.compile("criterion-1-name=case"))
 
     assert len(page.url) <= 4_500 and "question" not in in_address(page)
+    expect(page.get_by_text("too long to keep in the address")).to_have_count(1)
     shown = values(page)
     page.reload()
     assert values(page) == shown | {"question": ""}

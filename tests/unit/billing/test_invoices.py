@@ -3,11 +3,14 @@
 import csv
 import datetime
 import io
+import re
+import zlib
 from typing import Any
 
 import pytest
 from django.core import mail
 from django.db import DatabaseError, transaction
+from django.utils.translation import override
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -201,6 +204,27 @@ def test_the_files_hold_every_line_and_cents_that_add_up(rich):
     assert sum(round(float(row["amount_usd"]) * 100) for row in rows) == invoice.total_cents
     assert rows[0]["label"] == "Суперкоманда"
     assert pdf.startswith(b"%PDF-") and len(pdf) > 1000
+
+
+@pytest.mark.parametrize(
+    ("language", "texts"),
+    [
+        (
+            "en",
+            ["Invoice ", "October 2026, issued ", "Kind", "training", "nothing is due with", "Total $"],
+        ),
+        ("de", ["Rechnung ", "Oktober 2026, ausgestellt am ", "Art", "Training", "nichts zu zahlen", "Summe $"]),
+    ],
+)
+def test_the_pdf_is_in_the_language_of_its_reader(rich, language: str, texts: list[str]) -> None:
+    train(rich, 1_234_567_891)
+    invoice = close_month(organization=rich, month=OCTOBER)
+    with override(language):
+        pdf = pdf_of(invoice)
+
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
+    shown = "".join(zlib.decompress(each).decode("latin-1") for each in streams if each[:1] == b"x")
+    assert [text for text in texts if text not in shown] == []
 
 
 # --- storage and volume -----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_a_preview_shows_what_the_repair_does(organization, mode: RepairMode) ->
     added = read_object(DatasetVersion.objects.get(pk=repaired.pk).object_key).decode().splitlines()[12:]
     assert [row.after for row in preview.rows if row.after is not None] == added
     assert [row.problem.line for row in preview.rows] == [13, 14, 15]
-    assert (preview.total, preview.listed) == (3, 3)
+    assert (preview.total, preview.listed, preview.fixed) == (3, 3, len(added))
     assert json.loads(preview.rows[0].before) == BAD[0]
 
 
@@ -44,6 +44,17 @@ def test_a_preview_of_a_table_shows_its_rows(organization) -> None:
 
     assert (preview.total, [row.problem.line for row in preview.rows]) == (2, [12])
     assert preview.rows[0].after is None
+
+
+def test_bad_rows_far_from_each_other_are_counted(organization) -> None:
+    fixable = jsonl_of(BAD[0])
+    version = make_ready_version(organization, fixable + jsonl(300) + fixable + jsonl(700) + fixable + jsonl_of(BAD[1]))
+
+    preview = preview_repair(version=version, mode=RepairMode.REPAIR, skip=2, limit=1)
+
+    assert (preview.total, preview.listed, preview.fixed) == (4, 4, 3)
+    assert [row.problem.line for row in preview.rows] == [1003]
+    assert json.loads(preview.rows[0].before) == BAD[0]
 
 
 def test_a_file_without_bad_rows_has_no_preview(organization) -> None:

@@ -12,12 +12,14 @@ from apps.core.objects.store import store
 from apps.datasets import operations
 from apps.datasets.intake.revisions import NotRepairable, repair_version
 from apps.datasets.models import DatasetVersion
+from apps.datasets.validation.formats import FIELDS
 from apps.datasets.validation.leases import validate_version
 from apps.datasets.validation.repair import RepairMode
 from apps.finetuning.usage.quotas import set_quota
+from apps.interfaces.web.datasets.columns import FIELD_WORDS
 from tests.factories.catalog import make_base_model
 from tests.factories.chat import PAIR
-from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
+from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version, make_version
 from tests.web.pages import page_of
 
 pytestmark = pytest.mark.django_db
@@ -254,12 +256,40 @@ def test_every_format_can_be_looked_at(version, alice, client_for, format: str) 
     assert response.status_code == 200
 
 
-def test_bad_rows_are_dropped_with_one_click(organization, alice, client_for) -> None:
+def test_fields_of_a_format_are_named_in_the_readers_language_too(organization, alice, client_for) -> None:
+    url = reverse("web:dataset_columns", args=[make_ready_version(organization, jsonl()).pk])
+    english, german = (
+        client_for(alice)
+        .get(url, {"format": "preference_pairs"}, headers={"Accept-Language": language})
+        .content.decode()
+        for language in ("en", "de")
+    )
+
+    assert "Chosen" in english and "(chosen)" not in english
+    assert "Bevorzugt (chosen)" in german and "System (" not in german
+    assert {field.name.replace("_", " ") for fields in FIELDS.values() for field in fields} == set(FIELD_WORDS)
+
+
+def test_rows_are_fixed_or_removed_only_after_their_numbers_are_shown(organization, alice, client_for) -> None:
+    make_base_model()
+    version = make_ready_version(organization, jsonl() + jsonl_of(chat_row("Hi") | {"id": 4}) + b"{broken\n")
+    client, repair = client_for(alice), reverse("web:dataset_repair", args=[version.pk])
+    page = client.get(page_of(version)).content.decode()
+    fix, remove = (client.get(repair, {"mode": mode}).content.decode() for mode in ("repair", "drop"))
+
+    assert f'href="{repair}?mode=repair"' in page and "Fix 2 rows" in page and f'action="{repair}"' not in page
+    assert f'href="{repair}?mode=drop"' in page and "Remove 2 rows" in page
+    assert "Save as new version: 1 fixed, 1 removed" in fix and "you can go back" in fix
+    assert "Save as new version: 2 removed" in remove
+    version.error_count = 1_234
+    version.save()
+    assert "Save as new version: 1,234 fixed or removed" in client.get(repair).content.decode()
+
+
+def test_bad_rows_are_dropped_with_one_form(organization, alice, client_for) -> None:
     make_base_model()
     version = make_ready_version(organization, jsonl() + b"{broken\n")
     client = client_for(alice)
-    assert "Remove bad rows" in client.get(page_of(version)).content.decode()
-
     response = client.post(reverse("web:dataset_repair", args=[version.pk]), {"mode": "drop"})
     made = DatasetVersion.objects.get(derived_from=version)
     validate_version(version_id=made.pk, now=db_now())
@@ -314,6 +344,6 @@ def test_only_a_file_with_bad_rows_offers_to_repair_them(organization, alice, cl
         for version in (short, bad)
     ]
 
-    assert ["Fix rows" in page for page in pages] == [False, True]
+    assert ["Fix 1 row" in page for page in pages] == [False, True]
     with pytest.raises(NotRepairable, match="too few"):
         repair_version(version=short, mode=RepairMode.DROP, by=alice.pk, now=db_now())

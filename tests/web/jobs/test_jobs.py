@@ -49,6 +49,26 @@ def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, r
     assert reload(job).status == "cancelled"
 
 
+def test_a_job_that_started_is_cancelled_by_its_name_after_its_loss_is_shown(floor, claim, client_for, bob, reload):
+    job = floor.job(suffix="triage")
+    browser, by_name = client_for(bob), f"/jobs/cancel?job={job.pk}"
+    assert by_name not in browser.get(f"/jobs/{job.pk}").content.decode()
+    run = claim()
+    assert by_name in browser.get(f"/jobs/{job.pk}").content.decode()
+
+    answer = browser.post(f"/jobs/{job.pk}/cancel")
+    early = browser.get(by_name).content.decode()
+    FineTuningJob.objects.filter(pk=job.pk).update(step=120, total_steps=500, status="running")
+    later = browser.get(by_name).content.decode()
+
+    assert (answer.headers["Location"], reload(job).cancel_requested_at) == (by_name, None)
+    assert "It has not finished a step, so no checkpoint is kept. You pay about" in early
+    assert "It saves a checkpoint at its current step, 120 of 500, and stops. You pay about" in later
+    answer = browser.post("/jobs/cancel", {"job": job.pk, "confirm": "triage"})
+    assert answer.headers["Location"] == f"/jobs/{job.pk}"
+    assert run and reload(job).cancel_requested_at is not None
+
+
 def test_cancelling_several_locks_all_of_them_before_the_first_change(floor, client_for, bob, reload):
     """A claim locks a job, and then the share that the end of another one has locked."""
     jobs = [floor.job(), floor.job()]
@@ -165,6 +185,7 @@ def test_stopping_a_job_says_what_that_does_in_its_present_state(floor, client_f
     job, client, news = floor.job(), client_for(bob), {"HX-Request": "true", "HX-Target": "div#job-state"}
     queued = text(client.get(f"/jobs/{job.pk}"))
     attempt = claim().start(total_steps=10)
+    attempt.report(wire.StepCompleted, **step(3, 1.5))
     attempt.checkpoint(step=3, seconds=9.0)
     running, part = text(client.get(f"/jobs/{job.pk}")), text(client.get(f"/jobs/{job.pk}", headers=news))
     client.post(f"/jobs/{job.pk}/pause")
@@ -172,8 +193,10 @@ def test_stopping_a_job_says_what_that_does_in_its_present_state(floor, client_f
     paused = text(client.get(f"/jobs/{job.pk}"))
 
     assert "It leaves the queue. You pay nothing" in queued and "last checkpoint" not in queued
-    said = "keeps its last checkpoint. You pay for what was trained so far. The rest of the amount held returns"
-    assert said in running and said in part and 'hx-target="#stop-effect"' in part
+    for page in (running, part):
+        assert "It saves a checkpoint at its current step, 3 of 10, and stops. You pay about" in page
+        assert "The rest of the amount held returns" in page
+    assert 'hx-target="#stop-effect"' in part
     assert reload(job).status == "paused" and "keeps its last checkpoint. You paid" in paused
     assert "stop-effect" not in text(client_for(vera).get(f"/jobs/{job.pk}", headers=news))
 

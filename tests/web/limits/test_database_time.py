@@ -15,6 +15,7 @@ HELD = 4711  # an advisory lock that another session holds
 IN_USE = ["SET LOCAL lock_timeout = 1", f"SELECT pg_advisory_xact_lock({HELD})"]
 IDLE = ["DO $$ BEGIN RAISE idle_in_transaction_session_timeout; END $$"]
 END = ["RESET ROLE", "SELECT pg_terminate_backend(pg_backend_pid())", "SELECT 1"]
+FAULT = ["DO $$ BEGIN RAISE division_by_zero; END $$"]
 DEADLOCK = ["DO $$ BEGIN RAISE deadlock_detected; END $$"]
 
 
@@ -74,12 +75,33 @@ def test_a_statement_outside_a_view_is_refused_in_the_same_way(key, alice, clien
     browser.raise_request_exception = False
     with stopping("django_session", TOO_LONG):
         page = browser.get("/jobs")
-    with stopping("django_session", ["DO $$ BEGIN RAISE division_by_zero; END $$"]):
+    with stopping("django_session", FAULT):
         fault = browser.get("/jobs")
 
     assert (page.status_code, fault.status_code) == (503, 500)
     assert "<h1>That took too long</h1>" in page.content.decode()
     assert page.headers["x-request-id"] and page.headers["x-should-retry"] == "false"
+
+
+@pytest.mark.usefixtures("key")
+def test_the_page_of_a_fault_keeps_the_navigation_without_a_query(alice, client_for) -> None:
+    browser = client_for(alice)
+    browser.raise_request_exception = False
+    run: list[str] = []
+
+    def note(execute: Callable[..., Any], statement: str, *rest: Any) -> Any:
+        run.append(statement)
+        return execute(statement, *rest)
+
+    with stopping("finetuning_finetuningjob", FAULT), connection.execute_wrapper(note):
+        page = browser.get("/jobs")
+    text = page.content.decode()
+
+    assert page.status_code == 500 and page.headers["x-request-id"] in text
+    for address in ("/datasets", "/jobs", "/adapters", "/help", "/status"):
+        assert f'href="{address}"' in text
+    assert "Try again" in text
+    assert [each for each in run[run.index(FAULT[0]) + 1 :] if " FROM " in each] == []
 
 
 @pytest.mark.django_db(transaction=True)

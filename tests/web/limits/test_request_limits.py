@@ -351,6 +351,46 @@ def test_a_person_gets_a_page_and_htmx_a_notice() -> None:
     asyncio.run(scenario())
 
 
+def test_a_signed_in_person_keeps_the_navigation_and_reads_the_own_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callers, "credential_of", lambda scope: ("", "session"))
+    monkeypatch.setattr(callers, "recall", lambda credential: PEOPLE["bob"])
+
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        application = limited(views, requests_per_minute=1)
+        large = {"content_length": str(5 * MIB), "accept": "text/html"}
+        _, too_large, _ = await ask(application, "", "/evals", method="POST", **large)
+        status, body, headers = await ask(application, "", "/jobs", accept_language="de")
+        _, _, of_htmx = await ask(application, "", "/jobs", accept_language="de", hx_request="true")
+
+        page = body.decode()
+        assert status == 429 and int(headers["retry-after"]) > 0
+        assert 'href="/datasets"' in page and 'href="/jobs"' in page and 'href="/status"' in page
+        assert f"Ihr Browser darf 1 Anfragen pro Minute nutzen. Versuchen Sie es in {headers['retry-after']} s" in page
+        assert "Ihr Browser darf" in json.loads(of_htmx["hx-trigger"])["toast"]["text"]
+        assert "Erneut versuchen" in page and "Gehen Sie im Browser zurück" not in page
+        assert "<h1>That is too large</h1>" in too_large.decode() and 'href="/datasets"' in too_large.decode()
+        assert "Go back in your browser" in too_large.decode()
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_sees_no_navigation_and_a_script_reads_no_page() -> None:
+    async def scenario() -> None:
+        views = Views()
+        views.go_on.set()
+        application = limited(views, requests_per_minute=1)
+        await ask(application, "a", "/jobs")
+        _, page, _ = await ask(application, "a", "/jobs")
+        _, answer, _ = await ask(application, "a", "/jobs", accept="application/json, text/html")
+
+        assert 'href="/datasets"' not in page.decode() and "Too many requests" in page.decode()
+        assert json.loads(answer)["error"]["code"] == "rate_limit_exceeded"
+
+    asyncio.run(scenario())
+
+
 def test_a_caller_that_used_much_or_runs_another_view_has_it_run_elsewhere() -> None:
     """Until the other process is ready, all views run here."""
 

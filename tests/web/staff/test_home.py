@@ -8,8 +8,11 @@ from apps.billing.usage.metering import record_usage
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.core.templatetags.ui import usd
+from apps.finetuning.jobs.progress import get_progress
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.usage import make_record
+from tests.support.attempts import step
 from tests.support.pages import text
 
 USD = 1_000_000_000
@@ -83,6 +86,20 @@ def test_a_job_shows_its_attempts_with_the_end_of_their_logs(floor, claim, opera
     assert "Attempt 1" in page and "the last line" in page
     assert f"/staff/organizations/{floor.organization.pk}" in page
     assert "Cancel this job" not in page
+
+
+def test_a_running_job_costs_the_same_for_its_customer_and_for_operators(floor, claim, bob, client_for, operator_page):
+    job = floor.job()
+    attempt = claim().start(total_steps=10)
+    attempt.report(wire.StepCompleted, **step(3, 1.5))
+    attempt.checkpoint(step=3, seconds=400.0)  # far above the minimum charge, which grows with the clock
+    job.refresh_from_db()
+    cost = usd(get_progress(job=job, now=db_now()).spent_nano)
+
+    assert job.cost_nano == 0 and cost != usd(0)
+    assert cost in text(client_for(bob).get("/jobs"))
+    for page in ("jobs", f"jobs/{job.pk}", f"organizations/{floor.organization.pk}"):
+        assert cost in operator_page(f"/staff/{page}"), page
 
 
 def test_an_operator_cancels_a_job_and_it_is_audited(floor, olga, client_for):

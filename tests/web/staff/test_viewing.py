@@ -40,7 +40,7 @@ def test_an_operator_sees_the_pages_as_a_viewer_with_a_banner(viewer_browser, fl
 
     assert "You are viewing as" in page and "<b>Acme</b>" in page
     assert "Stop viewing" in page and "Stop viewing" in console
-    assert "Stop the job" not in page and f"/jobs/{job.pk}/cancel" not in page
+    assert "Cancel the job" not in page and f"/jobs/{job.pk}/cancel" not in page
     assert viewer_browser.get(f"/jobs/{foreign.pk}").status_code == 404
     assert viewer_browser.get("/organization/audit").status_code == 403
     assert Membership.objects.filter(organization=floor.organization).count() == 1

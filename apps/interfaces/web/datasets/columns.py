@@ -2,7 +2,7 @@
 
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_noop
 from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.roles import Permission
@@ -11,7 +11,7 @@ from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import translated
 from apps.datasets import operations, queries
-from apps.datasets.inspection.repair_preview import preview_repair
+from apps.datasets.inspection.repair_preview import RepairPreview, preview_repair
 from apps.datasets.intake import revisions
 from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
@@ -20,6 +20,13 @@ from apps.datasets.validation.repair import RepairMode
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _ROWS_PREVIEWED = 10
+# The fields of all formats, as readers of other languages see them.
+FIELD_WORDS = (
+    gettext_noop("messages"), gettext_noop("tools"), gettext_noop("parallel tool calls"), gettext_noop("conversations"),
+    gettext_noop("system"), gettext_noop("input"), gettext_noop("preferred output"),
+    gettext_noop("non preferred output"), gettext_noop("prompt"), gettext_noop("chosen"), gettext_noop("rejected"),
+    gettext_noop("instruction"), gettext_noop("output"), gettext_noop("completion"), gettext_noop("text"),
+)  # fmt: skip
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -81,9 +88,22 @@ def _repair_context(version: DatasetVersion, mode: RepairMode, skip: str) -> dic
         "mode": mode,
         "tabs": tabs,
         "preview": shown,
+        "save_text": _save_text(shown, mode),
         "first": skipped + 1,
         "previous_url": f"?mode={mode}&skip={max(0, skipped - _ROWS_PREVIEWED)}" if skipped else "",
         "next_url": f"?mode={mode}&skip={after}" if after < shown.listed else "",
+    }
+
+
+def _save_text(shown: RepairPreview, mode: RepairMode) -> str:
+    """Return the button's text: how many rows it changes and removes, as far as they are known."""
+    if mode is RepairMode.DROP:
+        return gettext("Save as new version: %(removed)s removed") % {"removed": f"{shown.total:,}"}
+    if shown.listed < shown.total:
+        return gettext("Save as new version: %(rows)s fixed or removed") % {"rows": f"{shown.total:,}"}
+    return gettext("Save as new version: %(fixed)s fixed, %(removed)s removed") % {
+        "fixed": f"{shown.fixed:,}",
+        "removed": f"{shown.total - shown.fixed:,}",
     }
 
 
@@ -110,6 +130,13 @@ def _chosen(version: DatasetVersion, data: QueryDict) -> Mapping:
     return Mapping(format=format, columns={name: column for name, column in columns.items() if column in present})
 
 
+def _label(name: str) -> str:
+    """Return a field's name in the reader's language, with the name in files if that differs."""
+    words = name.replace("_", " ")
+    shown = gettext(words)
+    return shown if shown.lower() == words else f"{shown} ({name})"
+
+
 def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, object]:
     fields = FIELDS[mapping.format]
     is_complete = all(field.name in mapping.columns for field in fields if field.is_required)
@@ -122,7 +149,7 @@ def _context(version: DatasetVersion, mapping: Mapping) -> dict[str, object]:
         "fields": [
             {
                 "name": field.name,
-                "label": field.name.replace("_", " "),
+                "label": _label(field.name),
                 "is_required": field.is_required,
                 "value": mapping.columns.get(field.name, ""),
             }

@@ -15,9 +15,10 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 from django.conf import settings
-from django.template.loader import render_to_string
+from django.http import HttpRequest
+from django.utils.translation import get_language_from_request, gettext, gettext_noop, override
 
-from apps.core.errors import DomainError, RateLimited
+from apps.core.errors import DomainError, RateLimited, Status
 from apps.core.http.asgi import (
     DEFAULT_BODY_BYTES,
     MIB,
@@ -30,12 +31,14 @@ from apps.core.http.asgi import (
     UnknownUrl,
     declared_length,
     is_machine_path,
+    plain_page,
     send_error,
     send_page,
 )
 from apps.core.http.body_limits import LimitBodies
 from apps.core.http.fair_shares import Buckets, LateRefusals, OpenCounts, Pace, Places, TooManyWaiting
 from apps.core.http.turns import PlacedRequest
+from apps.core.messages.translation import later, translated
 from apps.core.objects.views import OBJECT_LIMIT
 from apps.interfaces.web.edge import callers
 from apps.interfaces.web.edge.busy_process import BusyProcess
@@ -75,13 +78,32 @@ _SHARES = {
 }
 _NAMES = {
     "key": "This API key",
-    "session": "Your browser",
-    "person": "Your account",
-    "organization": "Your organization",
-    "address": "Your network",
+    "session": gettext_noop("Your browser"),
+    "person": gettext_noop("Your account"),
+    "organization": gettext_noop("Your organization"),
+    "address": gettext_noop("Your network"),
     "anonymous": "Your network",
     "static": "Your network",
 }
+# The sentences below, as pages translate them.
+_SENTENCES = (
+    gettext_noop("%(who)s may use %(limit)s."),
+    gettext_noop("%(who)s has too many requests waiting at once."),
+    gettext_noop("Try again in %(seconds)s s."),
+    gettext_noop("%(number)s requests per minute"),
+    gettext_noop("%(number)s seconds of processor time per minute"),
+    gettext_noop("%(number)s open requests at once"),
+    gettext_noop("%(number)s large uploads at once"),
+    gettext_noop("The request body is larger than %(size)s MiB."),
+    gettext_noop("The request body did not arrive in time. Send it again."),
+)
+_HEADINGS = {
+    Status.TOO_MANY: later("Too many requests"),
+    Status.TOO_LARGE: later("That is too large"),
+    Status.TIMED_OUT: later("That took too long"),
+}
+_OTHER_HEADING = later("This did not work")
+_JSON = b"application/json"  # what the upload script reads
 
 
 class WebLimits(NamedTuple):
@@ -106,8 +128,8 @@ class LimitRequests:
     """
 
     def __init__(self, application: Application, limits: WebLimits, *, busy: BusyProcess | None = None) -> None:
-        self._own = _Lane(LimitBodies(application, BODY_LIMITS), _places(limits))
-        self._busy = _Lane(LimitBodies(busy or application, BODY_LIMITS), _places(limits))
+        self._own = _Lane(LimitBodies(application, BODY_LIMITS, refuse=send_refusal), _places(limits))
+        self._busy = _Lane(LimitBodies(busy or application, BODY_LIMITS, refuse=send_refusal), _places(limits))
         self._busy_process = busy
         self._limits = limits
         self._requests, self._seconds = Buckets(), Buckets()
@@ -234,18 +256,35 @@ def _places(limits: WebLimits) -> Places:
 async def send_refusal(scope: Scope, send: Send, refusal: DomainError) -> None:
     """Answer a program with an error object, htmx with a notice that keeps the page, and a person with a page."""
     headers = dict(scope["headers"])
-    if is_machine_path(scope["path"]) or _is_static(scope):
+    language = _language(headers.get(b"accept-language", b"").decode("latin-1"))
+    if is_machine_path(scope["path"]) or _is_static(scope) or headers.get(b"accept", b"").startswith(_JSON):
         await send_error(send, refusal)
     elif headers.get(b"hx-request") == b"true":
-        await send_page(send, refusal, "", notice=refusal.message)
+        with override(language):
+            notice = translated(refusal.message)
+        await send_page(send, refusal, "", notice=notice)
     else:
-        await send_page(send, refusal, _page(int(refusal.status), refusal.message))
+        is_signed_in = bool(callers.credential_of(scope)[1])
+        page = _page(int(refusal.status), refusal.message, language, is_signed_in, scope["method"] == "GET")
+        await send_page(send, refusal, page)
 
 
 @lru_cache(maxsize=256)
-def _page(status: int, message: str) -> str:
+def _page(status: int, message: str, language: str, is_signed_in: bool, can_repeat: bool) -> str:
     """Render the page. It is cached, because every request of a flood gets the same page."""
-    return render_to_string("shell/errors/refused.html", {"status": status, "message": message})
+    with override(language):
+        text = translated(message)
+        if status == Status.TOO_MANY:
+            text = f"{text} {gettext('Your earlier work is saved.')}"
+        heading = _HEADINGS.get(status, _OTHER_HEADING)
+        return plain_page(status, str(heading), text, is_signed_in=is_signed_in, can_repeat=can_repeat)
+
+
+def _language(accepted: str) -> str:
+    """Return the language that a browser asks for. The person's own choice would need the database."""
+    request = HttpRequest()
+    request.META["HTTP_ACCEPT_LANGUAGE"] = accepted
+    return get_language_from_request(request)
 
 
 def _is_static(scope: Scope) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from django.db.models import Q, QuerySet
 from django.http import HttpResponse, HttpResponseBase
+from django.urls import reverse
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
@@ -135,8 +136,14 @@ def cancel_many(request: OrganizationRequest) -> HttpResponse:
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
     if request.method == "POST":
         lock_several(organization=request.organization, ids=ids)
-    jobs = queries.list_jobs(organization=request.organization).filter(pk__in=ids)
-    return [AffectedRow(job.pk, title_of(job), effect_of_stopping(job)) for job in jobs]
+    jobs = list(queries.list_jobs(organization=request.organization).filter(pk__in=ids))
+    progress = list_progress(jobs=jobs, now=db_now())
+    return [
+        AffectedRow(
+            job.pk, title_of(job), effect_of_stopping(job, progress[job.pk]), reverse("web:job_detail", args=[job.pk])
+        )
+        for job in jobs
+    ]
 
 
 def _cancel(request: OrganizationRequest, job_id: str) -> None:
@@ -148,7 +155,7 @@ _CANCEL = ConfirmedAction[OrganizationRequest](
     parameter="job",
     verb=later("Cancel"),
     nouns=(later("fine-tune"), later("fine-tunes")),
-    warning=later("A cancelled fine-tune cannot be continued."),
+    warning=later("A cancelled fine-tune cannot be continued. A new one can start from a checkpoint that is kept."),
     done=later("Cancelling"),
     list_url_name="web:job_list",
     list_title=later("Fine-tunes"),

@@ -9,7 +9,9 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.cache import patch_vary_headers
+from django.utils.http import urlencode
 from django.utils.translation import gettext, gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
@@ -20,12 +22,12 @@ from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
-from apps.core.templatetags.ui import status, usd
+from apps.core.templatetags.ui import number, status, usd
 from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.moves import list_moves, move_job
-from apps.finetuning.jobs.progress import get_progress, percent_of
+from apps.finetuning.jobs.progress import JobProgress, get_progress, percent_of
 from apps.finetuning.jobs.retraining.plans import is_repeatable
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.waits import explain_wait
@@ -133,6 +135,9 @@ stream.access = _open_stream.access  # type: ignore[attr-defined]
 @require_POST
 @organization_view(Permission.JOB_WRITE)
 def cancel(request: OrganizationRequest, job_id: str) -> HttpResponse:
+    """Cancel a job that has not started. For another one, ask for its name first, as for several jobs."""
+    if queries.get_job(organization=request.organization, id=job_id).started_at is not None:
+        return redirect(cancel_url(job_id))
     return _act(request, job_id, control.request_cancellation, gettext("The job is being cancelled."))
 
 
@@ -211,18 +216,31 @@ def title_of(job: FineTuningJob) -> str:
     }
 
 
-def effect_of_stopping(job: FineTuningJob) -> str:
-    """Return what happens to the job and to its money if it is stopped now."""
+def cancel_url(job_id: str) -> str:
+    """Return the address of the page that asks for the job's name and then cancels it."""
+    return f"{reverse('web:job_cancel_many')}?{urlencode({'job': job_id})}"
+
+
+def effect_of_stopping(job: FineTuningJob, progress: JobProgress) -> str:
+    """Return what happens to the job, to its steps and to its money if it is cancelled now."""
     if job.status in JOB_TERMINAL:
         return gettext("It already ended (%(status)s). Nothing changes.") % {"status": status(job.status).label}
     if job.started_at is None:
         return gettext("It leaves the queue. You pay nothing, and the amount held for it returns to your balance.")
     kept = gettext("It stops and keeps its last checkpoint.")
+    if not job.step:
+        kept = gettext("It has not finished a step, so no checkpoint is kept.")
+    elif job.status == JobStatus.RUNNING:
+        kept = gettext("It saves a checkpoint at its current step, %(step)s of %(total)s, and stops.") % {
+            "step": number(job.step),
+            "total": number(job.total_steps),
+        }
     if job.status == JobStatus.PAUSED:
         return gettext("%(kept)s You paid %(cost)s.") % {"kept": kept, "cost": usd(job.cost_nano)}
-    return gettext(
-        "%(kept)s You pay for what was trained so far. The rest of the amount held returns to your balance."
-    ) % {"kept": kept}
+    return gettext("%(kept)s You pay about %(cost)s. The rest of the amount held returns to your balance.") % {
+        "kept": kept,
+        "cost": usd(progress.spent_nano),
+    }
 
 
 def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]:
@@ -245,7 +263,7 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "title": title_of(job),
         "owner": _owner_of(job),
         "phases": _phases(job, now),
-        "progress": get_progress(job=job, now=now),
+        "progress": (progress := get_progress(job=job, now=now)),
         "loss": losses.values_list("number", flat=True).last(),
         "first_loss": losses.values_list("number", flat=True).first(),
         "best": best.data if best else None,
@@ -255,7 +273,8 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "wait": (wait := explain_wait(job=job, now=now)),
         "moves": list_moves(job=job, wait=wait, now=now),
         "pause": _pause_state(job),
-        "stop_effect": effect_of_stopping(job),
+        "stop_effect": effect_of_stopping(job, progress),
+        "cancel_url": cancel_url(job.pk),
         "is_repeatable": is_repeatable(job),
         "explanation": (why := explain(job=job, now=now)),
         "retry_url": Draft.of_job(job, changes=why.suggestion.change.recipe).url() if why else "",

@@ -72,6 +72,8 @@ MAIN = (
     Place(label=later("Completions"), icon="inbox", url_name="web:completion_list", views=("web:completion_",)),
     Place(label=later("Evals"), icon="star", url_name="web:eval_list", views=("web:eval_",)),
 )
+HELP = Place(label=later("Help"), icon="book-open", url_name="web:help", views=("web:help", "web:status"), go="h")
+STATUS = Place(label=later("Status"), icon="activity", url_name="web:status", views=())
 ACCOUNT = (
     Place(label=later("Usage"), icon="chart-column", url_name="web:usage", views=("web:usage",), go="u"),
     Place(label=later("Billing"), icon="credit-card", url_name="web:billing", views=("web:billing",), is_payments=True),
@@ -92,7 +94,7 @@ ACCOUNT = (
         views=("web:invoice_", "web:price_", "web:charge_"),
         go="i",
     ),
-    Place(label=later("Help"), icon="book-open", url_name="web:help", views=("web:help", "web:status"), go="h"),
+    HELP,
 )
 OPERATOR = (
     Place(label=later("Installation"), icon="layout-dashboard", url_name="staff:home", views=("staff:home",)),
@@ -156,6 +158,15 @@ def sections(request: HttpRequest) -> list[Section]:
     if getattr(request.user, "is_operator", False):
         listed.append((gettext("Operator"), OPERATOR))
     return [Section(label=label, links=_links(places, view)) for label, places in listed]
+
+
+def places_of_everybody() -> list[NavigationLink]:
+    """Return the main places, the help and the status, without a reader: for pages of errors."""
+    return [
+        NavigationLink(label=place.label, icon=place.icon, url=url)
+        for place in (*MAIN, HELP, STATUS)
+        if (url := _url(place.url_name))
+    ]
 
 
 def actions(request: HttpRequest) -> list[NavigationLink]:

@@ -3,7 +3,14 @@
 from django import template
 from django.template import Context
 
-from apps.interfaces.web.shell.navigation import NavigationLink, Section, actions, help_url, sections
+from apps.interfaces.web.shell.navigation import (
+    NavigationLink,
+    Section,
+    actions,
+    help_url,
+    places_of_everybody,
+    sections,
+)
 
 register = template.Library()
 
@@ -11,6 +18,11 @@ register = template.Library()
 @register.simple_tag(takes_context=True)
 def nav_sections(context: Context) -> list[Section]:
     return sections(context["request"])
+
+
+@register.simple_tag
+def nav_everybody() -> list[NavigationLink]:
+    return places_of_everybody()
 
 
 @register.simple_tag(takes_context=True)
