@@ -6,9 +6,9 @@ places go to the waiting tenant with the fewest places on that replica. The last
 places there, so that one tenant's burst does not make the next tenant wait for a whole answer. Each gateway process
 counts its places separately.
 
-A request may need more places than are free when its turn comes. So that others use these places meanwhile, it lets as
-many sequences pass as it has itself, then a few of tenants with few places, and those of tenants with fewer places than
-its own until a replica's worth has passed. Then freed places are kept until they are enough for it.
+A request may need more places than are free when its turn comes. So that others use these places meanwhile, each tenant
+on the replica may take as many as the request needs, for a limited time. Then freed places are kept until they are
+enough for it, except for a few that tenants with few places may still take.
 """
 
 import asyncio
@@ -21,6 +21,9 @@ from apps.core.errors import RateLimited, Unavailable
 
 MAX_WAITING = 256  # requests per tenant
 MAX_WAIT_SECONDS = 60.0
+# Others may pass a request for so long after its turn came, and twice as long after it came itself. In the rest of its
+# wait, answers in progress end.
+MAX_PASSED_SECONDS = 20.0
 _KEPT_SHARE = 8  # one place in this many
 
 
@@ -34,6 +37,7 @@ class _Waiting:
     replica_ids: Collection[str]
     count: int  # the places that it needs
     given: "asyncio.Future[str]"
+    since: float  # on the loop's clock
     turn_at: str = ""  # the replica where it is next
 
 
@@ -45,7 +49,8 @@ class _Replica:
     taken: int = 0
     by_tenant: Counter[str] = field(default_factory=Counter)
     next: _Waiting | None = None  # it did not fit when its turn came
-    passed: int = 0  # sequences of other requests since then
+    passes: int = 0  # places that others may take before it
+    passes_until: float = 0.0  # on the loop's clock
 
     def has_places_for(self, tenant: str, count: int) -> bool:
         left, kept = self.places - self.taken - count, _kept(self.places)
@@ -55,17 +60,21 @@ class _Replica:
         """Return whether the request may take places before the one whose turn it is."""
         if self.next is None:
             return True
-        own, kept = self.by_tenant[tenant], _kept(self.places)
-        more = self.places if own < self.by_tenant[self.next.tenant] else kept if own + count <= kept else 0
-        return self.passed < self.next.count + more
+        if self.next.given.get_loop().time() > self.passes_until:
+            self.passes = min(self.passes, 0)
+        kept = _kept(self.places)
+        return self.passes > (-kept if self.by_tenant[tenant] + count <= kept else 0)
 
     def begin_turn(self, waiting: _Waiting, replica_id: str) -> None:
         """Limit how many may pass the request from now on, unless another is next. One replica is enough for it."""
         if self.next is None and not waiting.turn_at:
-            self.next, self.passed, waiting.turn_at = waiting, 0, replica_id
+            self.next, waiting.turn_at = waiting, replica_id
+            self.passes = waiting.count * max(1, len(self.by_tenant))
+            now = waiting.given.get_loop().time()
+            self.passes_until = min(now + MAX_PASSED_SECONDS, waiting.since + 2 * MAX_PASSED_SECONDS)
 
     def take(self, tenant: str, count: int) -> None:
-        self.passed += count
+        self.passes -= count
         self.taken += count
         self.by_tenant[tenant] += count
 
@@ -141,7 +150,8 @@ class FairQueue:
                 f"{MAX_WAITING} requests of your organization already wait for a free replica. Send fewer at once.",
                 retry_after_seconds=2,
             )
-        waiting = _Waiting(tenant, replica_ids, count, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(tenant, replica_ids, count, loop.create_future(), loop.time())
         queue.append(waiting)
         try:
             async with asyncio.timeout(MAX_WAIT_SECONDS):

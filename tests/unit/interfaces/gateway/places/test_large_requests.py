@@ -8,6 +8,7 @@ import pytest
 
 from apps.contracts.serving import MAX_CHOICES
 from apps.core.errors import InvalidValue, Unavailable
+from apps.interfaces.gateway import fair_queue as turning
 from apps.interfaces.gateway.fair_queue import FairQueue
 from apps.interfaces.gateway.requests.schema import (
     MAX_ANSWER_VALUES,
@@ -121,27 +122,33 @@ async def test_tenants_with_few_places_pass_a_large_request_for_a_while_longer()
         one.cancel()
 
 
-async def test_tenants_with_fewer_places_pass_a_large_request_longer_but_not_for_ever():
+async def test_each_tenant_of_the_replica_may_take_as_many_places_before_a_large_request_as_it_needs():
     turns = FairQueue(places=16)
-    await turns.take("large", ("r",))  # runs for long
-    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(10)]
+    others = [await turns.take(tenant, ("r",)) and tenant for tenant in ["busy"] * 6 + ["other"] * 6]
+    large = ask(turns, "large", 8)
+    await settle()
+    turns.give_back(others.pop(0), "r")
+
+    passed = 0
+    for tenant in ["busy", "other"] * 20:
+        if turns.take_free(tenant, ("r",)):
+            passed += 1
+            turns.give_back(tenant, "r")
+
+    assert passed == 2 * 8
+    large.cancel()
+
+
+async def test_after_some_time_nobody_passes_a_large_request_any_more(monkeypatch):
+    monkeypatch.setattr(turning, "MAX_PASSED_SECONDS", -1.0)
+    turns = FairQueue(places=16)
+    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
     large = ask(turns, "large", 8)
     await settle()
     turns.give_back(others.pop(), "r")
 
-    assert await _pass_until_stopped(turns, "busy", others) == 8
-    came = [ask(turns, f"new-{number}", 1) for number in range(40)]
-    for number in range(40):
-        await settle()
-        if came[number].done():
-            turns.give_back(f"new-{number}", "r")
-    assert 8 < sum(one.done() for one in came) <= 16
-
-    while not large.done():
-        turns.give_back(others.pop(), "r")
-        await settle()
-    for one in came:
-        one.cancel()
+    assert await _pass_until_stopped(turns, "busy", others) == 0
+    large.cancel()
 
 
 async def test_places_that_were_kept_for_a_request_that_leaves_go_to_others():
