@@ -66,8 +66,11 @@ class _Replica:
         return self.passes > (-kept if self.by_tenant[tenant] + count <= kept else 0)
 
     def begin_turn(self, waiting: _Waiting, replica_id: str) -> None:
-        """Limit how many may pass the request from now on, unless another is next. One replica is enough for it."""
-        if self.next is None and not waiting.turn_at:
+        """Limit how many may pass the request from now on, unless another is next. One replica is enough for it.
+
+        A single sequence does not need this: it gets the next place that its tenant may have.
+        """
+        if waiting.count > 1 and self.next is None and not waiting.turn_at:
             self.next, waiting.turn_at = waiting, replica_id
             self.passes = waiting.count * max(1, len(self.by_tenant))
             now = waiting.given.get_loop().time()
