@@ -119,7 +119,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         stripe_tax=environ.get("STRIPE_TAX", "") == "1",
         stripe_meter=environ.get("STRIPE_METER", ""),
         stripe_api_base=environ.get("STRIPE_API_BASE", ""),
-        replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "128")),
+        replica_places=int(environ.get("ANNEAL_REPLICA_PLACES", "256")),
         media_hosts=_listed(environ.get("ANNEAL_MEDIA_HOSTS", "").lower()),
         replica_addresses=_listed(environ.get("ANNEAL_REPLICA_ADDRESSES", f"unix://{home.resolve()}")),
         max_upload_bytes=int(environ.get("ANNEAL_MAX_UPLOAD_BYTES", 8 * 1024**3)),

@@ -10,6 +10,7 @@ from apps.contracts.runs import SignedFile, Struct
 from apps.contracts.struct import Count, Rate, Seconds
 
 Room = Annotated[int, Meta(ge=0, le=10_000)]  # adapters, or a rank: more than any engine has
+MAX_CHOICES = 128  # the most sequences that one request may ask of an engine; OpenAI's limit too
 LORA_NAME_PATTERN = r"^a-[0-9a-z]{26}$"
 
 

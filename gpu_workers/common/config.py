@@ -80,7 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int = 8
     max_cpu_loras: int = 64
     max_lora_rank: int = 64  # every rank that can be trained; an adapter pays for the limit, not for its own rank
-    max_queued_requests: int = 128
+    max_queued_requests: int = 512  # sequences; enough for two gateways
     max_model_length: int = 0  # 0: the model's own
     kv_cache_bytes: int = 0  # 0: vLLM decides on a GPU, a small fixed share on a CPU
     gpu_memory_share: float = 0.0  # of the card's memory, for weights, adapters and cache together; 0: vLLM's default
@@ -133,7 +133,7 @@ def read_engine_config(environ: Mapping[str, str] | None = None, *, is_canary: b
         max_loras=max_loras,
         max_cpu_loras=_integer(env, "ANNEAL_ENGINE_MAX_CPU_LORAS", 8 * max_loras),
         max_lora_rank=_integer(env, "ANNEAL_ENGINE_MAX_LORA_RANK", 64),
-        max_queued_requests=_integer(env, "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", 128),
+        max_queued_requests=_integer(env, "ANNEAL_ENGINE_MAX_QUEUED_REQUESTS", 512),
         max_model_length=_integer(env, "ANNEAL_ENGINE_MAX_MODEL_LENGTH", 0),
         kv_cache_bytes=_integer(env, f"{memory}_KV_CACHE_BYTES", 0),
         gpu_memory_share=_share(env, f"{memory}_GPU_MEMORY_SHARE"),

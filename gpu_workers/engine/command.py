@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from apps.contracts.adapter_files import adapted_modules
+from apps.contracts.serving import MAX_CHOICES
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
 
@@ -21,6 +22,7 @@ _MAX_PIXELS = 2**24
 # needs a C++ compiler. vLLM 0.32 compiles no model with adapters there; without --enforce-eager it still prepares for
 # that, and computes norms and activations with torch instead of its own kernels.
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
+_CPU_SEQUENCES = 2 * MAX_CHOICES  # as on a small GPU; vLLM's 128 of a CPU could be those of one request
 
 
 def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, paths: EnginePaths) -> list[str]:
@@ -64,6 +66,7 @@ def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, p
     if _is_cpu_build():
         server = ["gpu_workers.engine.forking_server", str(paths.parts)]
         switches.append("--enforce-eager")
+        options["--max-num-seqs"] = str(_CPU_SEQUENCES)
     pairs = [word for pair in options.items() for word in pair]
     media = ["--allowed-media-domains", *(config.media_hosts or (_NO_HOST,))]
     return [sys.executable, "-m", *server, *pairs, *media, *adapters, *switches, *config.extra_arguments]
@@ -75,7 +78,7 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_PLUGINS": "",
         "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
-        "VLLM_MAX_N_SEQUENCES": "8",
+        "VLLM_MAX_N_SEQUENCES": str(MAX_CHOICES),
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": "16",
         "VLLM_MAX_IMAGE_PIXELS": str(_MAX_PIXELS),

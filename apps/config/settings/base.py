@@ -38,7 +38,7 @@ STRIPE_METER = ENV.stripe_meter
 # Whether webhooks may be sent to private addresses, and over http to this machine.
 PRIVATE_WEBHOOKS = ENV.private_webhooks
 STRIPE_API_BASE = ENV.stripe_api_base
-# Requests that one gateway runs on one replica at once. An engine accepts ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
+# Choices that one gateway runs on one replica at once. An engine accepts ANNEAL_ENGINE_MAX_QUEUED_REQUESTS in all.
 REPLICA_PLACES = ENV.replica_places
 # The hosts from which engines of multimodal models may fetch images and audio. The engines have the same list.
 MEDIA_HOSTS = frozenset(ENV.media_hosts)

@@ -114,6 +114,20 @@ def test_several_choices_are_put_together_and_their_prompt_is_paid_once(gateway,
     assert (event.input_tokens, event.output_tokens) == (9, 6)
 
 
+def test_as_many_choices_as_openai_allows_are_answered_and_each_is_paid(gateway, tenant, engine):
+    engine.scripts["many"] = Script(prompt_tokens=9)
+
+    answer = gateway.openai(tenant.key).chat.completions.create(
+        model=BASE_MODEL, messages=[{"role": "user", "content": "many"}], n=128
+    )
+
+    assert [choice.index for choice in answer.choices] == list(range(128))
+    assert {choice.message.content for choice in answer.choices} == {"Hello there."}
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (9, 128 * 3)
+    event = wait_for_usage(tenant, 1)[0]
+    assert (event.input_tokens, event.output_tokens, event.engine_input_tokens) == (9, 128 * 3, 128 * 9)
+
+
 def test_the_engine_gets_its_own_name_a_salt_and_nothing_it_need_not_know(gateway, world, engine):
     fields = {
         "user": "u", "store": False, "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "s",

@@ -54,7 +54,8 @@ ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
             "messages[0].content[0].type",
         ),
-        ({"n": 9}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 9, "response_format": {"type": "json_object"}}, "n"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         (schema(pattern="(a|b|c){1,2000}"), "response_format.json_schema.schema"),
@@ -107,7 +108,7 @@ def test_a_bad_field_is_named(gateway, world, change, param):
             {"tool_choice": "required"},
             "`tool_choice` is 'required', but `tools` is empty. Send `tools`, or leave `tool_choice` out.",
         ),
-        ({"n": 9}, "Invalid value for 'n': 9. Use a whole number from 1 to 8."),
+        ({"n": 129}, "Invalid value for 'n': 129. Use a whole number from 1 to 128."),
         (
             {"stop": ""},
             "Invalid value for 'stop': \"\". Use a string of 1 to 256 characters or a list of at most 16 items.",

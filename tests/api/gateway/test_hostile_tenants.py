@@ -16,7 +16,7 @@ from apps.core.http.fair_shares import LateRefusals
 from apps.finetuning.usage.quotas import set_quota
 from apps.interfaces.gateway.http.bodies import MAX_OF_ONE
 from tests.factories.serving import BASE_MODEL, make_tenant
-from tests.support.gateway.processes import HI, error_of, wait_until
+from tests.support.gateway.processes import HI, error_of, running_gateway, wait_until
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +71,40 @@ def test_a_tenant_that_leaves_before_the_first_token_again_and_again_is_refused(
 
     answer = wait_until(lambda: (found := http.post(PATH, json=ask)).status_code == 429 and found, "not refused")
     assert "given up before their first token" in error_of(answer)["message"]
+
+
+def test_a_tenant_with_many_choices_leaves_places_to_others_and_its_next_request_waits(gateway, world, engine):
+    """A place of a replica is one of a choice: 224 of the 256 for one tenant."""
+    greedy = make_tenant("Greedy", world.base_model)
+    text = [{"role": "user", "content": "crowd"}]
+    engine.scripts["crowd"] = Script(tokens=("x",) * 60, delay_seconds=1)
+    ask = {"model": BASE_MODEL, "messages": text, "n": 128, "max_tokens": 60, "stream": True}
+
+    def asked() -> int:
+        return sum(body.get("messages") == text for body in engine.bodies)
+
+    with gateway.left(greedy.key, PATH, ask):
+        wait_until(lambda: asked() == 1, "the engine was not asked")
+        with gateway.left(greedy.key, PATH, ask), gateway.http(world.rival.key) as other:
+            for _ in range(3):
+                answer = other.post(PATH, json={"model": BASE_MODEL, "messages": HI, "n": 20})
+                assert answer.status_code == 200 and len(answer.json()["choices"]) == 20
+            assert asked() == 1
+    with gateway.left(greedy.key, PATH, ask):
+        wait_until(lambda: asked() == 2, "places of customers who left are lost")
+
+
+@pytest.mark.slow
+def test_more_choices_than_a_replica_has_places_for_are_refused_before_they_cost_anything(world, home, tmp_path):
+    tenant = make_tenant("Wide", world.base_model)
+    with running_gateway(tmp_path, engines=home, variables={"ANNEAL_REPLICA_PLACES": "16"}) as small:
+        http = small.http(tenant.key)
+        fits, refused = (http.post(PATH, json={"model": BASE_MODEL, "messages": HI, "n": n}) for n in (14, 15))
+
+    assert (fits.status_code, refused.status_code) == (200, 400)
+    error = error_of(refused)
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "n", "invalid_value")
+    assert "at most 14" in error["message"]
 
 
 def test_the_bodies_of_open_requests_are_bounded(gateway, world, engine):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from apps.contracts.serving import MAX_CHOICES
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
@@ -281,13 +282,15 @@ def test_the_line_for_running_vllm_by_hand_is_the_line_in_service() -> None:
         model_path=str(REPOSITORY / "demo" / "base_model"),
         paths=EnginePaths(Path("/w")),
     )
-    in_service = {word for word in command if word.startswith("--")} - {"--kv-cache-memory-bytes"}  # of a CPU only
+    of_cpus = {"--kv-cache-memory-bytes", "--max-num-seqs"}
+    in_service = {word for word in command if word.startswith("--")} - of_cpus
 
     by_hand = set(re.findall(r"(?<!\S)--[a-z-]+", script.split("exec ", 1)[1]))
 
     assert by_hand == in_service
     switches = {line for line in build_environment(config) if line.startswith(("VLLM_", "HF_HUB", "DO_NOT"))}
     assert switches - {"VLLM_CPU_OMP_THREADS_BIND"} <= set(re.findall(r"([A-Z_]+)=", script))
+    assert f"VLLM_MAX_N_SEQUENCES={MAX_CHOICES}\n" in script
 
 
 def test_the_children_of_workers_are_found_after_a_killed_launcher(

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from apps.contracts.adapter_files import ALL_LINEAR
+from apps.contracts.serving import MAX_CHOICES
 from gpu_workers.common.config import REPOSITORY, ConfigError, EngineConfig, read_engine_config, read_serving_config
 from gpu_workers.common.process_tree import identify
 from gpu_workers.engine import launcher
@@ -40,7 +41,7 @@ def command(config: EngineConfig) -> list[str]:
         ("--max-lora-rank", "16"),
         ("--generation-config", "vllm"),
         ("--max-logprobs", "20"),
-        ("--max-num-queued-reqs", "128"),
+        ("--max-num-queued-reqs", "512"),
         ("--shutdown-timeout", "120"),
         ("--fingerprint-mode", "none"),
         ("--structured-outputs-config", '{"backend": "guidance", "disable_any_whitespace": true}'),
@@ -136,7 +137,7 @@ def test_the_experts_of_a_mixture_are_not_wrapped(config: EngineConfig, tmp_path
         ("HF_HUB_OFFLINE", "1"),
         ("VLLM_PLUGINS", ""),
         ("VLLM_COMPUTE_NANS_IN_LOGITS", "1"),
-        ("VLLM_MAX_N_SEQUENCES", "8"),
+        ("VLLM_MAX_N_SEQUENCES", str(MAX_CHOICES)),
         ("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0"),
         ("VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "16"),
         ("VLLM_MAX_IMAGE_PIXELS", "16777216"),

@@ -3,12 +3,12 @@
 The engine is always asked for a stream with usage in each chunk, so that an interrupted answer is metered too.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from apps.interfaces.gateway.requests.schema import MAX_CHOICES, MAX_PROMPTS
+from apps.contracts.serving import MAX_CHOICES
 
 DONE = b"[DONE]"
 MAX_EVENT_BYTES = 4 * 1024 * 1024
@@ -48,10 +48,10 @@ class Delta(msgspec.Struct, omit_defaults=True, gc=False):
 class EngineChoice(msgspec.Struct, gc=False):
     """A choice of either surface: chat sends `delta`, completions send `text`."""
 
-    index: Annotated[int, Meta(ge=0, lt=MAX_PROMPTS * MAX_CHOICES)]
+    index: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
     delta: Delta | None = None
     text: str = ""
-    logprobs: dict[str, Any] | None = None
+    logprobs: dict[str, list[msgspec.Raw] | None] | None = None  # not parsed, because they are many and only passed on
     finish_reason: str | None = None
 
     @property

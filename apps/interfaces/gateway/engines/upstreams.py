@@ -73,7 +73,7 @@ class Upstreams:
     async def begin(self, route: Route, call: Call) -> "EngineAnswer":
         """Return the answer of the first replica that answers, with its first token.
 
-        The answer holds a place on the replica until `end`. Raises Unavailable, RateLimited, ContextLengthExceeded,
+        The answer holds its places on the replica until `end`. Raises Unavailable, RateLimited, ContextLengthExceeded,
         InvalidValue, RequestFailed.
         """
         # The checked fields and the engine's model name, always as a metered stream.
@@ -91,17 +91,20 @@ class Upstreams:
         trace = call.progress.trace
         while attempts < MAX_ATTEMPTS and (allowed := self._breaker.allowed(untried)):
             trace.enter(RequestPhase.PLACE)
+            tenant, count = call.tenant, call.request.sequence_count
             if call.is_batched:
-                replica_id = self.turns.take_spare(call.tenant, allowed)
+                replica_id = self.turns.take_spare(tenant, allowed, count)
             else:
-                replica_id = self.turns.take_free(call.tenant, allowed) or await self.turns.take(call.tenant, allowed)
+                replica_id = self.turns.take_free(tenant, allowed, count) or await self.turns.take(
+                    tenant, allowed, count
+                )
             upstream = untried.pop(replica_id)
             self._breaker.record_trial(replica_id)
             traceparent = trace.ask_engine(route.model_name, replica_id, output_tokens=call.request.max_tokens)
             try:
                 answer = await self._begin(upstream, call, body, traceparent)
             except BaseException as reason:
-                self.turns.give_back(call.tenant, replica_id)
+                self.turns.give_back(tenant, replica_id, count)
                 self._record_failure(replica_id, call, reason)
                 if not isinstance(reason, TryAnother):
                     raise
@@ -152,9 +155,9 @@ class Upstreams:
         return answer
 
     def end(self, call: Call, answer: "EngineAnswer") -> None:
-        """Free the answer's place. If the answer is incomplete, the engine stops."""
+        """Free the answer's places. If the answer is incomplete, the engine stops."""
         answer.close()
-        self.turns.give_back(call.tenant, answer.replica_id)
+        self.turns.give_back(call.tenant, answer.replica_id, call.request.sequence_count)
 
     def close(self) -> None:
         for replica in self._replicas.values():

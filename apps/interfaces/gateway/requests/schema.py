@@ -1,7 +1,7 @@
 """The fields that a request may have. The engine's request has only these. An unknown field is refused by its name.
 
-Bounds limit the cost of one tenant's request to others: many sequences crowd out other requests, and prompt
-log-probabilities stall a batch.
+Bounds limit the cost of one tenant's request to others: prompt log-probabilities stall a batch, and the gateway holds
+an answer until it is whole.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from apps.contracts.serving import MAX_CHOICES
 from apps.core.errors import InvalidValue, MissingParameter
 from apps.core.http.json_bodies import decode_body
 from apps.interfaces.gateway.errors import UnsupportedParameter
@@ -26,9 +27,12 @@ from apps.interfaces.gateway.requests.structured import (
     tools_fields,
 )
 
-MAX_CHOICES = 8  # the most that engines are started to accept
-MAX_SEQUENCES = 32  # prompts times choices
 MAX_PROMPTS = 8
+# An engine compiles the schema again for each choice, in a pool that all tenants share.
+MAX_STRUCTURED_CHOICES = 8
+# Tokens and log-probabilities of one answer. Each takes 60 to 130 bytes of this process until the answer is whole, so
+# an answer takes at most 270 MB.
+MAX_ANSWER_VALUES = 2**21
 MAX_LOGPROBS = 5  # of /v1/completions, as at OpenAI
 MAX_TOP_LOGPROBS = 20  # of a chat; engines are started to accept it
 MAX_MESSAGES = 2048
@@ -168,10 +172,36 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     choice_count: int  # per prompt
     max_tokens: int | None
     body_bytes: int
+    logprob_count: int = 0  # per token of an answer
     echoed: dict[str, object] = {}  # request fields that the answer repeats
     media: tuple[Medium, ...] = ()  # checked once the model is known
     schemas: tuple[CheckedSchema, ...] = ()  # for the engine to compile
     stored: KeptRequest | None = None  # to be kept with its answer
+
+    @property
+    def sequence_count(self) -> int:
+        """Return how many sequences the engine writes at once."""
+        return self.prompt_count * self.choice_count
+
+    def require_few_sequences(self, most: int) -> None:
+        """Raise InvalidValue if a replica never has places for so many answers."""
+        if self.sequence_count > most:
+            raise InvalidValue(
+                f"`n` asks for {self.sequence_count} answers. A replica of this model writes at most {most} of one "
+                "request at once. Ask for fewer.",
+                param="n",
+            )
+
+    def require_answer_fits(self, context_length: int) -> None:
+        """Raise InvalidValue if the answers may have too many tokens and log-probabilities."""
+        per_token = self.sequence_count * (1 + self.logprob_count)
+        if self.output_tokens_bound(context_length) * (1 + self.logprob_count) > MAX_ANSWER_VALUES:
+            raise InvalidValue(
+                f"The answer could have more than {MAX_ANSWER_VALUES:,} tokens and log-probabilities: "
+                f"{per_token:,} for each of up to {min(self.max_tokens or context_length, context_length):,} tokens. "
+                f"Send `max_tokens` of at most {MAX_ANSWER_VALUES // per_token:,}, or lower `n` or `top_logprobs`.",
+                param="max_tokens",
+            )
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return the most tokens that the prompts can have.
@@ -184,7 +214,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def tokens_estimate(self) -> int:
         """Return the approximate tokens of the request and its answers, for limits per minute."""
-        return self.prompt_tokens_estimate() + self.prompt_count * self.choice_count * (self.max_tokens or 256)
+        return self.prompt_tokens_estimate() + self.sequence_count * (self.max_tokens or 256)
 
     def prompt_tokens_estimate(self) -> int:
         """Return the approximate tokens of the prompts: four bytes of text per token, and a fixed number per medium.
@@ -196,7 +226,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def output_tokens_bound(self, context_length: int) -> int:
         """Return the most tokens that the answers can have: the requested number, but never more than the context."""
-        return self.prompt_count * self.choice_count * min(self.max_tokens or context_length, context_length)
+        return self.sequence_count * min(self.max_tokens or context_length, context_length)
 
 
 # --- Parsing ----------------------------------------------------------------------------------------------------------
@@ -234,17 +264,24 @@ def chat_request(
     if response_format is not None:
         fields["response_format"] = response_format
     fields |= tools_fields(body.tools, body.tool_choice, in_parallel=body.parallel_tool_calls)
+    is_structured = response_format is not None or "tools" in fields
+    if is_structured and (body.n or 1) > MAX_STRUCTURED_CHOICES:
+        raise InvalidValue(
+            f"`n` is {body.n}: at most {MAX_STRUCTURED_CHOICES} choices are allowed with `response_format` or `tools`.",
+            param="n",
+        )
     return EngineRequest(
         model_name=model_name,
         fields=fields,
         is_streamed=bool(body.stream),
         wants_usage=_wants_usage(body),
-        is_structured=response_format is not None or "tools" in fields,
+        is_structured=is_structured,
         prompt_param=prompt_param,
         prompt_count=1,
         choice_count=body.n or 1,
         max_tokens=body.max_completion_tokens or body.max_tokens,
         body_bytes=body_bytes,
+        logprob_count=1 + (body.top_logprobs or 0) if body.logprobs else 0,
         echoed=echoed or {},
         media=tuple(media),
         schemas=tuple(schemas_to_compile(fields)),
@@ -259,9 +296,9 @@ def parse_completion(raw: bytes) -> EngineRequest:
     _require_stream(body)
     fields = _sampling_fields(body)
     fields["prompt"], prompt_count = _prompts(body.prompt)
-    if prompt_count * (body.n or 1) > MAX_SEQUENCES:
+    if prompt_count * (body.n or 1) > MAX_CHOICES:
         raise InvalidValue(
-            f"{prompt_count} prompts with {body.n} choices each are more than {MAX_SEQUENCES} answers. Send fewer "
+            f"{prompt_count} prompts with {body.n} choices each are more than {MAX_CHOICES} answers. Send fewer "
             "prompts at once.",
             param="n",
         )
@@ -282,6 +319,7 @@ def parse_completion(raw: bytes) -> EngineRequest:
         choice_count=body.n or 1,
         max_tokens=max_tokens,
         body_bytes=len(raw),
+        logprob_count=0 if body.logprobs is None else 1 + body.logprobs,
     )
 
 

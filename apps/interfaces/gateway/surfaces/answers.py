@@ -139,7 +139,8 @@ class _Part(msgspec.Struct):
             for name, values in choice.logprobs.items():
                 if values is not None:
                     self.logprobs = self.logprobs or {}
-                    self.logprobs.setdefault(name, []).extend(values)
+                    # Copies, because each holds the whole event otherwise.
+                    self.logprobs.setdefault(name, []).extend(map(msgspec.Raw.copy, values))
 
     def _add_call(self, part: ToolCallPart) -> None:
         call = self.calls.setdefault(

@@ -219,7 +219,9 @@ class Inference:
         return parse(raw), taken
 
     async def _require_room(self, caller: InferenceCaller, request: EngineRequest, route: Route) -> None:
-        """Check the other needs of the request: its media, its schemas and the room for a stored answer."""
+        """Check the other needs of the request: places, room for its answer here and in storage, media, schemas."""
+        request.require_few_sequences(self._services.upstreams.turns.most_at_once)
+        request.require_answer_fits(route.context_length)
         if request.media:
             require_allowed(request.media, taken=route.media, hosts=self._services.media_hosts)
         if request.schemas:
@@ -258,7 +260,8 @@ class Inference:
         usage_id, charged_id = f"use_{ulid}", ""
         if client.is_batched:  # its sender may repeat it, and pays for one whole answer
             try:
-                upstreams.turns.require_spare(caller.share_holder, [each.replica_id for each in route.upstreams])
+                replica_ids = [each.replica_id for each in route.upstreams]
+                upstreams.turns.require_spare(caller.share_holder, replica_ids, request.sequence_count)
             except Unavailable:
                 routes.count(route, caller=caller)  # the batch is paid for, and asks again
                 raise

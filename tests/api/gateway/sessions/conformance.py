@@ -57,7 +57,7 @@ CHAT_REFUSED = {
     "audio": {"modalities": ["text", "audio"], "audio": {"voice": "alloy", "format": "wav"}},
     "web_search_options": {"web_search_options": {"search_context_size": "low"}},
     "moderation": {"moderation": {"model": "omni-moderation-latest"}},
-    "n": {"n": 9},
+    "n": {"n": 129},
     "temperature": {"temperature": 3},
     "top_logprobs": {"top_logprobs": 2},
 }

@@ -39,6 +39,6 @@ with httpx.Client(transport=httpx.HTTPTransport(uds=socket_path)) as http:
         "usage": chunks[-1].usage.completion_tokens,
         "completion": completion.choices[0].text,
         "foreign": refusal(openai.NotFoundError, model=foreign_model),
-        "bad": refusal(openai.BadRequestError, n=9),
+        "bad": refusal(openai.BadRequestError, n=129),
     }
 sys.stdout.write(json.dumps(seen))

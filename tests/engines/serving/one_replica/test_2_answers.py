@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from apps.contracts.serving import EngineCount, LoadState
+from apps.contracts.serving import MAX_CHOICES, EngineCount, LoadState
 from gpu_workers.engine.health import count_requests
 from tests.support.engines.adapters import make_arrays, make_files
 from tests.support.engines.models import BASE_MODEL, SERVED_NAME, name_of
@@ -79,6 +79,7 @@ def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: 
     for model, fields in [
         (SERVED_NAME, {}),
         (GOOD, {"n": 3, "temperature": 1}),
+        (GOOD, {"n": 20, "temperature": 1}),
         (OTHER, {"prompt": ["One", "and two"], "n": 2, "temperature": 1}),
         (GOOD, {"cache_salt": "one"}),
     ]:
@@ -89,6 +90,17 @@ def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: 
 
     assert (after.input_tokens - before.input_tokens, after.output_tokens - before.output_tokens) == (read, written)
     assert count(replica, "prompt_tokens_total") > after.input_tokens  # the rest are the agent's own questions
+
+
+def test_as_many_choices_are_answered_at_once_as_the_gateway_accepts_and_no_more(replica: Replica) -> None:
+    asked = ENDLESS | {"n": MAX_CHOICES, "temperature": 1, "max_tokens": 4}
+
+    answer = replica.complete(GOOD, **asked).json()
+    refused = replica.complete(GOOD, **asked | {"n": MAX_CHOICES + 1})
+
+    assert [choice["index"] for choice in answer["choices"]] == list(range(MAX_CHOICES))
+    assert answer["usage"]["completion_tokens"] == MAX_CHOICES * 4
+    assert refused.status_code == 400
 
 
 def test_report_says_how_to_reach_the_replica_and_what_it_takes(replica: Replica) -> None:
