@@ -25,7 +25,7 @@ _EAGER_WORKING_BYTES = 4 + 4 + 2
 _MASK_BYTES_PER_SCORE = 1 + 2
 # Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
 _DEEPSPEED_LOSS_BYTES = 8.0
-_FP32_LOSS_BYTES = 12.0  # from here on, what a stack keeps of each logit is in fp32 whatever the logits' type
+_FP32_LOSS_BYTES = 12.0  # stacks that keep at least so much of each logit keep it in fp32, also under a 16-bit head
 
 
 class TokenBytes:

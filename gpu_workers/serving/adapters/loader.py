@@ -23,8 +23,9 @@ log = logging.getLogger("anneal.serving")
 class EngineSession:
     """One run of the engine since it first answered, and the adapters that this agent loaded into it."""
 
-    def __init__(self, state: EngineState, base_canary: Canary) -> None:
+    def __init__(self, state: EngineState, base_canary: Canary, *, version: str) -> None:
         self.state = state
+        self.version = version  # of vLLM
         self.base_canary = base_canary
         self.cache = HostCache(state.max_cpu_loras)
         self.loaded: set[str] = set()
@@ -137,6 +138,7 @@ class AdapterLoader:
                 return
             if verdict.parity is not None:
                 self._trials[name].parity = verdict.parity
+                self._trials[name].compared = self._compared(adapter, met)
             if verdict.reason:
                 self._trials.reject(name, verdict.reason)
                 await self._engine.unload_adapter(name)
@@ -150,6 +152,8 @@ class AdapterLoader:
         """Return the verdict on the adapter, or None if it cannot be tested now."""
         if met.is_lost:
             return None
+        trial = self._trials[adapter.lora_name]
+        is_known = trial.compared == self._compared(adapter, met) and not trial.suspicions
         try:
             return await try_adapter(
                 self._engine,
@@ -159,10 +163,15 @@ class AdapterLoader:
                 base_canary=met.base_canary,
                 corrupted_before=self._numbers.baseline,
                 require_same_engine=lambda: self._require_same_engine(met),
+                known=trial.parity if is_known else None,
             )
         except CannotSay as trouble:
             self._trials.postpone(adapter.lora_name, str(trouble))
             return None
+
+    def _compared(self, adapter: DesiredAdapter, met: EngineSession) -> tuple[Path, BaseIdentity, str]:
+        """Return what decides the numbers of an adapter: its files, the base model and the version of the engine."""
+        return self._store.get_path(adapter, met.base), met.base, met.version
 
     async def _require_same_engine(self, met: EngineSession) -> None:
         """Raise EngineDown if the engine died meanwhile. Then its refusal is no evidence against the adapter."""

@@ -32,11 +32,13 @@ async def try_adapter(
     base_canary: Canary | None,
     corrupted_before: int,
     require_same_engine: Callable[[], Awaitable[None]],
+    known: ParityResult | None = None,
 ) -> Verdict:
     """Return whether the loaded adapter gives finite numbers that match its trainer's and differ from the base model's.
 
-    Raises CannotSay if the test must be repeated later, and EngineDown. `require_same_engine` raises EngineDown if the
-    engine died meanwhile, because its refusal is then no evidence against the adapter.
+    `known` is the result for the same files on an earlier start of such an engine. It replaces the comparison with the
+    trainer. `require_same_engine` raises EngineDown if the engine died meanwhile: its refusal is then no evidence
+    against the adapter. Raises CannotSay if the test must be repeated later, and EngineDown.
     """
     try:
         canary = await engine.ask_canary(lora_name)
@@ -50,7 +52,7 @@ async def try_adapter(
     if base_canary is not None and not canary.differs_from(base_canary):
         return Verdict("The adapter answers exactly as the base model does.")
     try:
-        result = await measure(engine, folder, lora_name=lora_name, base_name=base_name)
+        result = known or await measure(engine, folder, lora_name=lora_name, base_name=base_name)
     except Uncertifiable as refusal:
         await require_same_engine()
         return Verdict(str(refusal))

@@ -24,6 +24,7 @@ class Trial(msgspec.Struct):
     retry_at: float = 0.0
     suspicions: int = 0
     parity: ParityResult | None = None
+    compared: object = None  # the files and the kind of engine that `parity` is about
 
 
 class Trials:

@@ -1,9 +1,11 @@
-"""An engine that could mix customers' weights up is given nothing."""
+"""What an engine's version decides: whether it gets adapters, and whether these are compared with their trainer."""
 
 from pathlib import Path
 
 import pytest
 
+from apps.contracts.parity import ParityResult
+from gpu_workers.serving.trials import adapter_trial
 from tests.support.engines.stage import GOOD, Stage, adapter, make_stage
 
 
@@ -25,5 +27,50 @@ def test_an_older_engine_gets_no_adapter_and_its_replica_says_why(tmp_path: Path
         seen = stage.reconciler.observe()
         assert (seen.is_ready, GOOD in stage.shared.loaded) == (is_taken, is_taken)
         assert is_taken or f"vLLM is {version}, older" in seen.reason
+
+    make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The adapters that were compared with their trainer, in order."""
+    names: list[str] = []
+
+    async def measure(*_: object, lora_name: str, base_name: str) -> ParityResult:
+        names.append(lora_name)
+        return ParityResult(
+            tokens=9, tuned_difference=0.01, base_difference=0.01, largest_difference=0.1, effect=2.0, tolerance=0.1
+        )
+
+    monkeypatch.setattr(adapter_trial, "measure", measure)
+    return names
+
+
+def test_an_adapter_is_compared_with_its_trainer_once_for_each_version(tmp_path: Path, compared: list[str]) -> None:
+    """A comparison takes seconds, and no customer is served until all adapters are back after a crash."""
+
+    async def script(stage: Stage) -> None:
+        await stage.turn(2)
+        assert (stage.reconciler.observe().is_ready, compared) == (True, [GOOD])
+        await stage.shared.restart()
+        await stage.turn(2)
+        assert (stage.reconciler.observe().is_ready, compared) == (True, [GOOD])
+        assert stage.seen(GOOD).parity is not None
+        await stage.shared.stop()
+        stage.shared.version = "0.33.0"
+        await stage.shared.start()
+        await stage.turn(2)
+        assert (stage.reconciler.observe().is_ready, compared) == (True, [GOOD, GOOD])
+
+    make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)
+
+
+def test_a_suspected_adapter_is_compared_again(tmp_path: Path, compared: list[str]) -> None:
+    async def script(stage: Stage) -> None:
+        await stage.turn(2)
+        stage.reconciler._trials.suspect([GOOD])
+        await stage.shared.restart()
+        await stage.turn(2)
+        assert compared == [GOOD, GOOD]
 
     make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)

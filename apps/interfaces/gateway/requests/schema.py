@@ -193,15 +193,27 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def require_answer_fits(self, context_length: int) -> None:
-        """Raise InvalidValue if the answers may have too many tokens and log-probabilities."""
-        per_token = self.sequence_count * (1 + self.logprob_count)
-        if self.output_tokens_bound(context_length) * (1 + self.logprob_count) > MAX_ANSWER_VALUES:
+        """Raise InvalidValue if the requested answers may have too many tokens and log-probabilities."""
+        asked, most = min(self.max_tokens or 0, context_length), self._most_tokens
+        if asked > most:
             raise InvalidValue(
                 f"The answer could have more than {MAX_ANSWER_VALUES:,} tokens and log-probabilities: "
-                f"{per_token:,} for each of up to {min(self.max_tokens or context_length, context_length):,} tokens. "
-                f"Send `max_tokens` of at most {MAX_ANSWER_VALUES // per_token:,}, or lower `n` or `top_logprobs`.",
+                f"{MAX_ANSWER_VALUES // most:,} for each of up to {asked:,} tokens. "
+                f"Send `max_tokens` of at most {most:,}, or lower `n` or `top_logprobs`.",
                 param="max_tokens",
             )
+
+    def with_limit(self, context_length: int) -> "EngineRequest":
+        """Return the request with the highest possible `max_tokens` if it has none and could have too large answers."""
+        most = self._most_tokens
+        if self.max_tokens is not None or most >= context_length:
+            return self
+        return msgspec.structs.replace(self, max_tokens=most, fields=self.fields | {"max_tokens": most})
+
+    @property
+    def _most_tokens(self) -> int:
+        """The most tokens that each of the answers may have."""
+        return MAX_ANSWER_VALUES // (self.sequence_count * (1 + self.logprob_count))
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return the most tokens that the prompts can have.

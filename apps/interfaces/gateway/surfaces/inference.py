@@ -256,6 +256,7 @@ class Inference:
     ) -> None:
         routes = self._services.routes
         route, is_ready = await self._find_route(caller, request, client, progress)
+        request = request.with_limit(route.context_length)
         ulid, upstreams = client.ulid, self._services.upstreams
         usage_id, charged_id = f"use_{ulid}", ""
         if client.is_batched:  # its sender may repeat it, and pays for one whole answer

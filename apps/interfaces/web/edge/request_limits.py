@@ -276,7 +276,7 @@ def _page(status: int, message: str, language: str, is_signed_in: bool, can_repe
         text = translated(message)
         if status == Status.TOO_MANY:
             text = f"{text} {gettext('Your earlier work is saved.')}"
-        heading = _HEADINGS.get(status, _OTHER_HEADING)
+        heading = _HEADINGS.get(Status(status), _OTHER_HEADING)
         return plain_page(status, str(heading), text, is_signed_in=is_signed_in, can_repeat=can_repeat)
 
 

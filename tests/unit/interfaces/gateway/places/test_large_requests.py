@@ -280,11 +280,21 @@ def test_choices_with_a_grammar_are_few():
 )
 def test_an_answer_holds_a_bounded_number_of_tokens_and_log_probabilities(fields, most_tokens):
     chat(**fields, max_tokens=most_tokens).require_answer_fits(2**20)
-    chat(**fields).require_answer_fits(most_tokens)
-    for asked, context_length in ((chat(**fields, max_tokens=most_tokens + 1), 2**20), (chat(**fields), 2**20)):
-        with pytest.raises(InvalidValue, match=f"`max_tokens` of at most {most_tokens:,}") as refused:
-            asked.require_answer_fits(context_length)
-        assert refused.value.param == "max_tokens"
+    with pytest.raises(InvalidValue, match=f"`max_tokens` of at most {most_tokens:,}") as refused:
+        chat(**fields, max_tokens=most_tokens + 1).require_answer_fits(2**20)
+    assert refused.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("context_length", [16_384, 16_385])
+def test_without_max_tokens_the_answers_end_at_the_most_that_they_may_have(context_length):
+    unlimited = chat(n=128)
+    unlimited.require_answer_fits(context_length)
+
+    limited = unlimited.with_limit(context_length)
+
+    expected = None if context_length == 16_384 else 16_384
+    assert (limited.max_tokens, limited.fields.get("max_tokens")) == (expected, expected)
+    assert limited.output_tokens_bound(context_length) == 128 * 16_384
 
 
 def test_completions_are_bounded_alike():

@@ -14,15 +14,7 @@ from apps.estimates.published.accuracy import Prediction, accuracy
 from apps.estimates.published.predictions import memory_bytes, prepare, seconds_per_token
 from apps.estimates.published.rows import Excluded, Job, framework, read_row, target_modules
 from tests.bench.estimates.scored_rows import DATA, LIST, scored_rows
-
-ROW = {
-    "id": "x-1", "model": "Llama-3.1-8B", "method": "qlora", "rank": 16, "targets": "all linear", "seq_len": 2048,
-    "micro_batch": 2, "grad_ckpt": True, "optimizer": "adamw", "precision": "bf16", "attention": "flash",
-    "packing": True, "gpu": "NVIDIA H100 80GB HBM3", "gpu_key": None, "gpu_count": 1, "parallelism": "none",
-    "metric": "peak_vram_gb",
-    "value": 20.0, "unit_note": "GiB", "source_url": "https://example.org", "quote": "", "source": "someone",
-    "grad_accum": 8, "quality": "A", "notes": "", "workload": "fine-tuning",
-}  # fmt: skip
+from tests.unit.estimates.published.rows import ROW
 
 
 def test_the_committed_list_is_what_the_rules_say():

@@ -7,7 +7,7 @@ import pytest
 from apps.estimates import score
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.published.accuracy import Prediction
-from tests.unit.estimates.test_scoring import ROW
+from tests.unit.estimates.published.rows import ROW
 
 
 def scored(row: dict[str, object]) -> Prediction | str:
