@@ -101,7 +101,7 @@ def test_a_bad_row_is_found_and_fixed_in_three_clicks(
 
     clicks.click(page.locator("a.name").first)
     expect(page.locator("main")).to_contain_text("Line 13")
-    clicks.click(page.get_by_role("link", name="Fix 1 row", exact=True))
+    clicks.click(page.get_by_role("link", name="Fix or remove 1 row", exact=True))
     expect(page.locator("main")).to_contain_text("Left out")
     with page.expect_navigation():
         clicks.click(page.get_by_role("button", name="Save as new version"))

@@ -14,6 +14,7 @@ from apps.datasets.validation.repair import REPAIRS, RepairMode
 from apps.datasets.validation.row_checks import check_line
 
 _OF_THE_FILE = (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS)
+_MAX_COUNTED = 50  # rows that one view may read; each may be at another place of a large file
 
 
 class RepairedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +28,14 @@ class RepairedRow(msgspec.Struct, frozen=True, kw_only=True):
 class RepairPreview(msgspec.Struct, frozen=True, kw_only=True):
     """Some of the `total` rows that a repair changes or leaves out.
 
-    The first `listed` of them can be previewed; of these, `fixed` are changed and the others are left out.
+    The first `listed` of them can be previewed; of these, `fixed` are changed and the others are left out. It is None if
+    they are too many to count for a page.
     """
 
     rows: tuple[RepairedRow, ...]
     total: int
     listed: int
-    fixed: int
+    fixed: int | None
 
 
 def preview_repair(*, version: DatasetVersion, mode: RepairMode, skip: int = 0, limit: int = 10) -> RepairPreview:
@@ -41,13 +43,14 @@ def preview_repair(*, version: DatasetVersion, mode: RepairMode, skip: int = 0, 
     errors = msgspec.convert(version.errors if version.has_bad_rows else [], list[LineError])
     problems = [error for error in errors if error.code not in _OF_THE_FILE]
     shown_problems = problems[skip : skip + limit]
-    counted = shown_problems if mode is RepairMode.DROP else problems  # of which some are fixed
+    is_counted = mode is RepairMode.DROP or len(problems) <= _MAX_COUNTED
+    counted = problems if is_counted and mode is RepairMode.REPAIR else shown_problems  # DROP fixes none
     repaired = {id(problem): row for problem, row in zip(counted, _repaired(version, counted, mode), strict=True)}
     return RepairPreview(
         rows=tuple(repaired[id(problem)] for problem in shown_problems),
         total=version.bad_row_count,
         listed=len(problems),
-        fixed=sum(row.after is not None for row in repaired.values()),
+        fixed=sum(row.after is not None for row in repaired.values()) if is_counted else None,
     )
 
 

@@ -18,18 +18,18 @@ from apps.core.templatetags.ui import duration
 
 _NUMBER = re.compile(r"([0-9][0-9.,]*)\s*(.*)", re.DOTALL)
 _GROUPED = re.compile(
-    r"[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?"  # 1,234 or 1,234.5
-    r"|[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+|[0-9]{1,3}(?:\.[0-9]{3}){2,}"  # 1.234,5 or 1.234.567
+    r"[1-9][0-9]{0,2}(?:,[0-9]{3})+(?:\.[0-9]+)?"  # 1,234 or 1,234.5
+    r"|[1-9][0-9]{0,2}(?:\.[0-9]{3})+,[0-9]+|[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}"  # 1.234,5 or 1.234.567
 )
 _PLAIN = re.compile(r"[0-9]+(?:[.,][0-9]+)?")
-_UNCLEAR = re.compile(r"[0-9]{1,3}[.,][0-9]{3}")
+_UNCLEAR = re.compile(r"[1-9][0-9]{0,2}[.,][0-9]{3}")  # 0.125 is clear
 # The words of units, which people may write in their language.
 _WORDS = (
     gettext_noop("hours"), gettext_noop("hour"), gettext_noop("minutes"), gettext_noop("minute"),
     gettext_noop("seconds"), gettext_noop("second"), gettext_noop("days"), gettext_noop("day"), gettext_noop("bytes"),
     gettext_noop("byte"), gettext_noop("jobs"), gettext_noop("job"), gettext_noop("requests"), gettext_noop("request"),
     gettext_noop("tokens"), gettext_noop("token"), gettext_noop("thousand"), gettext_noop("million"),
-    gettext_noop("billion"),
+    gettext_noop("millions"), gettext_noop("billion"), gettext_noop("billions"),
 )  # fmt: skip
 _MULTIPLES = {"": 1, "k": 10**3, "thousand": 10**3, "m": 10**6, "million": 10**6, "b": 10**9, "billion": 10**9}
 
@@ -69,6 +69,8 @@ class Units:
         for tail in self.tails:
             unit = unit.removesuffix(tail).removesuffix(gettext(tail).lower()).rstrip()
         english = {gettext(word).lower(): word for word in _WORDS}
+        if "billion" not in english:  # in other languages, a word like it is 10^12
+            english |= {"billion": "?", "billions": "?"}
         words = (english.get(word, word) for word in unit.split())
         size = self.read.get(" ".join(word.removesuffix("s") or word for word in words))
         if size is None:

@@ -18,6 +18,12 @@ from apps.estimates.score import residual as residual_of
 from tests.bench.estimates.__main__ import publisher_bounds
 
 FILES = (DATA / "measurements.jsonl", DATA / "unseen_measurements.jsonl")
+# Sources of a publisher that another source has rows of too.
+PUBLISHERS = {
+    "litgpt_tutorials": "litgpt_confighub",
+    "ms_swift_examples": "ms_swift",
+    "unsloth_context_hf": "unsloth_context",
+}
 
 
 def residuals(files: Iterable[Path]) -> dict[str, dict[str, list[float]]]:
@@ -27,7 +33,8 @@ def residuals(files: Iterable[Path]) -> dict[str, dict[str, list[float]]]:
         for each in prepared_jobs(read_rows(file))[0]:
             value = residual_of(each)
             if value is not None:
-                found[each.job.kind][each.job.source].append(value)
+                source = each.job.source
+                found[each.job.kind][PUBLISHERS.get(source, source)].append(value)
     return found
 
 

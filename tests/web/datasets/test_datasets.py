@@ -277,7 +277,9 @@ def test_rows_are_fixed_or_removed_only_after_their_numbers_are_shown(organizati
     page = client.get(page_of(version)).content.decode()
     fix, remove = (client.get(repair, {"mode": mode}).content.decode() for mode in ("repair", "drop"))
 
-    assert f'href="{repair}?mode=repair"' in page and "Fix 2 rows" in page and f'action="{repair}"' not in page
+    assert (
+        f'href="{repair}?mode=repair"' in page and "Fix or remove 2 rows" in page and f'action="{repair}"' not in page
+    )
     assert f'href="{repair}?mode=drop"' in page and "Remove 2 rows" in page
     assert "Save as new version: 1 fixed, 1 removed" in fix and "you can go back" in fix
     assert "Save as new version: 2 removed" in remove
@@ -344,6 +346,6 @@ def test_only_a_file_with_bad_rows_offers_to_repair_them(organization, alice, cl
         for version in (short, bad)
     ]
 
-    assert ["Fix 1 row" in page for page in pages] == [False, True]
+    assert ["Fix or remove 1 row" in page for page in pages] == [False, True]
     with pytest.raises(NotRepairable, match="too few"):
         repair_version(version=short, mode=RepairMode.DROP, by=alice.pk, now=db_now())

@@ -99,7 +99,7 @@ def _save_text(shown: RepairPreview, mode: RepairMode) -> str:
     """Return the button's text: how many rows it changes and removes, as far as they are known."""
     if mode is RepairMode.DROP:
         return gettext("Save as new version: %(removed)s removed") % {"removed": f"{shown.total:,}"}
-    if shown.listed < shown.total:
+    if shown.fixed is None or shown.listed < shown.total:
         return gettext("Save as new version: %(rows)s fixed or removed") % {"rows": f"{shown.total:,}"}
     return gettext("Save as new version: %(fixed)s fixed, %(removed)s removed") % {
         "fixed": f"{shown.fixed:,}",

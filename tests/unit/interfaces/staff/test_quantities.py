@@ -77,6 +77,9 @@ def test_a_quantity_is_shown_in_a_unit_that_fits(units: Units, value: int, words
         (GPU_TIME, "1,5 GPU-Stunden", 5400),
         (GPU_TIME, "100 hours", 360_000),
         (JOBS, "2 Millionen Jobs", 2_000_000),
+        (JOBS, "1 Million Jobs", 1_000_000),
+        (JOBS, "1 Milliarde", 10**9),
+        (BYTES, "0,125 GB", 125_000_000),
     ],
 )
 def test_a_quantity_is_read_as_germans_write_it(units: Units, text: str, value: int) -> None:
@@ -92,6 +95,9 @@ def test_a_number_that_readers_take_for_different_ones_is_refused_with_both() ->
         assert (JOBS.words(6000), GPU_TIME.words(5400)) == ("6000 Jobs", "1,5 Stunden")
         with pytest.raises(ValidationError, match="100 Stunden"):
             GPU_TIME.parse("viel")
+        for text in ("1 Billion", "1 billion Jobs"):  # 10^12 in German
+            with pytest.raises(ValidationError, match="keine Einheit"):
+                JOBS.parse(text)
 
 
 @given(units=st.sampled_from([BYTES, GPU_TIME, JOBS]), value=st.integers(0, 2**31 - 1))
