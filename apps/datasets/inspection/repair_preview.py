@@ -28,8 +28,8 @@ class RepairedRow(msgspec.Struct, frozen=True, kw_only=True):
 class RepairPreview(msgspec.Struct, frozen=True, kw_only=True):
     """Some of the `total` rows that a repair changes or leaves out.
 
-    The first `listed` of them can be previewed; of these, `fixed` are changed and the others are left out. None: they are
-    too many to count for a page.
+    The first `listed` of them can be previewed; of these, `fixed` are changed and the others are left out. It is
+    None if they are too many to count.
     """
 
     rows: tuple[RepairedRow, ...]

@@ -57,6 +57,14 @@ def test_bad_rows_far_from_each_other_are_counted(organization) -> None:
     assert json.loads(preview.rows[0].before) == BAD[0]
 
 
+def test_more_bad_rows_than_a_page_reads_are_not_counted_by_what_becomes_of_them(organization) -> None:
+    version = make_ready_version(organization, jsonl(12) + jsonl_of(*[BAD[0]] * 51))
+
+    preview = preview_repair(version=version, mode=RepairMode.REPAIR)
+
+    assert (preview.total, preview.listed, preview.fixed, len(preview.rows)) == (51, 51, None, 10)
+
+
 def test_a_file_without_bad_rows_has_no_preview(organization) -> None:
     assert preview_repair(version=make_ready_version(organization), mode=RepairMode.DROP).total == 0
     assert preview_repair(version=make_ready_version(organization, jsonl(2)), mode=RepairMode.DROP).total == 0
