@@ -128,7 +128,11 @@ def _preference(columns: Columns) -> bytes:
 
 def _pairs(columns: Columns) -> bytes:
     asked = _turns(columns, "prompt", role="user")
-    if more := columns.text("input", is_required=False):
+    last = _read(asked[-1]) if isinstance(asked[-1], msgspec.Raw) else asked[-1]
+    if last.get("role") == "assistant":
+        column = columns.column("prompt")
+        raise _wrong(column, f"`{column}` ends with an answer. It must end before the two answers.")
+    if columns.raw("input") is not None and (more := columns.text("input", is_required=False)):
         asked = [{"role": "user", "content": f"{columns.text('prompt')}\n\n{more}"}]
     prompt = _system(columns) + asked
     return _encode(
@@ -180,7 +184,7 @@ def _turns(columns: Columns, field: str, *, role: str) -> list[_Turn]:
     found = _read(value) if bytes(value)[:1] == b"[" else None
     if found and all(isinstance(item, dict) and "role" in item for item in found):
         return list(_read_items(value))
-    if found and all(isinstance(item, dict) and {"from", "value"} <= item.keys() for item in found):
+    if found and all(isinstance(item, dict) and "value" in item and _is_sender(item.get("from")) for item in found):
         return list(_sharegpt_messages(found, columns.column(field)))
     return [{"role": role, "content": columns.text(field)}]
 
@@ -203,6 +207,10 @@ _ROLES = {
     "function_call": "call",
     "tool_call": "call",
 }
+
+
+def _is_sender(name: object) -> bool:
+    return isinstance(name, str) and name in _ROLES
 
 
 def _sharegpt(columns: Columns) -> bytes:

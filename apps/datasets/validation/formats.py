@@ -97,6 +97,8 @@ OPTIONAL: dict[Format, frozenset[str]] = {
 # Metadata that may stand beside plain text. Any other column may be what should be learned.
 _ABOUT_TEXT = frozenset({"id", "_id", "meta", "metadata", "source", "url", "title", "timestamp", "date", "language"})
 _COLUMN_NAME_LIMIT = 200
+_CONVERSATIONS = frozenset({"messages", "conversations", "conversation"})
+_ANSWERS = frozenset({"assistant", "gpt", "chatgpt", "bot", "model"})
 
 
 class Mapping(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,12 +119,16 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detect(rows: Iterable[Iterable[str]]) -> Mapping | None:
-    """Return the mapping that fits most rows, given by their column names; None when no format fits any row."""
+    """Return the mapping that fits most rows; None when no format fits any row.
+
+    A row is its column names, or a dict with the JSON text of their values.
+    """
     found = Counter[Format]()
     columns = dict[str, None]()
-    for names in rows:
+    for row in rows:
+        names = list(row)
         columns |= dict.fromkeys(names)
-        if (mapping := _mapping_of(set(names))) is not None:
+        if (mapping := _mapping_of(set(names), row if isinstance(row, dict) else None)) is not None:
             found[mapping.format] += 1
     if not found:
         return None
@@ -134,21 +140,54 @@ def match_columns(format: Format, columns: Iterable[str]) -> Mapping:
     present = set(columns)
     chosen: dict[str, str] = {}
     for field in FIELDS[format]:
+        is_pairs_input = format is Format.PREFERENCE_PAIRS and field.name == "input"
+        if is_pairs_input and chosen.get("prompt") != "instruction":
+            continue  # only Alpaca's input is a part of the prompt
         name = next((name for name in field.names if name in present and name not in chosen.values()), None)
         if name is not None:
             chosen[field.name] = name
     return Mapping(format=format, columns=chosen)
 
 
-def _mapping_of(columns: set[str]) -> Mapping | None:
+def _mapping_of(columns: set[str], row: dict[str, msgspec.Raw] | None) -> Mapping | None:
     for format, fields in FIELDS.items():
         mapping = match_columns(format, columns)
         if not all(field.name in mapping.columns for field in fields if field.is_required):
             continue
         if format is Format.TEXT and columns - _ABOUT_TEXT - set(mapping.columns.values()):
             continue
+        if format is Format.PREFERENCE_PAIRS and row is not None and not _is_pair(row, mapping.columns["prompt"]):
+            continue
         return mapping
     return None
+
+
+def _is_pair(row: dict[str, msgspec.Raw], prompt: str) -> bool:
+    """Return whether a row with a conversation is a pair of answers to it, and not a chat with other columns."""
+    if not _CONVERSATIONS & row.keys():
+        return True
+    if not all(isinstance(_value(row[name]), str | dict | list) for name in ("chosen", "rejected")):
+        return False
+    return prompt not in _CONVERSATIONS or not _is_answered(_value(row[prompt]))
+
+
+def _is_answered(turns: object) -> bool:
+    last = turns[-1] if isinstance(turns, list) and turns else None
+    sender = last.get("role", last.get("from")) if isinstance(last, dict) else None
+    return isinstance(sender, str) and sender in _ANSWERS
+
+
+def _value(raw: msgspec.Raw) -> object:
+    """Return a value; text of a table that is JSON counts as that, and empty text as nothing."""
+    try:
+        found = msgspec.json.decode(raw)
+        is_json = isinstance(found, str) and found.lstrip().startswith(("[", "{"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    try:
+        return msgspec.json.decode(found) if is_json else found or None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return found
 
 
 def check_mapping(mapping: Mapping) -> Mapping:

@@ -301,14 +301,14 @@ def _lines_of(head: bytes) -> list[bytes]:
     return [line for line in whole[:_SAMPLED_ROWS] if line.strip()]
 
 
-def _columns_of(data: bytes) -> list[str] | None:
+def _columns_of(data: bytes) -> dict[str, msgspec.Raw] | None:
     try:
-        return list(msgspec.json.decode(data, type=dict[str, msgspec.Raw]))
+        return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
-def _require_columns(mapping: Mapping, rows: list[list[str]], columns: tuple[str, ...]) -> None:
+def _require_columns(mapping: Mapping, rows: list[dict[str, msgspec.Raw]], columns: tuple[str, ...]) -> None:
     """Raise Rejected for a mapping with a column that no row has."""
     for field, column in mapping.columns.items():
         is_own = column == field  # a format chosen without columns: its optional ones may be missing

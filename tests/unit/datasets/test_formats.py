@@ -138,6 +138,37 @@ def test_a_format_is_recognised_and_kept_as_our_rows(row: dict, format: str, kin
     assert rows == [kept] * 12
 
 
+@pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [(None, None), (True, False), ("Hello!", "What?"), (HELLO["messages"], chat_row("Hi", "What?")["messages"])],
+)
+def test_a_chat_with_other_columns_stays_a_chat(chosen: object, rejected: object) -> None:
+    rows, report = read(parquet([HELLO | {"chosen": chosen, "rejected": rejected}] * 12))
+
+    assert report.errors == () and report.kind == "chat"
+    assert rows[0]["messages"] == HELLO["messages"]
+
+
+def test_a_prompt_that_ends_with_an_answer_is_refused() -> None:
+    _, report = read(lines({"prompt": HELLO["messages"], "chosen": "Hello!", "rejected": "What?"}))
+
+    assert "ends with an answer" in report.errors[0].message
+
+
+def test_input_beside_a_prompt_is_not_used() -> None:
+    rows, report = read(lines({"prompt": "Hi", "input": {"a": 1}, "chosen": "Hello!", "rejected": "What?"}))
+
+    assert report.errors == () and rows == [PREFERENCE] * 12
+
+
+def test_text_that_looks_like_turns_stays_text() -> None:
+    text = '[{"from":"2020","value":"5"}]'
+
+    rows, report = read(lines({"prompt": "Hi", "completion": text}))
+
+    assert report.errors == () and rows[0] == chat_row("Hi", text)
+
+
 def test_turns_are_passed_on_as_the_text_they_stand_in() -> None:
     turns = b'[{"role": "user", "content": "Hi", "name": "\\u00e9"}]'
     reading = FileValidator([b'{"prompt": %s, "completion": "Hello!"}\n' % turns * 12])

@@ -112,9 +112,12 @@ def _file(folder: Path, entry: object, option: str) -> Path:
 def _columns(entry: Mapping[Any, Any]) -> Columns:
     """Return the columns that a data set of Axolotl names."""
     kind, messages = entry.get("type"), entry.get("field_messages")
+    if messages and (entry.get("field_chosen") or entry.get("field_rejected")):
+        answers = {name: entry.get(f"field_{name}") or name for name in ("chosen", "rejected")}
+        return {"format": "preference_pairs", "columns": {"prompt": messages} | answers}
     if isinstance(kind, dict):
         names = {name.removeprefix("field_"): column for name, column in kind.items() if name.startswith("field_")}
-        columns = {"instruction": "instruction", "output": "output"} | {
+        columns = {"instruction": "instruction", "input": "input", "output": "output"} | {
             name: column for name, column in names.items() if name in ("instruction", "input", "output", "system")
         }
         return {"format": "instruction", "columns": columns}

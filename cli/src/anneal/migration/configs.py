@@ -229,6 +229,9 @@ class _Reader:
         if row_type(entry) in ("completion", "pretrain"):
             self.take(f"{key}.field", "mapped", "It names the column.")
             self.take(f"{key}.text_column", "mapped", "It names the column.")
+        if members.get("field_messages"):
+            for name in ("field_messages", "field_chosen", "field_rejected"):
+                self.take(f"{key}.{name}", "mapped", "It names the column.")
         if members.get("split") == "train":
             self.take(f"{key}.split", "ignored", "All rows of the file are used.")
 

@@ -148,6 +148,11 @@ def test_columns_of_llama_factory_are_read_by_the_stage(tmp_path, stage, row, en
             {"path": "data/rows.json", "type": "chat_template", "field_messages": "dialog"},
             "supervised",
         ),
+        (
+            {"talk": [ASKED], "good": BETTER, "bad": WORSE},
+            {"path": "data/rows.json", "field_messages": "talk", "field_chosen": "good", "field_rejected": "bad"},
+            "supervised",
+        ),
     ],
 )
 def test_data_sets_of_axolotl_are_found_and_their_columns_read(tmp_path, row, entry, method) -> None:
