@@ -141,6 +141,7 @@ async def test_each_tenant_of_the_replica_may_take_as_many_places_before_a_large
 
 async def test_after_some_time_nobody_passes_a_large_request_any_more(monkeypatch):
     monkeypatch.setattr(turning, "MAX_PASSED_SECONDS", -1.0)
+    monkeypatch.setattr(turning, "MIN_PASSED_SECONDS", -1.0)
     turns = FairQueue(places=16)
     others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
     large = ask(turns, "large", 8)
