@@ -63,6 +63,10 @@ class _Replica:
         left, kept = self.places - self.taken - count, _kept(self.places)
         return left >= kept or (left >= 0 and self.by_tenant[tenant] + count <= kept)
 
+    def has_spare(self, count: int) -> bool:
+        """Return whether half of the places stay free. An unused replica of few places takes a large request too."""
+        return not self.taken or 2 * (self.taken + count) <= self.places
+
     def may_pass(self, tenant: str, count: int) -> bool:
         """Return whether the request may take places before the one whose turn it is."""
         if self.next is None:
@@ -151,12 +155,12 @@ class FairQueue:
         return chosen
 
     def take_spare(self, tenant: str, replica_ids: Collection[str], count: int = 1) -> str:
-        """Return the replica on which a request of a batch now has places: one that was more than half free.
+        """Return the replica on which a request of a batch now has places: it stays half free, or was unused.
 
         Raises Unavailable if there is none, or while other requests wait for each of them.
         """
         awaited = {each for queue in self._queues.values() for waiting in queue for each in waiting.replica_ids}
-        spare = [one for one in replica_ids if one not in awaited and 2 * self._of(one).taken < self._places]
+        spare = [one for one in replica_ids if one not in awaited and self._of(one).has_spare(count)]
         chosen = self.take_free(tenant, spare, count)
         if chosen is None:
             raise Unavailable("All places are used or kept for live requests.", retry_after_seconds=2)

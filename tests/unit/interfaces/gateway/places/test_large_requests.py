@@ -64,6 +64,18 @@ async def test_a_batch_is_spared_places_by_sequences():
     assert turns.count_open("r") == 0
 
 
+async def test_a_batch_leaves_half_of_a_used_replica_free():
+    turns = FairQueue(places=256)
+    await turns.take("live", ["r"], 96)
+
+    with pytest.raises(Unavailable):
+        turns.require_spare("batch", ["r"], 33)
+
+    turns.take_spare("batch", ["r"], 32)
+    with pytest.raises(Unavailable):
+        turns.require_spare("batch", ["r"], 1)
+
+
 async def test_no_request_can_get_the_places_that_are_kept_for_others():
     assert [FairQueue(places=places).most_at_once for places in (1, 2, 16, 256)] == [1, 1, 14, 224]
 
