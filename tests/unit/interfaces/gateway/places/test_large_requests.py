@@ -17,6 +17,7 @@ from apps.interfaces.gateway.requests.schema import (
     parse_chat,
     parse_completion,
 )
+from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.support.waiting import settle
 
 
@@ -313,5 +314,24 @@ def test_without_max_tokens_the_answers_end_at_the_most_that_they_may_have(conte
 def test_completions_are_bounded_alike():
     most = MAX_ANSWER_VALUES // (8 * 16 * 7)
     completion(prompt=["x"] * 8, n=16, logprobs=5, max_tokens=most).require_answer_fits(2**20)
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue, match="lower `n` or `logprobs`"):
         completion(prompt=["x"] * 8, n=16, logprobs=5, max_tokens=most + 1).require_answer_fits(2**20)
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_streamed_answers_that_nobody_holds_are_unbounded(ask):
+    streamed = ask(n=128, stream=True, max_tokens=2**20)
+
+    streamed.require_answer_fits(2**20)
+    assert ask(n=128, stream=True).with_limit(2**20) == ask(n=128, stream=True)
+
+
+def test_streamed_answers_that_are_stored_or_repeated_at_their_end_are_bounded():
+    stored = chat(n=128, stream=True, store=True)
+    response = parse_response(msgspec.json.encode({"model": "m", "input": "Hi", "stream": True, "top_logprobs": 20}))
+
+    for request, most in ((stored, 16_384), (response, 95_325)):
+        limited = request.with_limit(2**20)
+        assert limited.max_tokens == most
+        with pytest.raises(InvalidValue):
+            msgspec.structs.replace(request, max_tokens=most + 1).require_answer_fits(2**20)
