@@ -8,7 +8,8 @@ counts its places separately.
 
 A request may need more places than are free when its turn comes. So that others use these places meanwhile, each tenant
 on the replica may take as many as the request needs, for a limited time. Then freed places are kept until they are
-enough for it, except for a few that tenants with few places may still take.
+enough for it, except for a few that tenants with few places may still take. This lasts for a limited time, and is then
+not repeated for a while, so that places are in use most of the time even if answers are long.
 """
 
 import asyncio
@@ -24,6 +25,10 @@ MAX_WAIT_SECONDS = 60.0
 # Others may pass a request for so long after its turn came, and twice as long after it came itself. In the rest of its
 # wait, answers in progress end.
 MAX_PASSED_SECONDS = 20.0
+MIN_PASSED_SECONDS = 5.0  # even if it came long ago
+# A replica keeps free places for so long, and then none in the pause: it keeps some a quarter of the time at most.
+MAX_KEPT_SECONDS = 20.0
+KEEPING_PAUSE_SECONDS = 60.0
 _KEPT_SHARE = 8  # one place in this many
 
 
@@ -51,10 +56,16 @@ class _Replica:
     next: _Waiting | None = None  # it did not fit when its turn came
     passes: int = 0  # places that others may take before it
     passes_until: float = 0.0  # on the loop's clock
+    keeping: asyncio.TimerHandle | None = None  # it ends the turn; others were refused places that are free
+    next_turn_from: float = 0.0  # on the loop's clock
 
     def has_places_for(self, tenant: str, count: int) -> bool:
         left, kept = self.places - self.taken - count, _kept(self.places)
         return left >= kept or (left >= 0 and self.by_tenant[tenant] + count <= kept)
+
+    def has_spare(self, count: int) -> bool:
+        """Return whether half of the places stay free. An unused replica of few places takes a large request too."""
+        return not self.taken or 2 * (self.taken + count) <= self.places
 
     def may_pass(self, tenant: str, count: int) -> bool:
         """Return whether the request may take places before the one whose turn it is."""
@@ -68,13 +79,27 @@ class _Replica:
     def begin_turn(self, waiting: _Waiting, replica_id: str) -> None:
         """Limit how many may pass the request from now on, unless another is next. One replica is enough for it.
 
-        A single sequence does not need this: it gets the next place that its tenant may have.
+        A single sequence does not need this: it gets the next place that its tenant may have. A request that does not
+        fit beside its own tenant's answers waits for these, whatever others do.
         """
-        if waiting.count > 1 and self.next is None and not waiting.turn_at:
-            self.next, waiting.turn_at = waiting, replica_id
-            self.passes = waiting.count * max(1, len(self.by_tenant))
-            now = waiting.given.get_loop().time()
-            self.passes_until = min(now + MAX_PASSED_SECONDS, waiting.since + 2 * MAX_PASSED_SECONDS)
+        if waiting.count == 1 or self.next is not None or waiting.turn_at:
+            return
+        if self.by_tenant[waiting.tenant] + waiting.count > self.places - _kept(self.places):
+            return
+        now = waiting.given.get_loop().time()
+        if now < self.next_turn_from:
+            return
+        self.next, waiting.turn_at = waiting, replica_id
+        self.passes = waiting.count * max(1, len(self.by_tenant))
+        until = min(now + MAX_PASSED_SECONDS, waiting.since + 2 * MAX_PASSED_SECONDS)
+        self.passes_until = max(until, now + MIN_PASSED_SECONDS)
+
+    def end_turn(self) -> None:
+        """Keep nothing any longer, and if places were kept from others, nothing for a while either."""
+        if self.next and self.keeping:
+            self.keeping.cancel()
+            self.next_turn_from = self.next.given.get_loop().time() + KEEPING_PAUSE_SECONDS
+        self.next = self.keeping = None
 
     def take(self, tenant: str, count: int) -> None:
         self.passes -= count
@@ -121,7 +146,7 @@ class FairQueue:
         free = []
         for one in replica_ids:
             replica = self._of(one)
-            if replica.has_places_for(tenant, count) and replica.may_pass(tenant, count):
+            if replica.has_places_for(tenant, count) and self._may_pass(replica, tenant, count):
                 free.append(one)
         if not free:
             return None
@@ -130,12 +155,12 @@ class FairQueue:
         return chosen
 
     def take_spare(self, tenant: str, replica_ids: Collection[str], count: int = 1) -> str:
-        """Return the replica on which a request of a batch now has places: one that was more than half free.
+        """Return the replica on which a request of a batch now has places: it stays half free, or was unused.
 
         Raises Unavailable if there is none, or while other requests wait for each of them.
         """
         awaited = {each for queue in self._queues.values() for waiting in queue for each in waiting.replica_ids}
-        spare = [one for one in replica_ids if one not in awaited and 2 * self._of(one).taken < self._places]
+        spare = [one for one in replica_ids if one not in awaited and self._of(one).has_spare(count)]
         chosen = self.take_free(tenant, spare, count)
         if chosen is None:
             raise Unavailable("All places are used or kept for live requests.", retry_after_seconds=2)
@@ -203,7 +228,7 @@ class FairQueue:
                 if waiting.count >= too_many or replica_id not in waiting.replica_ids or waiting.given.done():
                     continue
                 if replica.has_places_for(tenant, waiting.count):
-                    if replica.may_pass(tenant, waiting.count):
+                    if self._may_pass(replica, tenant, waiting.count):
                         return waiting
                     break
                 replica.begin_turn(waiting, replica_id)
@@ -212,11 +237,20 @@ class FairQueue:
                     break
         return None
 
+    def _may_pass(self, replica: _Replica, tenant: str, count: int) -> bool:
+        """Return whether the request may have free places. Places that it is refused are kept for a limited time."""
+        if replica.may_pass(tenant, count):
+            return True
+        if replica.next and not replica.keeping:
+            loop = replica.next.given.get_loop()
+            replica.keeping = loop.call_later(MAX_KEPT_SECONDS, self._end_turn, replica.next)
+        return False
+
     def _end_turn(self, waiting: _Waiting) -> None:
-        """Give to others what was kept for a request that waits no longer."""
+        """Give to others what was kept for a request that waits no longer, or that had its turn long enough."""
         if waiting.turn_at:
             replica_id, waiting.turn_at = waiting.turn_at, ""
-            self._of(replica_id).next = None
+            self._of(replica_id).end_turn()
             self._give_free(replica_id)
 
     def _of(self, replica_id: str) -> _Replica:

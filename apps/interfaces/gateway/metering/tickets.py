@@ -148,7 +148,7 @@ class Metering:
                 await self._spending_slices.require_room(caller.organization_id, caller.key_id, 1)
             return
         prices = self._routes.prices_of(route, organization_id=caller.organization_id, is_batched=is_batched)
-        bounds = bounds_of(request, route.context_length)
+        bounds = bounds_of(request.with_limit(route.context_length), route.context_length)
         amount_nano = cost_nano(prices, input_tokens=bounds.input, output_tokens=bounds.output)
         await self._spending_slices.require_room(caller.organization_id, caller.key_id, amount_nano)
 

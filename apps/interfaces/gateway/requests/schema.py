@@ -173,6 +173,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None
     body_bytes: int
     logprob_count: int = 0  # per token of an answer
+    is_held: bool = True  # this process holds the answer until it is whole
     echoed: dict[str, object] = {}  # request fields that the answer repeats
     media: tuple[Medium, ...] = ()  # checked once the model is known
     schemas: tuple[CheckedSchema, ...] = ()  # for the engine to compile
@@ -193,20 +194,21 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def require_answer_fits(self, context_length: int) -> None:
-        """Raise InvalidValue if the requested answers may have too many tokens and log-probabilities."""
+        """Raise InvalidValue if the requested answers may have too many tokens and log-probabilities to be held."""
         asked, most = min(self.max_tokens or 0, context_length), self._most_tokens
-        if asked > most:
+        if self.is_held and asked > most:
+            logprobs = "logprobs" if self.prompt_param == "prompt" else "top_logprobs"
             raise InvalidValue(
                 f"The answer could have more than {MAX_ANSWER_VALUES:,} tokens and log-probabilities: "
                 f"{MAX_ANSWER_VALUES // most:,} for each of up to {asked:,} tokens. "
-                f"Send `max_tokens` of at most {most:,}, or lower `n` or `top_logprobs`.",
+                f"Send `max_tokens` of at most {most:,}, or lower `n` or `{logprobs}`.",
                 param="max_tokens",
             )
 
     def with_limit(self, context_length: int) -> "EngineRequest":
         """Return the request with the highest possible `max_tokens` if it has none and could have too large answers."""
         most = self._most_tokens
-        if self.max_tokens is not None or most >= context_length:
+        if not self.is_held or self.max_tokens is not None or most >= context_length:
             return self
         return msgspec.structs.replace(self, max_tokens=most, fields=self.fields | {"max_tokens": most})
 
@@ -294,6 +296,7 @@ def chat_request(
         max_tokens=body.max_completion_tokens or body.max_tokens,
         body_bytes=body_bytes,
         logprob_count=1 + (body.top_logprobs or 0) if body.logprobs else 0,
+        is_held=not body.stream or bool(body.store) or echoed is not None,  # a Response is repeated as its stream ends
         echoed=echoed or {},
         media=tuple(media),
         schemas=tuple(schemas_to_compile(fields)),
@@ -332,6 +335,7 @@ def parse_completion(raw: bytes) -> EngineRequest:
         max_tokens=max_tokens,
         body_bytes=len(raw),
         logprob_count=0 if body.logprobs is None else 1 + body.logprobs,
+        is_held=not body.stream,
     )
 
 

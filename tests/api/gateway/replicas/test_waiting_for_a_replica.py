@@ -11,11 +11,15 @@ from apps.adapters.models import AdapterVersion
 from apps.core.models import OutboxMessage
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.interfaces.gateway.engines.routes import MAX_LOAD_SECONDS, REFRESH_SECONDS
+from apps.interfaces.gateway.requests.schema import MAX_ANSWER_VALUES
 from apps.serving.models import Deployment, LoadedAdapter, Placement, ReplicaFleet
 from apps.serving.operations import desired_state
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import find_pool, make_checkpoint, make_pool
 from tests.factories.serving import (
+    INPUT_NANO,
+    OUTPUT_NANO,
+    PER,
     load,
     make_adapter,
     make_replica,
@@ -133,6 +137,21 @@ def test_what_nobody_can_pay_for_starts_no_replica_and_takes_no_place(gateway, w
     assert fleet.last_requested_at is None
     assert Deployment.objects.get(adapter_version=version).last_requested_at is None
     assert not OutboxMessage.objects.filter(topic="checkpoint.named", share=tenant.organization.pk).exists()
+
+
+def test_a_model_without_replica_reserves_no_more_than_the_answers_may_have(gateway, world):
+    with transaction.atomic():
+        base_model = make_served_model("long-asleep")
+        base_model.context_length = 2**17
+        base_model.save()
+    prompt_nano, answer_nano = 2**17 * INPUT_NANO // PER, MAX_ANSWER_VALUES * OUTPUT_NANO // PER
+    tenant = make_tenant("Careful", world.base_model, credit_nano=prompt_nano + answer_nano)
+    wait_until_known(gateway, world, "long-asleep")
+    body = {"model": "long-asleep", "messages": HI, "n": 128}
+
+    answer = gateway.http(tenant.key).post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 503, answer.text
 
 
 def said(text: str) -> list[dict[str, str]]:

@@ -3,6 +3,9 @@
 import asyncio
 import random
 import selectors
+from collections import Counter
+from collections.abc import Coroutine
+from contextlib import suppress
 from statistics import median, quantiles
 
 import pytest
@@ -191,6 +194,93 @@ def test_a_burst_hardly_delays_a_quiet_tenant():
 
     assert alone == pytest.approx(SERVICE_SECONDS)
     assert beside < 1.2 * alone
+
+
+# --- Large requests and long answers ----------------------------------------------------------------------------------
+
+SMALL_REQUESTS = 96  # of one tenant at once, beside a request of 128
+
+
+async def _count_small_answers(
+    turns: FairQueue, *beside: Coroutine[None, None, None], seconds: int, answer_seconds: float = 1.0
+) -> list[int]:
+    """Let a tenant always ask for more single places than are free; return how many it got in each second."""
+    loop, got = asyncio.get_running_loop(), Counter[int]()
+
+    async def repeat() -> None:
+        while loop.time() < seconds:
+            with suppress(Unavailable):
+                replica = await turns.take("small", ("r",))
+                got[int(loop.time())] += 1
+                await asyncio.sleep(answer_seconds)
+                turns.give_back("small", replica)
+
+    others = [asyncio.create_task(one) for one in beside]
+    await asyncio.gather(*(repeat() for _ in range(2 * SMALL_REQUESTS)))
+    for one in others:
+        one.cancel()
+    return [got[second] for second in range(seconds)]
+
+
+async def _repeat_large(turns: FairQueue, tenant: str) -> None:
+    while True:
+        with suppress(Unavailable):
+            await turns.take(tenant, ("r",), 128)
+
+
+async def _of_others(large_tenant: str, *, seconds: int) -> list[int]:
+    """Return the small answers beside a tenant's long answers and large requests that do not fit with them."""
+    turns = FairQueue(places=256)
+    await turns.take("long", ("r",), 128)
+    return await _count_small_answers(turns, _repeat_large(turns, large_tenant), seconds=seconds)
+
+
+def test_a_large_request_that_waits_for_its_own_tenants_answers_keeps_nothing_from_others():
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        got = runner.run(_of_others("long", seconds=200))
+
+    assert min(got) == SMALL_REQUESTS
+
+
+def test_repeated_large_requests_beside_long_answers_slow_others_a_quarter_of_the_time_at_most():
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        got = runner.run(_of_others("large", seconds=400))
+
+    slowed = [second for second, count in enumerate(got) if count < SMALL_REQUESTS]
+    assert 0 < len(slowed) <= 0.27 * len(got)  # with the seconds in which each turn begins and ends
+
+
+@pytest.mark.parametrize("answer_seconds", [1.0, 15.0])
+def test_a_large_request_gets_its_places_if_other_answers_end_within_its_turn(answer_seconds):
+    async def measure() -> float:
+        turns, loop, waited = FairQueue(places=256), asyncio.get_running_loop(), list[float]()
+
+        async def ask() -> None:
+            await asyncio.sleep(30)
+            await turns.take("large", ("r",), 128)
+            waited.append(loop.time() - 30)
+
+        await _count_small_answers(turns, ask(), seconds=100, answer_seconds=answer_seconds)
+        return waited[0]
+
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        assert runner.run(measure()) < 45
+
+
+def test_a_large_request_may_be_passed_for_some_seconds_even_if_its_turn_comes_late():
+    async def measure() -> str | None:
+        turns = FairQueue(places=16)
+        await turns.take("busy", ("r",), 13)
+        large = asyncio.create_task(turns.take("large", ("r",), 8))
+        await asyncio.sleep(50)
+        turns.give_back("busy", "r", 1)  # its turn comes
+        await asyncio.sleep(turning.MIN_PASSED_SECONDS - 1)
+        passed = turns.take_free("busy", ("r",))
+        large.cancel()
+        return passed
+
+    with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
+        assert runner.run(measure()) == "r"
 
 
 # --- Replicas that fail -----------------------------------------------------------------------------------------------

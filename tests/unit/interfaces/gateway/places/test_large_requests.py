@@ -17,6 +17,7 @@ from apps.interfaces.gateway.requests.schema import (
     parse_chat,
     parse_completion,
 )
+from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.support.waiting import settle
 
 
@@ -62,6 +63,18 @@ async def test_a_batch_is_spared_places_by_sequences():
     turns.give_back("batch", "r", 8)
     turns.require_spare("batch", ["r"], 14)
     assert turns.count_open("r") == 0
+
+
+async def test_a_batch_leaves_half_of_a_used_replica_free():
+    turns = FairQueue(places=256)
+    await turns.take("live", ["r"], 96)
+
+    with pytest.raises(Unavailable):
+        turns.require_spare("batch", ["r"], 33)
+
+    turns.take_spare("batch", ["r"], 32)
+    with pytest.raises(Unavailable):
+        turns.require_spare("batch", ["r"], 1)
 
 
 async def test_no_request_can_get_the_places_that_are_kept_for_others():
@@ -141,6 +154,7 @@ async def test_each_tenant_of_the_replica_may_take_as_many_places_before_a_large
 
 async def test_after_some_time_nobody_passes_a_large_request_any_more(monkeypatch):
     monkeypatch.setattr(turning, "MAX_PASSED_SECONDS", -1.0)
+    monkeypatch.setattr(turning, "MIN_PASSED_SECONDS", -1.0)
     turns = FairQueue(places=16)
     others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
     large = ask(turns, "large", 8)
@@ -300,5 +314,24 @@ def test_without_max_tokens_the_answers_end_at_the_most_that_they_may_have(conte
 def test_completions_are_bounded_alike():
     most = MAX_ANSWER_VALUES // (8 * 16 * 7)
     completion(prompt=["x"] * 8, n=16, logprobs=5, max_tokens=most).require_answer_fits(2**20)
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue, match="lower `n` or `logprobs`"):
         completion(prompt=["x"] * 8, n=16, logprobs=5, max_tokens=most + 1).require_answer_fits(2**20)
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_streamed_answers_that_nobody_holds_are_unbounded(ask):
+    streamed = ask(n=128, stream=True, max_tokens=2**20)
+
+    streamed.require_answer_fits(2**20)
+    assert ask(n=128, stream=True).with_limit(2**20) == ask(n=128, stream=True)
+
+
+def test_streamed_answers_that_are_stored_or_repeated_at_their_end_are_bounded():
+    stored = chat(n=128, stream=True, store=True)
+    response = parse_response(msgspec.json.encode({"model": "m", "input": "Hi", "stream": True, "top_logprobs": 20}))
+
+    for request, most in ((stored, 16_384), (response, 95_325)):
+        limited = request.with_limit(2**20)
+        assert limited.max_tokens == most
+        with pytest.raises(InvalidValue):
+            msgspec.structs.replace(request, max_tokens=most + 1).require_answer_fits(2**20)
