@@ -92,8 +92,9 @@ def point_alias(
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
     if alias is not None and alias.adapter_id != version.adapter_id:
         require_work_in(project_id=alias.adapter.project_id, actor=by)
-        _require_few(version)
     _require_expected(alias, expected)
+    if alias is not None and alias.adapter_id != version.adapter_id:
+        _require_few(version, moved=alias)
     if alias is None:
         alias = _create(version, name, canary_percent)
     elif canary_percent and alias.adapter_id != version.adapter_id:
@@ -202,13 +203,13 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
     )
 
 
-def _require_few(version: AdapterVersion) -> None:
-    """Raise InvalidState if the version's adapter has no room for another alias.
+def _require_few(version: AdapterVersion, *, moved: Alias | None = None) -> None:
+    """Raise InvalidState if the version's adapter has no room for another alias, a new one or `moved`.
 
-    Aliases that moved to another adapter and may return count too.
+    Aliases that moved to another adapter and may return count too, except `moved` itself: it returns to its own place.
     """
     own = Q(adapter=version.adapter_id) | Q(previous_version__adapter=version.adapter_id)
-    if Alias.objects.filter(own).count() >= MAX_ALIASES:
+    if Alias.objects.filter(own).exclude(pk=moved.pk if moved else "").count() >= MAX_ALIASES:
         raise InvalidState(
             gettext("An adapter has at most %(max_aliases)s aliases. Delete one first.") % {"max_aliases": MAX_ALIASES},
             param="name",

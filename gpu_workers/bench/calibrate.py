@@ -3,8 +3,8 @@
 Each point is one probe (gpu_workers.bench.probe) in a separate child process: the trainer's own loop on a model of real
 shapes with made-up weights. It runs on one GPU, or with small shapes on the CPU of a machine without a GPU. The points
 are printed and written to --into as JSON lines. With --post they are also reported through the internal API with this
-worker's credential (the environment of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR), unless the machine was busy
-with something else. A point that does not fit is also a result: `did_not_fit`.
+worker's credential (the environment of the worker: ANNEAL_INTERNAL_URL, ANNEAL_WORK_DIR, ANNEAL_GPU_KEY), unless the
+machine was busy with something else. A point that does not fit is also a result: `did_not_fit`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import msgspec
 from apps.contracts.runs import BaseModelRef
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load_credential
-from gpu_workers.common.config import read_config
+from gpu_workers.common.config import read_config, read_gpu_key
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import Machine, inspect_machine, list_devices, list_gpu_memory
@@ -118,11 +118,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, help="append the points, one JSON object a line")
     parser.add_argument("--post", action="store_true", help="report them with this worker's credential")
     parser.add_argument("--threads", type=int, default=0, help="the most for torch; 0: one for each free core")
-    parser.add_argument("--gpu-key", help="the catalogue's key, where the driver's name is not known to it")
+    parser.add_argument(
+        "--gpu-key", help="the catalogue's key, where the driver's name is not known to it; default: ANNEAL_GPU_KEY"
+    )
     parser.add_argument("--budget-seconds", type=float, default=BUDGET_SECONDS)
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="calibrate-") as folder, contextlib.ExitStack() as stack:
-        machine = inspect_machine(Path(folder), gpu_key=given.gpu_key)
+        machine = inspect_machine(Path(folder), gpu_key=given.gpu_key or read_gpu_key())
         if not machine.gpus[0].driver and _DRIVER_FILE.exists():
             parser.error("there is an NVIDIA driver here, but NVML does not answer: install nvidia-ml-py")
         api = stack.enter_context(contextlib.closing(connect())) if given.post else None

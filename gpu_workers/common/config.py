@@ -63,11 +63,17 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
         trainer_thread_limit=_integer(env, "ANNEAL_TRAINER_THREADS", 0),
         base_model_roots=tuple(Path(p).resolve() for p in env.get("ANNEAL_BASE_MODEL_ROOTS", "").split(":") if p),
         base_models=_optional_list(env, "ANNEAL_BASE_MODELS"),
-        self_check_gpu_key=env.get("ANNEAL_GPU_KEY") or None,
+        self_check_gpu_key=read_gpu_key(env),
         node_address=env.get("ANNEAL_NODE_ADDRESS", ""),
         replica_port=_integer(env, "ANNEAL_REPLICA_PORT", 0),
         log_level=env.get("ANNEAL_LOG_LEVEL", "INFO"),
     )
+
+
+def read_gpu_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the catalogue's key of this machine's GPUs if the environment sets one, instead of the driver's name."""
+    env = os.environ if environ is None else environ
+    return env.get("ANNEAL_GPU_KEY") or None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """The command line and the environment of every vLLM process."""
 
+import hashlib
 import importlib.metadata
 import json
 import sys
@@ -23,6 +24,8 @@ _MAX_PIXELS = 2**24
 # that, and computes norms and activations with torch instead of its own kernels.
 _CPU_KV_CACHE_BYTES = 256 * 2**20  # room for 80 full sequences of the demo model (6 KiB a token, 512 tokens)
 _CPU_SEQUENCES = 2 * MAX_CHOICES  # as on a small GPU; vLLM's 128 of a CPU could be those of one request
+
+_NUMERIC_VARIABLES = ("VLLM_", "TORCH", "CUDA", "CUBLAS", "NVIDIA_")  # they choose kernels and their precision
 
 
 def build_command(config: EngineConfig, base: ReplicaBase, *, model_path: str, paths: EnginePaths) -> list[str]:
@@ -95,6 +98,19 @@ def build_environment(config: EngineConfig) -> dict[str, str]:
     if _is_cpu_build():
         extra["TORCH_COMPILE_DISABLE"] = "1"
     return child_environment(threads=config.threads, extra=extra, has_network=bool(config.media_hosts))
+
+
+def hash_settings(config: EngineConfig, base: ReplicaBase, *, model_path: str) -> str:
+    """Return a hash of what may change the numbers of an engine: its command line, environment and pinned files.
+
+    It is the same after each start with the same settings: the paths of sockets are left out.
+    """
+    command = build_command(config, base, model_path=model_path, paths=EnginePaths(Path()))
+    environment = {
+        name: value for name, value in build_environment(config).items() if name.startswith(_NUMERIC_VARIABLES)
+    }
+    settings = json.dumps([command, environment, base.files_sha256], sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()
 
 
 def _is_cpu_build() -> bool:

@@ -37,7 +37,7 @@ from gpu_workers.common.process_tree import (
     read_title,
     reap_children,
 )
-from gpu_workers.engine.command import build_command, build_environment
+from gpu_workers.engine.command import build_command, build_environment, hash_settings
 from gpu_workers.engine.health import count_requests, is_listening
 from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state, read_parts
 
@@ -112,6 +112,7 @@ def _wait_for_base(config: EngineConfig, paths: EnginePaths) -> ReplicaBase | No
 
 def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> int:
     model_path = _resolve_model(base)
+    settings_sha256 = hash_settings(config, base, model_path=model_path)
     base = msgspec.structs.replace(base, files_sha256={}, hub_token=None)  # command lines are public
     role = ["canary"] if config.is_canary else []
     keeping = ["keeper", model_path, msgspec.json.encode(base).decode()]
@@ -130,6 +131,7 @@ def _run_keeper(config: EngineConfig, paths: EnginePaths, base: ReplicaBase) -> 
         max_loras=config.max_loras if base.has_adapters else 0,
         max_lora_rank=config.max_lora_rank if base.has_adapters else 0,
         max_cpu_loras=config.max_cpu_loras if base.has_adapters else 0,
+        settings_sha256=settings_sha256,
     )
     replace_file(paths.state, msgspec.json.encode(state), mode=PRIVATE)
     log.info("engine %s of %s starting", generation, base.served_name)

@@ -30,6 +30,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     max_loras: int
     max_lora_rank: int
     max_cpu_loras: int = 0
+    settings_sha256: str = ""  # of what may change its numbers, see `hash_settings`; "" of an older launcher
 
 
 class EnginePaths(msgspec.Struct, frozen=True):

@@ -225,7 +225,7 @@ class Reconciler:
             raise EngineDown(f"the base model refuses: {refusal}") from refusal
         if not canary.is_finite():
             raise EngineDown("the base model gives invalid numbers")
-        met = self._met = EngineSession(state, canary, version=version)
+        met = self._met = EngineSession(state, canary, version=version, base_sha256=desired.base_model_sha256)
         self.door.set_slots(state.max_loras)
         if self._memory.content.cleaned_generation != state.generation:
             keep = [self._store.get_path(adapter, met.base) for adapter in desired.adapters]

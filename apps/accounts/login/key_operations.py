@@ -190,9 +190,12 @@ def issue_browser_token(*, membership: Membership, now: datetime.datetime, proje
 
     Raises PermissionDenied as well if their membership or password was changed since their request began.
     """
-    rows = Membership.objects.for_organization(membership.organization_id).select_related("user")
-    locked = rows.select_for_update(of=("self",)).filter(pk=membership.pk).first()
-    if locked is None or locked.user.password != membership.user.password:
+    known = membership.user.password
+    rows = Membership.objects.for_organization(membership.organization_id)
+    locked = rows.select_for_update().filter(pk=membership.pk).first()
+    # In a new statement: after its wait for the lock, the one above would still see the user as before the wait.
+    current = User.objects.filter(pk=membership.user_id).values_list("password", flat=True).first()
+    if locked is None or current != known:
         raise PermissionDenied(gettext("Sign in again."))
     return issue_member_token(membership=locked, now=now, project_id=project_id)
 

@@ -94,7 +94,11 @@ def record(*, worker: Worker, report: ProbeReport) -> None:
     if report.method not in list(Method):
         raise InvalidValue(f"method is one of {', '.join(Method)}.", param="method")
     if report.gpu_key != worker.pool.gpu_type_id:  # no quote can be made of it
-        raise InvalidValue(f"gpu_key is that of the worker's pool: {worker.pool.gpu_type_id}.", param="gpu_key")
+        raise InvalidValue(
+            f"gpu_key must be that of the worker's pool, {worker.pool.gpu_type_id}. Set ANNEAL_GPU_KEY to it, "
+            "or enrol the machine in the pool of its GPU.",
+            param="gpu_key",
+        )
     if len(msgspec.json.encode(report)) > _MAX_REPORT_BYTES:
         raise InvalidValue(f"A measurement has at most {_MAX_REPORT_BYTES // 1024} KiB.", param="config")
     a_day_ago = db_now() - datetime.timedelta(days=1)

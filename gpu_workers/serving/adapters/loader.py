@@ -23,9 +23,10 @@ log = logging.getLogger("anneal.serving")
 class EngineSession:
     """One run of the engine since it first answered, and the adapters that this agent loaded into it."""
 
-    def __init__(self, state: EngineState, base_canary: Canary, *, version: str) -> None:
+    def __init__(self, state: EngineState, base_canary: Canary, *, version: str, base_sha256: str) -> None:
         self.state = state
         self.version = version  # of vLLM
+        self.base_sha256 = base_sha256  # of the base model's weights at its start, "" if unknown
         self.base_canary = base_canary
         self.cache = HostCache(state.max_cpu_loras)
         self.loaded: set[str] = set()
@@ -169,9 +170,10 @@ class AdapterLoader:
             self._trials.postpone(adapter.lora_name, str(trouble))
             return None
 
-    def _compared(self, adapter: DesiredAdapter, met: EngineSession) -> tuple[Path, BaseIdentity, str]:
-        """Return what decides the numbers of an adapter: its files, the base model and the version of the engine."""
-        return self._store.get_path(adapter, met.base), met.base, met.version
+    def _compared(self, adapter: DesiredAdapter, met: EngineSession) -> tuple[object, ...]:
+        """Return what decides the numbers of an adapter: its files, the base model, the engine and its settings."""
+        engine = (met.version, met.state.settings_sha256)
+        return self._store.get_path(adapter, met.base), met.base, met.base_sha256, *engine
 
     async def _require_same_engine(self, met: EngineSession) -> None:
         """Raise EngineDown if the engine died meanwhile. Then its refusal is no evidence against the adapter."""

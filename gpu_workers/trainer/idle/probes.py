@@ -32,7 +32,9 @@ _FIRST_PATIENCE_SECONDS = 45.0  # vLLM starts in 25 to 40 s on two cores
 
 
 class Prober:
-    """Runs each probe in a separate child. A probe is abandoned after three failures; stopping one is no failure.
+    """Runs each probe in a separate child.
+
+    A probe is abandoned after three failures. A refused report is a failure; stopping a probe is none.
 
     A probe waits for a quiet machine, because bursts end, such as many requests to a new adapter. A load that lasts
     longer than `patience_seconds` counts as normal for the machine.
@@ -80,13 +82,21 @@ class Prober:
                 return True
             report = self._measure(opened, should_stop)
             if report is not None:
-                self._api.report_probe(report)
+                self._report(request, report)
             elif not self._was_interrupted:
                 self._failures[_key(request)] += 1
         except (ApiError, Unavailable) as error:
             log.warning("No measurement: %s", error)
             return False
         return True
+
+    def _report(self, request: ProbeRequest, report: ProbeReport) -> None:
+        """Report the measurement. A refusal counts as a failure: the same measurement would be refused again."""
+        try:
+            self._api.report_probe(report)
+        except ApiError:
+            self._failures[_key(request)] += 1
+            raise
 
     def _wait_for_quiet(self, request: ProbeRequest, *, should_stop: Callable[[], bool], not_before: float) -> bool:
         """Return true once the machine is quiet or patience ends, false if `should_stop` returns true.

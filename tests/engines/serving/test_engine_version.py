@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from apps.contracts.parity import ParityResult
+from gpu_workers.serving import reconciler
 from gpu_workers.serving.trials import adapter_trial
 from tests.support.engines.stage import GOOD, Stage, adapter, make_stage
 
@@ -60,6 +62,26 @@ def test_an_adapter_is_compared_with_its_trainer_once_for_each_version(tmp_path:
         stage.shared.version = "0.33.0"
         await stage.shared.start()
         await stage.turn(2)
+        assert (stage.reconciler.observe().is_ready, compared) == (True, [GOOD, GOOD])
+
+    make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)
+
+
+@pytest.mark.parametrize("changed", ["settings", "weights"])
+def test_an_adapter_is_compared_again_after_a_start_with_other_settings_or_weights(
+    tmp_path: Path, compared: list[str], monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr(reconciler, "hash_weights", lambda _: "other")
+
+    async def script(stage: Stage) -> None:
+        await stage.turn(2)
+        await stage.shared.stop()
+        if changed == "settings":
+            stage.shared.settings_sha256 = "other"
+        else:
+            stage.plane.desired = msgspec.structs.replace(stage.plane.desired, base_model_sha256="other", generation=2)
+        await stage.shared.start()
+        await stage.turn(3)
         assert (stage.reconciler.observe().is_ready, compared) == (True, [GOOD, GOOD])
 
     make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)

@@ -187,6 +187,20 @@ def test_a_point_asks_no_hub(tmp_path, monkeypatch):
     assert (tmp_path / "new").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "key"), [(["--gpu-key", "h200-141"], "h200-141"), ([], "l4-24"), (["--gpu-key", ""], "l4-24")]
+)
+def test_a_machine_has_the_key_of_the_arguments_or_else_that_of_its_worker(monkeypatch, arguments, key):
+    """The control plane refuses a measurement with another key than that of the worker's pool."""
+    seen = []
+    monkeypatch.setenv("ANNEAL_GPU_KEY", "l4-24")
+    monkeypatch.setattr(calibrate, "measure_grid", lambda machine, *_, **__: seen.append(machine.gpu_key) or iter(()))
+
+    calibrate.main(arguments)
+
+    assert seen == [key]
+
+
 def test_a_card_whose_driver_does_not_answer_is_not_taken_for_a_cpu(tmp_path, monkeypatch, capsys):
     (tmp_path / "version").write_text("NVRM")
     monkeypatch.setattr(calibrate, "_DRIVER_FILE", tmp_path / "version")

@@ -32,6 +32,7 @@ class Engine:
         self.starts = 0
         self.starts_never = False
         self.version = "0.32.0"
+        self.settings_sha256 = ""
         self._runner: web.AppRunner | None = None
 
     @property
@@ -66,6 +67,7 @@ class Engine:
         state = EngineState(
             generation=self.generation, served_name=SERVED_NAME, model_path=self.model, launcher=Process(1, 1),
             keeper=Process(1, 1), max_loras=2, max_lora_rank=16, max_cpu_loras=8,
+            settings_sha256=self.settings_sha256,
         )  # fmt: skip
         replace_file(self.paths.state, msgspec.json.encode(state), mode=PRIVATE)
 
@@ -165,8 +167,9 @@ class Stage:
             replica_token="a-token-long-enough", base_model={"served_name": SERVED_NAME},
         )  # fmt: skip
         worker = WorkerConfig(internal_url="http://x", credential_file=folder / "c", work_dir=folder)
+        self.plane = Plane(list(adapters))
         self.reconciler = Reconciler(
-            config=ServingConfig(worker=worker, listen="/x"), enrollment=enrollment, api=Plane(list(adapters)),
+            config=ServingConfig(worker=worker, listen="/x"), enrollment=enrollment, api=self.plane,
             store=Store(folder), canary=self.canary, clock=lambda: self.now,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from apps.accounts.login.key_operations import (
 )
 from apps.accounts.members.invitations import invite_member
 from apps.accounts.members.memberships import remove_member
-from apps.accounts.models import Invitation, Membership, Organization, User, default_project_id
+from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User, default_project_id
 from apps.accounts.queries import KeyIdentity, find_key
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
@@ -159,6 +159,21 @@ def test_a_revocation_waits_for_the_token_that_a_browser_is_given(organization, 
     )
 
     assert find_key(secret=made.secret) is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_browser_that_waits_for_a_change_of_the_password_gets_no_token(organization, alice) -> None:
+    membership = Membership.objects.select_related("user").get(user=alice)
+    project_id = default_project_id(organization)
+
+    def change() -> None:
+        change_password(alice)
+        revoke_keys_of(user=alice, now=db_now())
+
+    _, refused = beside(change, lambda: issue_browser_token(membership=membership, now=db_now(), project_id=project_id))
+
+    assert isinstance(refused, PermissionDenied)
+    assert not ApiKey.objects.filter(revoked_at=None).exists()
 
 
 def test_a_browser_gets_no_token_once_its_person_has_left(organization, alice) -> None:

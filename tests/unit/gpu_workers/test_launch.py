@@ -11,7 +11,7 @@ from apps.contracts.serving import MAX_CHOICES
 from gpu_workers.common.config import REPOSITORY, ConfigError, EngineConfig, read_engine_config, read_serving_config
 from gpu_workers.common.process_tree import identify
 from gpu_workers.engine import launcher
-from gpu_workers.engine.command import build_command, build_environment
+from gpu_workers.engine.command import build_command, build_environment, hash_settings
 from gpu_workers.engine.launcher import EngineParts
 from gpu_workers.engine.state import EnginePaths, ReplicaBase, record_part
 
@@ -247,3 +247,15 @@ def test_the_keeper_looks_for_processes_only_while_none_is_recorded(
     assert not parts.has_lost_one()
 
     assert looks == [os.getpid()]
+
+
+def test_the_hash_of_the_settings_changes_with_what_changes_numbers_not_with_the_folder(config, monkeypatch) -> None:
+    def hashed(base: ReplicaBase = BASE, **changes: object) -> str:
+        return hash_settings(msgspec.structs.replace(config, **changes), base, model_path=MODEL)
+
+    usual = hashed()
+    assert hashed(work_dir=Path("/elsewhere")) == usual
+    assert hashed(extra_arguments=("--kv-cache-dtype", "fp8")) != usual
+    assert hashed(msgspec.structs.replace(BASE, files_sha256={"model.safetensors": "0" * 64})) != usual
+    monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TRITON_ATTN")
+    assert hashed() != usual

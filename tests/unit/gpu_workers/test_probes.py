@@ -3,7 +3,8 @@
 import pytest
 
 from apps.contracts.runs import BaseModelRef
-from apps.contracts.worker_api import ProbeRequest
+from apps.contracts.worker_api import MissingProbes, ProbeReport, ProbeRequest
+from gpu_workers.common.api_client import ApiError, Unavailable
 from gpu_workers.trainer.children import cpu_threads
 from gpu_workers.trainer.idle import probes
 from gpu_workers.trainer.idle.probes import Prober
@@ -74,3 +75,37 @@ def test_the_measurement_without_which_a_pool_cannot_quote_waits_less(begin, bus
 
 def test_a_run_does_not_wait_for_a_measurement_that_waits(begin):
     assert begin(1e9, not_before=30.0, run_at=10.0) is None
+
+
+class Plane:
+    """The control plane: it misses one measurement and takes no report."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.asked = error, 0
+
+    def list_missing_probes(self, base_model_id: str = "") -> MissingProbes:
+        model = BaseModelRef(id="tiny", name="tiny", path="/models/tiny")
+        return MissingProbes(
+            probes=(ProbeRequest(base_model=model, method="lora", micro_batch_size=1, sequence_length=8),)
+        )
+
+    def report_probe(self, report: ProbeReport) -> None:
+        self.asked += 1
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "times"), [(ApiError(400, "invalid_value", "gpu_key"), 3), (Unavailable("no answer"), 5)]
+)
+def test_a_measurement_is_abandoned_after_three_refused_reports_but_not_without_an_answer(monkeypatch, error, times):
+    plane = Plane(error)
+    prober = Prober(None, plane, gpu_key="cpu", device="0", executor=None)
+    monkeypatch.setattr(prober, "_wait_for_quiet", lambda *_, **__: True)
+    monkeypatch.setattr(prober, "_measure", lambda request, should_stop: "measured")
+
+    for _ in range(5):
+        request = prober.find()
+        assert request is None or not prober.run(request, should_stop=lambda: False)
+
+    assert plane.asked == times
+    assert (prober.find() is None) == (times == 3)

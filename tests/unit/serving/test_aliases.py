@@ -239,6 +239,34 @@ def test_an_imported_alias_needs_room_at_both_adapters_between_which_it_may_move
     assert roll_back(alias=alias, by="user_1", now=db_now()).version == other
 
 
+def test_an_imported_alias_may_return_to_an_adapter_where_only_its_own_place_is_left(
+    organization, versions, monkeypatch
+) -> None:
+    first, _ = versions
+    other = make_adapter(organization, first.adapter.base_model)
+    point(first)
+    point(first, IMPORTED)
+    point(other, IMPORTED)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 2)
+
+    alias = point(first, IMPORTED)
+
+    assert (alias.adapter, alias.version, alias.previous_version) == (first.adapter, first, other)
+
+
+def test_that_an_alias_moved_is_said_before_that_its_new_adapter_has_no_room(
+    organization, versions, monkeypatch
+) -> None:
+    first, second = versions
+    other = make_adapter(organization, first.adapter.base_model)
+    point(first, IMPORTED)
+    point(other)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
+
+    with pytest.raises(AliasMoved, match=first.model_name):
+        point_alias(version=other, name=IMPORTED, by="user_1", now=db_now(), expected=second.model_name)
+
+
 def test_an_alias_that_was_deleted_meanwhile_is_not_found(versions) -> None:
     alias = point(versions[0])
     delete_alias(alias=Alias.objects.get(), by="user_1")
