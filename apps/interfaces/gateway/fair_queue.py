@@ -80,7 +80,7 @@ class _Replica:
         """Limit how many may pass the request from now on, unless another is next. One replica is enough for it.
 
         A single sequence does not need this: it gets the next place that its tenant may have. A request that does not
-        fit beside its own tenant's answers waits for these, whatever others do.
+        fit beside its own tenant's answers waits for these, so it takes no turn.
         """
         if waiting.count == 1 or self.next is not None or waiting.turn_at:
             return
