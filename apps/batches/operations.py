@@ -58,6 +58,7 @@ def create_batch(
         raise InvalidValue(
             gettext("metadata has at most 16 pairs, keys up to 64 and values up to 512 characters."), param="metadata"
         )
+    left_bytes = storage_left(organization=organization)
     with transaction.atomic():
         file = _input_file(organization, input_file_id)
         BatchFile.objects.select_for_update().get(pk=file.pk)  # it is not deleted meanwhile
@@ -65,7 +66,7 @@ def create_batch(
         wanted = (endpoint, dict(metadata) if metadata is not None else None, output_expires_after_seconds)
         if is_retry and (found := _created_before(file, wanted, by, now)):
             return found
-        if storage_left(organization=organization) == 0:
+        if left_bytes == 0:
             raise QuotaExceeded(
                 gettext(
                     "Your organization's storage is full, so there is no room for the answers: delete files you no "

@@ -92,7 +92,7 @@ def test_a_lookup_shows_size_licence_fit_and_serving_and_installs_with_one_click
 
 def test_adapters_that_no_engine_serves_and_models_that_do_not_fit_say_why(console, organization):
     floor = TrainingSetup(organization)
-    config = floor.base_model.config | {"architectures": ["NemotronForCausalLM"], "num_hidden_layers": 100_000}
+    config = floor.base_model.config | {"architectures": ["NemotronForCausalLM"], "num_hidden_layers": 10_000}
     model = {"config": config, "parameter_count": 10**12, "context_length": 512}
     lookup = make_hub_lookup(floor.base_model, model=model)
 
