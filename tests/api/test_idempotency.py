@@ -47,6 +47,7 @@ def error_of(answer: Any) -> tuple[int, str, str]:
     return answer.status_code, error["code"], error["param"]
 
 
+@pytest.mark.slow
 def test_a_value_has_one_effect_and_one_answer(key, organization, rival, alice, charlie, post, monkeypatch) -> None:
     first = post(key, KEYS, NIGHTLY, "k1")
     again = post(key, KEYS, dict(reversed(NIGHTLY.items())), "k1")
@@ -147,6 +148,7 @@ LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "bo
 CRITERION = {"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}
 
 
+@pytest.mark.slow
 def test_a_retry_of_the_sdk_makes_no_second_batch_and_no_second_run(api_client, organization, alice) -> None:
     """The SDK sends no Idempotency-Key. It counts its retries, such as the one after a timeout."""
 
@@ -178,6 +180,7 @@ def test_a_retry_of_the_sdk_makes_no_second_batch_and_no_second_run(api_client, 
     assert (Batch.objects.count(), EvalRun.objects.count()) == (5, 4)
 
 
+@pytest.mark.slow
 def test_a_retry_of_the_sdk_gets_what_it_made_after_credit_and_storage_are_used_up(
     api_client, organization, alice, olga
 ) -> None:

@@ -134,6 +134,7 @@ def test_generators_find_a_name_and_a_type_for_everything() -> None:
     )
 
 
+@pytest.mark.slow
 def test_parameters_have_the_types_that_read_them() -> None:
     of_files = api_document()["paths"]["/v1/files"]["get"]["parameters"]
 
@@ -142,6 +143,7 @@ def test_parameters_have_the_types_that_read_them() -> None:
     assert {each["name"] for each in of_files} == {"limit", "after", "order", "purpose", "If-None-Match"}
 
 
+@pytest.mark.slow
 def test_a_signature_is_read_before_the_handler_runs() -> None:
     class Asked(msgspec.Struct):
         name: str

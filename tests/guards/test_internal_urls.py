@@ -73,6 +73,7 @@ def send(method: str, path: str, secret: str, body: object = None) -> tuple[int,
     return response.status_code, json.loads(response.content or b"{}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", sorted(UNDER_A_LEASE))
 def test_a_foreign_lease_is_answered_like_one_that_does_not_exist(
     call: str, organization: Organization, settings: Any

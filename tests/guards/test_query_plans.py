@@ -99,6 +99,7 @@ def whole_reads(statements: list[str]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_page_list_or_frequent_task_reads_a_large_table_whole(places, client_for, olga: User, alice: User) -> None:
     console, browser = client_for(olga), client_for(alice)
     visits: list[tuple[Client, str]] = [(console, path.format(**places)) for path in STAFF]

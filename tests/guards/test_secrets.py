@@ -45,6 +45,7 @@ def secrets_in(text: str) -> dict[str, int]:
     return {kind: text.count("\n", 0, match.start()) + 1 for kind, match in found.items() if match}
 
 
+@pytest.mark.slow
 def test_no_tracked_file_holds_a_secret() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
     names = [name for name in listed.decode().split("\0") if (REPOSITORY / name).is_file()]

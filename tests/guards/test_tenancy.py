@@ -125,6 +125,7 @@ def test_a_row_of_another_tenant_cannot_be_written(
 # --- each wall alone --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_row_level_security_alone_keeps_tenants_apart() -> None:
     """Unscoped queries over every table, with rows of both tenants in most."""
@@ -147,6 +148,7 @@ def test_row_level_security_alone_keeps_tenants_apart() -> None:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.django_db
 def test_without_a_tenant_nothing_is_visible() -> None:
     build_world()
@@ -271,6 +273,7 @@ def run_python(program: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("process", ["apps.config.asgi", "apps.config.asgi_internal"])
 def test_a_process_refuses_to_start_as_superuser(process: str) -> None:
     parts = urlsplit(os.environ["DATABASE_URL"])
@@ -282,6 +285,7 @@ def test_a_process_refuses_to_start_as_superuser(process: str) -> None:
     assert "UnsafeDatabaseRole" in finished.stderr
 
 
+@pytest.mark.slow
 def test_the_web_process_loads_no_engine() -> None:
     program = (
         "import django, sys; django.setup();"

@@ -62,6 +62,7 @@ def make_record(organization, record_id: str) -> UsageRecord:
     )
 
 
+@pytest.mark.slow
 def test_the_owner_sees_balance_spending_and_books_that_balance(api_client, key, spent):
     answer = api_client(key).get(URL)
 
@@ -77,6 +78,7 @@ def test_the_owner_sees_balance_spending_and_books_that_balance(api_client, key,
     }
 
 
+@pytest.mark.slow
 def test_an_outsider_sees_only_her_own_zeros(api_client, rival, charlie, spent):
     answer = api_client(make_key(rival, charlie)).get(URL).json()
 

@@ -69,6 +69,7 @@ def post(client, path, **body):
     return client.post(path, body, format="json")
 
 
+@pytest.mark.slow
 def test_a_file_is_in_the_project_of_its_key_and_hidden_with_it(clients, secret_project):
     version = upload(clients["its member"])
     assert version.dataset.project_id == secret_project.pk
@@ -86,6 +87,7 @@ def test_a_file_is_in_the_project_of_its_key_and_hidden_with_it(clients, secret_
         assert (version.pk in listed, version.dataset_id in listed) == (status == 200, status == 200), who
 
 
+@pytest.mark.slow
 def test_a_hidden_file_answers_as_an_unknown_one(clients, floor, organization, key, claim):
     job_of_plan, open_file = make_production(floor, key, claim).pk, make_ready_version(organization).pk
     hidden, unknown = upload(clients["its member"], BROKEN), "file-00000000000000000000000000"
@@ -148,6 +150,7 @@ def test_pages_and_search_leave_out_hidden_files(client_for, organization, alice
     assert admin.get(f"/datasets/{open_version.pk}/changes?since={version.pk}").status_code == 404
 
 
+@pytest.mark.slow
 def test_samples_of_a_hidden_file_are_hidden_and_its_failed_job_is_retried_by_those_who_see_it(
     clients, client_for, alice, ann, bob, floor, claim, secret_project
 ):
@@ -244,6 +247,7 @@ def test_a_viewer_of_a_project_changes_none_of_its_uploads(
     assert set(Upload.objects.values_list("status", flat=True)) == {"pending"}
 
 
+@pytest.mark.slow
 def test_the_form_uploads_into_a_chosen_project_that_the_member_works_in(
     client_for, organization, alice, ann, bob, secret_project
 ):
@@ -289,6 +293,7 @@ def test_hidden_files_count_toward_the_limit_of_files(organization, clients, mon
         make_version(organization)
 
 
+@pytest.mark.slow
 def test_a_job_shows_no_rows_of_a_file_that_is_hidden(client_for, floor, ann, bob, secret_project):
     job = floor.job()
     tab = f"/jobs/{job.pk}?tab=dataset"
@@ -298,6 +303,7 @@ def test_a_job_shows_no_rows_of_a_file_that_is_hidden(client_for, floor, ann, bo
     assert "Hello" in client_for(bob).get(tab).content.decode()
 
 
+@pytest.mark.slow
 def test_a_retraining_needs_a_maker_who_sees_the_datasets(organization, ann, floor, key, claim, secret_project):
     job = make_production(floor, key, claim)
     narrow = make_key(organization, ann, scopes=SCOPED)

@@ -58,6 +58,7 @@ def post(client, path, **body):
     return client.post(path, body, format="json")
 
 
+@pytest.mark.slow
 def test_a_model_is_hidden_with_its_project(clients, version, alias):
     name, native = version.model_name, f"/api/v1/models/{version.model_name}"
     reads = [f"/v1/models/{name}", f"/v1/models/{alias.model_name}", f"/api/v1/adapters/{version.pk}",
@@ -75,6 +76,7 @@ def test_a_model_is_hidden_with_its_project(clients, version, alias):
         assert (alias.model_name in listed[0]) == (status == 200)
 
 
+@pytest.mark.slow
 def test_a_hidden_model_answers_as_an_unknown_one(clients, floor, version, alias):
     admin = clients["an admin"]
     checkpoint = make_checkpoint(floor.organization, floor.base_model, step=4)
@@ -141,6 +143,7 @@ def test_pages_and_search_leave_out_hidden_models(client_for, alice, ann, bob, r
         assert (version.model_name in member.get("/adapters").content.decode()) == is_listed, chosen
 
 
+@pytest.mark.slow
 def test_a_model_is_in_the_project_of_its_job(floor, claim, secret_project):
     job = floor.job()
     type(job).objects.filter(pk=job.pk).update(project=secret_project)
@@ -149,6 +152,7 @@ def test_a_model_is_in_the_project_of_its_job(floor, claim, secret_project):
     assert version.adapter.project_id == secret_project.pk
 
 
+@pytest.mark.slow
 def test_an_uploaded_adapter_is_in_the_project_of_its_key_or_form(
     clients, client_for, floor, secret_project, organization, ann, bob
 ):

@@ -81,6 +81,7 @@ def test_batches_files_and_evals_are_in_the_project_of_their_key_and_hidden_with
     assert run.name not in client_for(ann).get(f"/evals/cancel?run={run.pk}").content.decode()
 
 
+@pytest.mark.slow
 def test_a_viewer_of_a_project_changes_none_of_its_batches_and_evals(
     api_client, client_for, organization, alice, bob, secret_project
 ):
@@ -104,6 +105,7 @@ def test_a_viewer_of_a_project_changes_none_of_its_batches_and_evals(
     assert batch.status == "validating" and Eval.objects.get().name == "e"
 
 
+@pytest.mark.slow
 def test_a_retraining_plan_is_in_the_project_of_its_job(
     api_client, client_for, organization, alice, ann, bob, key, floor, claim, secret_project
 ):

@@ -53,6 +53,7 @@ def secret_project(organization, alice) -> Project:
     return create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
 
 
+@pytest.mark.slow
 def test_owners_and_admins_manage_projects_members_see_them_and_outsiders_nothing(
     api_client, organization, alice, ann, bob, vera, rival, charlie, project
 ):
@@ -92,6 +93,7 @@ def test_an_organization_that_never_uses_projects_has_one_in_which_all_is(api_cl
     assert {job.project_id, key.key.project_id, Hold.objects.get(source=job.pk).project_id} == {listed["id"]}
 
 
+@pytest.mark.slow
 def test_a_key_fixes_the_project_of_its_jobs_and_openais_header_must_name_it(
     organization, alice, bob, floor, file_id, project
 ):
@@ -112,6 +114,7 @@ def test_a_key_fixes_the_project_of_its_jobs_and_openais_header_must_name_it(
     assert not list(mine.fine_tuning.jobs.list(extra_query={"project": default_project_id(organization)}))
 
 
+@pytest.mark.slow
 def test_a_key_changes_no_job_of_a_project_that_its_creator_only_views(
     api_client, organization, alice, bob, floor, file_id, project
 ):
@@ -133,6 +136,7 @@ def test_a_key_changes_no_job_of_a_project_that_its_creator_only_views(
     assert post(client, f"/v1/fine_tuning/jobs/{mine}/cancel").json()["status"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_private_project_hides_its_jobs_and_keys_from_all_but_members_and_owners(
     api_client, organization, alice, ann, bob, floor, claim, file_id, secret_project
 ):
@@ -225,6 +229,7 @@ def test_a_key_makes_keys_of_its_project_and_of_others_only_if_it_manages_member
     assert {each["id"] for each in owner.get(f"/api/v1/keys?project={project.pk}").json()["data"]} >= {new["id"]}
 
 
+@pytest.mark.slow
 def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     api_client, organization, alice, bob, floor, file_id, project
 ):
@@ -285,6 +290,7 @@ def test_a_conversion_counts_under_the_project_of_its_model(organization, alice,
     assert project_of(other) == default_project_id(organization)
 
 
+@pytest.mark.slow
 def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, organization, alice, bob, project):
     market = Market(organization)
     owner, client = api_client(make_key(organization, alice)), api_client(key_in(project, bob))
@@ -321,6 +327,7 @@ def test_a_job_takes_from_its_keys_project_what_it_does_not_name(api_client, org
     assert gone["param"] == "model" and f"The project Search uses the base model {small}" in gone["message"]
 
 
+@pytest.mark.slow
 def test_admins_of_a_project_manage_it_alone_and_neither_hide_nor_archive_it(
     api_client, organization, alice, bob, vera, ann, project
 ):

@@ -54,6 +54,7 @@ def test_a_service_account_outlives_the_person_who_created_it(api_client, organi
     assert set(told) == {alice.pk, ann.pk}
 
 
+@pytest.mark.slow
 def test_owners_and_admins_alone_manage_service_accounts(
     api_client, organization, alice, ann, bob, vera, rival, charlie, account
 ):
@@ -179,6 +180,7 @@ def test_a_service_account_cannot_sign_in(client, account):
     assert answer.status_code == 200 and "_auth_user_id" not in client.session
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["demoted", "removed"])
 def test_a_creator_who_may_no_longer_manage_cannot_return_with_a_kept_key(
     ending, api_client, client_for, organization, alice, ann
@@ -225,6 +227,7 @@ def test_an_owner_who_becomes_an_admin_keeps_no_key_of_an_owner(api_client, orga
     assert [api_client(secret).get("/api/v1/me").status_code for secret in made] == [401, 200]
 
 
+@pytest.mark.slow
 def test_a_key_tells_which_person_knows_it_after_service_accounts_passed_it_on(api_client, organization, alice, ann):
     root = make_service_account(organization, alice, role="admin", name="root")
     reader = make_service_account(organization, alice, role="viewer", name="reader")

@@ -86,6 +86,7 @@ def test_a_wrong_manifest_is_refused_with_the_member_that_is_wrong(anneal, folde
     assert refused.exit_code == 2 and named in refused.errors and network.paths("POST") == []
 
 
+@pytest.mark.slow
 def test_an_alias_that_moved_or_has_a_canary_is_left_as_it_is(anneal, folder, train, monkeypatch) -> None:
     def improved() -> None:
         (folder / "rows.jsonl").write_bytes(jsonl(14))
@@ -151,6 +152,7 @@ def test_the_machines_of_a_manifest_are_asked_for_and_train_nothing_anew() -> No
     assert not any("node_count" in name for name in body["metadata"])
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_start_one_job(anneal, folder, monkeypatch) -> None:
     monkeypatch.setattr(command, "manifest_jobs", lambda api, wanted: iter(()))  # neither sees the other's job
 
@@ -162,6 +164,7 @@ def test_two_runs_at_once_start_one_job(anneal, folder, monkeypatch) -> None:
     assert other.exit_code == 5 and "Another run" in other.errors
 
 
+@pytest.mark.slow
 def test_a_job_that_was_cancelled_is_started_again(anneal, folder) -> None:
     first = anneal("apply", "--yes", "--json")
     assert anneal("jobs", "cancel", first.json["job"]).exit_code == 0

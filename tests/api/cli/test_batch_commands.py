@@ -72,6 +72,7 @@ def test_a_file_whose_batch_is_refused_is_named_and_used_again(anneal, organizat
     assert again.exit_code == 0 and BatchFile.objects.count() == 1, again.errors
 
 
+@pytest.mark.slow
 def test_a_batch_is_listed_shown_and_cancelled_and_its_bad_lines_are_named(
     anneal, organization, alice, monkeypatch
 ) -> None:

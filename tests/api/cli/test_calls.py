@@ -151,6 +151,7 @@ def test_each_failure_has_its_exit_code_and_one_sentence(anneal, network, answer
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
     words = ("keys", "create", "nightly", "--scope", "view", "--days", "7", "--requests-per-minute", "60")
     made = anneal(*words)
@@ -172,6 +173,7 @@ def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
 # --- lost answers -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_command_whose_answer_was_lost_makes_one_thing(anneal, key, model, network, settings, floor, tmp_path):
     settings.HUB_PUSHES = True
     load(AdapterVersion.objects.get(), make_replica(floor.base_model, "unix:///nowhere"))

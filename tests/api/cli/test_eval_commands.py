@@ -25,6 +25,7 @@ def items(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_answers_in_a_file_are_graded_at_no_cost_and_shown_as_pass_rates(
     anneal, floor, items, tmp_path, monkeypatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_answers_in_a_file_are_graded_at_no_cost_and_shown_as_pass_rates(
     assert made["id"] in anneal("evals", "list").output
 
 
+@pytest.mark.slow
 def test_a_run_that_asks_a_model_starts_once_its_limit_is_accepted(anneal, floor, items) -> None:
     words = ("evals", "create", "pairs", "--baseline", "anneal-demo", "--judge", "anneal-demo", "--json")
     made = anneal(*words).json["id"]

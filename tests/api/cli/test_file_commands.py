@@ -45,6 +45,7 @@ def test_a_problem_is_shown_with_its_line_and_fix(anneal, tmp_path) -> None:
     assert "Line 13: The last message is from user" in shown.output and "[invalid_json]" in shown.output
 
 
+@pytest.mark.slow
 def test_a_good_file_is_uploaded_and_listed(anneal, rows) -> None:
     checked = anneal("files", "check", str(rows))
     uploaded = anneal("files", "upload", str(rows), "--no-wait", "--json")
@@ -97,6 +98,7 @@ def test_an_interrupted_upload_continues_with_the_next_part(anneal, rows, networ
     assert stored.bytes == rows.stat().st_size
 
 
+@pytest.mark.slow
 def test_an_upload_that_expired_meanwhile_begins_again(anneal, rows, network, monkeypatch) -> None:
     monkeypatch.setattr(transfers, "PART_BYTES", 400)
     network.cut = lambda request: request.url.path.endswith("/complete")

@@ -88,6 +88,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     assert version.model_name in anneal("import", "status").output
 
 
+@pytest.mark.slow
 def test_an_import_of_which_no_job_can_be_made_says_why_and_exits_with_5(anneal, openai, floor, tmp_path) -> None:
     job = openai.add_job(1, jsonl())
     words = ("import", "openai", "--openai-url", openai.url, "--folder", str(tmp_path / "import"))
@@ -105,6 +106,7 @@ def test_an_import_of_which_no_job_can_be_made_says_why_and_exits_with_5(anneal,
     assert anneal(*words, "--job", job["id"], "--map", "gpt-4o-mini=anneal-demo", "--dry-run").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_key_that_openai_refuses_is_told_and_nothing_happens(anneal, openai, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
 
@@ -140,6 +142,7 @@ def test_an_error_in_yaml_names_the_file_and_the_line(anneal, floor, tmp_path) -
     assert refused.exit_code == 2 and f'in "{tmp_path}/tune.yaml", line 3, column 1' in refused.errors
 
 
+@pytest.mark.slow
 def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
     job = openai.add_job(1, jsonl())
     export = tmp_path / "export"
@@ -160,6 +163,7 @@ def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
     assert openai.requests == []
 
 
+@pytest.mark.slow
 def test_a_job_that_an_export_has_twice_is_imported_once(anneal, openai, tmp_path) -> None:
     job, nameless = openai.add_job(1, jsonl()), openai.add_job(2, jsonl(), id=None)
     export = tmp_path / "export"
@@ -178,6 +182,7 @@ def test_a_job_that_an_export_has_twice_is_imported_once(anneal, openai, tmp_pat
     assert all("It has no id" in each["obstacle"] for each in done.json["data"][1:])
 
 
+@pytest.mark.slow
 def test_two_imports_at_a_time_start_a_job_once_and_again_after_it_failed(anneal, openai, network, tmp_path) -> None:
     openai.add_job(1, jsonl())
     words = ("import", "openai", "--openai-url", openai.url, "--map", "gpt-4o-mini=anneal-demo", "--yes", "--json")

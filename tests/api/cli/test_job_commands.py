@@ -40,6 +40,7 @@ def running(sdk, file_id, claim):
     return job.id, attempt
 
 
+@pytest.mark.slow
 def test_a_job_starts_once_its_price_is_accepted_and_costs_no_more(anneal, file_id) -> None:
     declined = anneal(*CREATE, "--file", file_id, answer="n\n")
     silent = anneal(*CREATE, "--file", file_id)
@@ -54,6 +55,7 @@ def test_a_job_starts_once_its_price_is_accepted_and_costs_no_more(anneal, file_
     assert f"anneal jobs watch {job.pk}" in accepted.output
 
 
+@pytest.mark.slow
 def test_the_cap_is_the_amount_that_was_shown(anneal, file_id) -> None:
     rehearsal = anneal(*CREATE, "--file", file_id, "--dry-run", "--json")
     job = anneal(*CREATE, "--file", file_id, "--yes", "--json")
@@ -85,6 +87,7 @@ def test_a_dry_run_in_a_file_creates_no_job(anneal, file_id, tmp_path, network) 
     assert len(network.paths("POST")) == 1 and not FineTuningJob.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_job_on_several_machines_is_asked_for_and_what_their_network_takes_is_said(anneal, file_id, floor) -> None:
     make_worker(floor.pool, credential="annw_two")
     Worker.objects.update(offer=MACHINE_OFFER)
@@ -126,6 +129,7 @@ def test_wrong_words_are_refused_before_anything_is_sent(anneal, network, tmp_pa
     assert "is a file here" in " ".join(wrong[4].errors.split())
 
 
+@pytest.mark.slow
 def test_a_watched_job_shows_its_steps_and_ends_with_its_model(anneal, running, floor) -> None:
     job_id, attempt = running
     attempt.succeed(floor.base_model)
@@ -155,6 +159,7 @@ def reload_status():
     return lambda job_id: FineTuningJob.objects.get(pk=job_id).status
 
 
+@pytest.mark.slow
 def test_logs_are_in_order_and_each_comes_once_when_followed(anneal, running, floor, network) -> None:
     job_id, attempt = running
     plain = [json.loads(line)["id"] for line in anneal("jobs", "logs", job_id, "--json").output.splitlines()]
@@ -175,6 +180,7 @@ def test_logs_are_in_order_and_each_comes_once_when_followed(anneal, running, fl
     assert len(anneal("jobs", "logs", job_id, "--tail", "2").output.splitlines()) == 2
 
 
+@pytest.mark.slow
 def test_a_job_is_paused_resumed_and_cancelled(anneal, running, reload_status) -> None:
     paused = anneal("jobs", "pause", running[0])
     early = anneal("jobs", "resume", running[0], "--yes")
@@ -185,6 +191,7 @@ def test_a_job_is_paused_resumed_and_cancelled(anneal, running, reload_status) -
     assert cancelled.exit_code == 0 and cancelled.json["id"] == running[0]
 
 
+@pytest.mark.slow
 def test_a_command_whose_answer_was_lost_acts_once(anneal, running, network) -> None:
     anneal("jobs", "pause", running[0])
     running[1].pause(step=2, seconds=2.0)
@@ -196,6 +203,7 @@ def test_a_command_whose_answer_was_lost_acts_once(anneal, running, network) -> 
     assert FineTuningJob.objects.get().runs.count() == 2
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_started_again_with_the_suggested_change(anneal, running) -> None:
     running[1].finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="No room."))
 
@@ -213,6 +221,7 @@ def test_only_a_failed_job_is_retried(anneal, running, network) -> None:
     assert network.paths("POST") == []
 
 
+@pytest.mark.slow
 def test_a_cap_that_is_no_finite_amount_is_refused_before_anything_is_sent(anneal, running, network) -> None:
     refused = [anneal("jobs", "resume", running[0], "--max-cost", cap, "--yes") for cap in ("nan", "inf")]
 
@@ -220,6 +229,7 @@ def test_a_cap_that_is_no_finite_amount_is_refused_before_anything_is_sent(annea
     assert network.paths("POST") == []
 
 
+@pytest.mark.slow
 def test_jobs_are_compared_by_what_differs(anneal, running, sdk, file_id) -> None:
     other = create(sdk, file_id, extra_body={"lora": {"rank": 8}})
 
@@ -231,6 +241,7 @@ def test_jobs_are_compared_by_what_differs(anneal, running, sdk, file_id) -> Non
     assert "lora_rank" in shown and "1.25" in shown
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_over_several_pages(anneal, sdk, file_id, monkeypatch) -> None:
     monkeypatch.setattr("anneal.api._PAGE", 1)
     ids = [create(sdk, file_id).id for _ in range(2)]
@@ -257,6 +268,7 @@ def test_a_curve_has_the_width_of_a_line() -> None:
     assert watching.curve([]) == ""
 
 
+@pytest.mark.slow
 def test_a_waiting_job_moves_to_a_pool_that_was_listed(anneal, organization, network) -> None:
     market = Market(organization)
     quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=8)

@@ -69,6 +69,7 @@ def test_a_download_that_breaks_goes_on_at_once(anneal, model, floor, network, t
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_is_converted_for_a_price_that_is_confirmed(anneal, model) -> None:
     set_price(sku="conversion:bytes", unit="bytes", price_nano=10**10, per=10**9, by="user_1", now=db_now())
 
@@ -93,6 +94,7 @@ def test_a_model_is_converted_for_a_price_that_is_confirmed(anneal, model) -> No
     assert "anneal models pull" in anneal("models", "convert", model, "--to", "merged_16bit").output
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_to_the_hub_with_a_token_that_is_never_shown(anneal, model, monkeypatch, settings) -> None:
     off = anneal("models", "publish", model, "--to", "acme/support", answer="hf_a-token\n")
     settings.HUB_PUSHES = True
@@ -148,6 +150,7 @@ def test_what_needs_a_fine_tuned_model_says_so_of_a_base_model(anneal, model, wo
     assert "'anneal-demo' is a base model: send requests to it as it is, or fine-tune it." in refused.errors
 
 
+@pytest.mark.slow
 def test_a_model_is_deployed_stopped_and_named_by_an_alias(anneal, model, floor) -> None:
     stopped = anneal("models", "deploy", model, "--stop", "--json")
     deployed = anneal("models", "deploy", model)

@@ -27,6 +27,7 @@ def project_key(anneal, project) -> str:
     return anneal("keys", "create", "search", *scopes, "--project", project.pk).output.strip()
 
 
+@pytest.mark.slow
 def test_a_project_is_created_changed_and_archived(anneal, key, organization) -> None:
     made = anneal("projects", "create", "Search", "--private")
     one = made.output.strip()
@@ -61,6 +62,7 @@ def test_members_are_named_by_address_or_id(anneal, key, organization, alice, bo
     assert anneal("projects", "members", "remove", project.pk, by_id.json["id"]).exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_budget_keeps_what_is_not_changed_until_it_ends(anneal, key, organization, project) -> None:
     none = anneal("projects", "budget", project.pk)
     assert anneal("projects", "budget", project.pk, "--mode", "block").exit_code == 2, "there is no limit to keep"
@@ -77,6 +79,7 @@ def test_a_budget_keeps_what_is_not_changed_until_it_ends(anneal, key, organizat
     assert not list_budgets(organization=organization).exists()
 
 
+@pytest.mark.slow
 def test_projects_are_changed_by_those_who_manage_them_alone(
     anneal, organization, bob, rival, charlie, project
 ) -> None:
@@ -94,6 +97,7 @@ def test_projects_are_changed_by_those_who_manage_them_alone(
     assert anneal("projects", "show", project.pk, key=member).exit_code == 0
 
 
+@pytest.mark.slow
 def test_with_a_project_its_jobs_keys_and_costs_are_shown_and_other_keys_refused(
     anneal, key, network, floor, project, project_key, file_id, organization, alice
 ) -> None:
@@ -131,6 +135,7 @@ def test_a_key_is_stored_for_each_project(anneal, key, project, project_key, tmp
     assert key.secret in stored and project_key not in stored
 
 
+@pytest.mark.slow
 def test_what_a_project_chooses_is_named_before_a_job_starts(anneal, key, floor, file_id, project, project_key) -> None:
     missing = anneal("jobs", "create", "--file", file_id, "--yes", key=project_key)
     assert missing.exit_code == 5 and "model" in missing.errors
@@ -144,6 +149,7 @@ def test_what_a_project_chooses_is_named_before_a_job_starts(anneal, key, floor,
     assert asked.exit_code == 0 and "Chosen by the project: pool." in asked.errors
 
 
+@pytest.mark.slow
 def test_a_manifest_names_the_project_of_its_job(
     anneal, floor, project, project_key, checking_server, tmp_path, monkeypatch
 ) -> None:

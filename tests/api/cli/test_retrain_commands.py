@@ -1,9 +1,12 @@
 """`anneal retrain`: a plan is made after its price is accepted, started, followed, stopped and deleted."""
 
+import pytest
+
 from apps.finetuning.models import RetrainingPlan
 from tests.factories.retraining import answer, make_production, tick, train
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_started_followed_and_deleted(anneal, floor, key, claim) -> None:
     job = make_production(floor, key, claim)
     create = (

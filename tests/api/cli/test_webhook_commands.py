@@ -1,12 +1,14 @@
 """`anneal webhooks`: the secret is printed once, alone; events are tested and sent again."""
 
 import httpx
+import pytest
 
 from apps.accounts.models import DeliveryStatus, WebhookDelivery, WebhookEndpoint
 
 CREATE = ("webhooks", "create", "https://hooks.example.com/anneal", "--event", "batch.completed")
 
 
+@pytest.mark.slow
 def test_a_webhook_is_created_paused_rotated_and_deleted(anneal, organization, network) -> None:
     made = anneal(*CREATE, "--event", "balance.low")
     webhook = WebhookEndpoint.objects.get()

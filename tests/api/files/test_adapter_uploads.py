@@ -128,6 +128,7 @@ def test_an_adapter_that_cannot_be_served_is_refused(changes, param, words, file
     assert not AdapterVersion.objects.exists() and objects_of(organization) == set()
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_safetensors_are_refused(files, api_client, key, organization) -> None:
     client, header = api_client(key), files[WEIGHTS]
     pickled = b"\x80\x04\x95" + b"\x00" * 64
@@ -188,6 +189,7 @@ def test_who_uploads_an_adapter(files, api_client, organization, rival, alice, b
     assert outsider.get(f"/api/v1/models/{version.model_name}/files").status_code == 404
 
 
+@pytest.mark.slow
 def test_the_page_uploads_an_adapter(files, client_for, bob, vera, organization) -> None:
     form = {"name": "mine", "base_model": ""}
     sent = {
@@ -209,6 +211,7 @@ def test_the_page_uploads_an_adapter(files, client_for, bob, vera, organization)
     assert client_for(vera).get("/adapters/upload").status_code == 403
 
 
+@pytest.mark.slow
 def test_what_a_killed_upload_left_is_swept(files, api_client, key, organization) -> None:
     made = send(api_client(key), files).json()
     store().put_stream(object_key(organization.pk, "adapters", "adpv_gone", WEIGHTS), [b"x"])

@@ -59,6 +59,7 @@ def kept() -> bool:
     return HubPushToken.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_model_is_pushed_with_its_card_and_the_token_is_erased(hub, push, version, floor, api_client, key, caplog):
     caplog.set_level(logging.DEBUG)
     accepted = push()
@@ -88,6 +89,7 @@ def test_a_model_is_pushed_with_its_card_and_the_token_is_erased(hub, push, vers
     hub_pushes.send(push_id=latest().pk)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_on_the_disk_is_deleted_by_a_later_push(hub, push, monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left, others = (tmp_path / f"anneal-push-{name}" for name in ("killed", "sending"))
@@ -102,6 +104,7 @@ def test_what_a_killed_process_left_on_the_disk_is_deleted_by_a_later_push(hub, 
     assert latest().status == "succeeded" and list(tmp_path.iterdir()) == [others]
 
 
+@pytest.mark.slow
 def test_a_large_push_waits_in_a_queue_of_its_own(hub, push, settings, monkeypatch):
     monkeypatch.setattr(hub_pushes, "SMALL_BYTES", 10)
     push()
@@ -113,6 +116,7 @@ def test_a_large_push_waits_in_a_queue_of_its_own(hub, push, settings, monkeypat
     assert latest().status == "succeeded"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -131,6 +135,7 @@ def test_a_token_that_may_not_write_ends_the_push(fault, words, hub, push):
     assert latest().status == "failed" and words in latest().problem and not kept()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -156,6 +161,7 @@ def test_what_may_pass_is_tried_again_and_sends_only_what_is_missing(fault, word
     assert (latest().status, latest().attempts, latest().problem) == ("succeeded", 2, "")
 
 
+@pytest.mark.slow
 def test_files_of_a_suspended_organization_are_not_sent(hub, push, organization):
     push()
     Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
@@ -166,6 +172,7 @@ def test_files_of_a_suspended_organization_are_not_sent(hub, push, organization)
     assert latest().problem == "Your organization is suspended."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_a_push_that_ends_as_overdue_while_its_files_are_sent_stays_ended(is_refused, hub, push, monkeypatch):
     def slow(**_: object) -> str:
@@ -184,6 +191,7 @@ def test_a_push_that_ends_as_overdue_while_its_files_are_sent_stays_ended(is_ref
     assert AuditEntry.objects.filter(action__startswith="adapter.push_", target=latest().version_id).count() == 2
 
 
+@pytest.mark.slow
 def test_a_hub_that_stays_down_or_a_killed_process_ends_the_push(hub, push):
     hub.is_down = True
     push()
@@ -204,6 +212,7 @@ def test_a_hub_that_stays_down_or_a_killed_process_ends_the_push(hub, push):
     assert not kept()
 
 
+@pytest.mark.slow
 def test_files_and_tokens_go_to_known_hosts_only(hub, push, settings, version):
     settings.HUB_BLOB_HOSTS = ()
     push()
@@ -215,6 +224,7 @@ def test_files_and_tokens_go_to_known_hosts_only(hub, push, settings, version):
     assert "deleted" in latest().problem
 
 
+@pytest.mark.slow
 def test_a_damaged_or_missing_file_is_not_pushed(hub, push, version):
     push()
     key = f"{version.object_prefix}/adapter_config.json"
@@ -228,6 +238,7 @@ def test_a_damaged_or_missing_file_is_not_pushed(hub, push, version):
     assert REPOSITORY not in hub.repositories
 
 
+@pytest.mark.slow
 def test_what_cannot_be_pushed_is_refused(hub, push, settings, monkeypatch):
     def refusal(**given) -> tuple[int, str, str | None]:
         answer = push(**given)
@@ -250,6 +261,7 @@ def test_what_cannot_be_pushed_is_refused(hub, push, settings, monkeypatch):
     assert refusal()[:2] == (400, "push_unavailable")
 
 
+@pytest.mark.slow
 def test_who_may_push(hub, api_client, key, version, organization, rival, charlie):
     url = f"/api/v1/models/{version.model_name}/pushes"
     member = make_key(organization, make_member(organization, "member"), scopes=frozenset({"view", "adapter.write"}))

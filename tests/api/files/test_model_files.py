@@ -44,6 +44,7 @@ def status(answer) -> int:
     return answer.status_code
 
 
+@pytest.mark.slow
 def test_a_key_gets_every_file_that_it_lists_with_its_hash(version, floor, key, api_client) -> None:
     client = api_client(key)
     listed = client.get(address(version)).json()["data"]
@@ -71,6 +72,7 @@ def test_the_configuration_names_a_base_that_peft_loads(version, floor, key, api
     assert config["base_model_name_or_path"] == base_reference(repo=base.repo, name=base.name)
 
 
+@pytest.mark.slow
 def test_a_download_goes_on_where_it_stopped(version, floor, key, api_client) -> None:
     whole, url = (
         adapter_files(floor.base_model)[WEIGHTS],
@@ -95,6 +97,7 @@ def test_a_download_goes_on_where_it_stopped(version, floor, key, api_client) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_download_is_sent_in_pieces(version, floor, key) -> None:
     async def fetch() -> list[bytes]:
@@ -108,6 +111,7 @@ def test_a_download_is_sent_in_pieces(version, floor, key) -> None:
     assert b"".join(chunks) == adapter_files(floor.base_model)[WEIGHTS]
 
 
+@pytest.mark.slow
 def test_only_the_owning_organization_gets_files(version, organization, rival, alice, bob, charlie, api_client) -> None:
     urls = (address(version), address(version, "adapter_config.json"))
     asking = {
@@ -126,6 +130,7 @@ def test_only_the_owning_organization_gets_files(version, organization, rival, a
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_refused_by_name(version, key, api_client) -> None:
     names = [api_client(key).get(address(version, name)) for name in ("manifest.json", "..%2Fsecret", "config.json")]
 

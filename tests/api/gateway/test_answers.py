@@ -259,6 +259,7 @@ def test_every_answer_carries_a_request_id_and_keeps_the_callers(gateway, tenant
 # --- Responses --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_response_is_a_chat_without_memory(gateway, tenant, engine):
     answer = gateway.openai(tenant.key).responses.create(
         model=BASE_MODEL, input="Hi", instructions="Be brief.", store=False, max_output_tokens=9, metadata={"a": "b"}
@@ -272,6 +273,7 @@ def test_a_response_is_a_chat_without_memory(gateway, tenant, engine):
     assert wait_for_usage(tenant, 1)[0].output_tokens == 3
 
 
+@pytest.mark.slow
 def test_a_streamed_response_has_every_event(gateway, tenant):
     with gateway.openai(tenant.key).responses.stream(model=BASE_MODEL, input=HI) as stream:
         kinds = [event.type for event in stream]

@@ -250,6 +250,7 @@ def test_a_number_that_is_no_token_is_refused_with_the_bounds_in_digits(gateway,
     assert "from 0 to 2,147,483,647" in error_of(answer)["message"]
 
 
+@pytest.mark.slow
 def test_a_body_above_the_limit_is_refused(gateway, world):
     body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "x" * 5 * 2**20}]}
 
@@ -258,6 +259,7 @@ def test_a_body_above_the_limit_is_refused(gateway, world):
     assert (answer.status_code, error_of(answer)["code"]) == (413, "request_too_large")
 
 
+@pytest.mark.slow
 def test_a_body_longer_than_any_context_is_refused_before_it_is_read(gateway, world):
     http = gateway.http(world.acme.key)
     bodies = [

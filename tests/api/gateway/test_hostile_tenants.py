@@ -24,6 +24,7 @@ pytestmark = pytest.mark.django_db
 PATH = "/v1/chat/completions"
 
 
+@pytest.mark.slow
 def test_wrong_keys_of_one_address_are_refused_late_and_those_of_others_are_not(gateway, world):
     http = gateway.http()
 

@@ -94,6 +94,7 @@ def test_an_exhausted_balance_is_refused_once_and_for_good(gateway, world):
     assert usage_of(poor) == []
 
 
+@pytest.mark.slow
 def test_many_requests_at_once_spend_no_more_than_there_is(gateway, world, engine):
     engine.scripts["spend"] = Script(prompt_tokens=20, tokens=("x",) * 50, delay_seconds=0.001)
     one = rated(quantity=20, price_nano=INPUT_NANO, per=PER) + rated(quantity=50, price_nano=OUTPUT_NANO, per=PER)
@@ -141,6 +142,7 @@ def test_a_key_has_limits_of_its_own(gateway, world):
     assert "This key's limit is 50 tokens per minute" in error_of(second)["message"]
 
 
+@pytest.mark.slow
 def test_a_members_token_is_metered_and_limited_like_any_key(gateway, world):
     limited = make_tenant("Playground", world.base_model)
     with transaction.atomic():
@@ -162,6 +164,7 @@ def test_a_members_token_is_metered_and_limited_like_any_key(gateway, world):
     assert get_spending(organization=limited.organization).inference_nano == cost > 0
 
 
+@pytest.mark.slow
 def test_a_judges_calls_are_metered_and_billed_like_any_other(gateway, tenant, engine):
     """The worker's own judge before the gateway's process, with the key that a run's worker is given."""
     question = Question(question="The colour?", reference="red", answer="It is red.")

@@ -148,6 +148,7 @@ def export_jobs(folder: Path) -> None:
     (folder / f"{job['training_file']}.jsonl").write_bytes(jsonl())
 
 
+@pytest.mark.slow
 def test_the_receiver_of_the_cookbook_takes_signed_events_once_and_no_others(world, settings):
     settings.PRIVATE_WEBHOOKS = True
     port = free_port()

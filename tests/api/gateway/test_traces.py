@@ -85,6 +85,7 @@ def test_the_wait_for_a_replica_is_a_phase(traced, collector, tenant) -> None:
     assert all(earlier.ended_ns <= later.started_ns for earlier, later in pairwise(phases[1:]))
 
 
+@pytest.mark.slow
 def test_a_clients_own_trace_is_linked_and_never_joined(traced, collector, tenant) -> None:
     answer = ask(traced, tenant)
 
@@ -94,6 +95,7 @@ def test_a_clients_own_trace_is_linked_and_never_joined(traced, collector, tenan
     assert collector.of_trace(trace_id) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", ["", "00-" + "0" * 32 + "-" + "1" * 16 + "-01", "x" * 5_000, SENT + "-more"])
 def test_a_malformed_context_is_ignored(sent, traced, collector, tenant) -> None:
     http = traced.http(tenant.key)
@@ -107,6 +109,7 @@ def test_a_malformed_context_is_ignored(sent, traced, collector, tenant) -> None
     assert request.attributes["http.response.status_code"] == 404
 
 
+@pytest.mark.slow
 def test_a_stream_is_traced_to_its_end(traced, collector, engine, tenant) -> None:
     engine.scripts["slowly"] = Script(tokens=("a", "b", "c"), delay_seconds=0.05)
 
@@ -131,6 +134,7 @@ def test_an_engine_that_fails_is_seen_in_its_span(traced, collector, engine, ten
     assert request.is_failed and call.is_failed and call.attributes["error.type"] == request.attributes["error.type"]
 
 
+@pytest.mark.slow
 def test_nothing_that_is_sent_holds_a_prompt_an_answer_or_a_key(traced, collector, engine, tenant) -> None:
     engine.scripts[PROMPT] = Script(tokens=ANSWER)
     for stream in (True, False):
@@ -143,6 +147,7 @@ def test_nothing_that_is_sent_holds_a_prompt_an_answer_or_a_key(traced, collecto
     assert {headers["x-scope"] for headers in collector.headers} == {"traces"}
 
 
+@pytest.mark.slow
 def test_a_gateway_without_a_collector_sends_no_context_on(gateway, engine, tenant) -> None:
     body = {"model": tenant.model_name, "messages": HI}
     gateway.http(tenant.key).post("/v1/chat/completions", json=body, headers={"traceparent": SENT})

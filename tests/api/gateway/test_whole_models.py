@@ -8,6 +8,7 @@ from tests.support.gateway.processes import HI, error_of, wait_for_usage, wait_u
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_a_whole_model_answers_its_organization_under_its_name_and_is_metered_like_its_base(gateway, world, engine):
     tenant = make_tenant("Merged", world.base_model)
     version = make_whole_model(tenant.organization, world.base_model)
@@ -25,6 +26,7 @@ def test_a_whole_model_answers_its_organization_under_its_name_and_is_metered_li
     assert event.output_price.sku == f"inference:output:{BASE_MODEL}"
 
 
+@pytest.mark.slow
 def test_a_replica_of_a_whole_model_answers_neither_for_its_base_nor_for_adapters(gateway, world, engine):
     base_model = make_served_model("lonely")
     dedicate(make_whole_model(world.acme.organization, base_model), engine.url)

@@ -206,6 +206,7 @@ def test_4_bit_weights_are_not_kept_in_the_hosts_memory(post, ask) -> None:
     assert "4-bit weights stay on the GPU" in refused["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_would_happen_and_leaves_nothing(post, ask) -> None:
     messages = OutboxMessage.objects.count()
 
@@ -268,6 +269,7 @@ def test_a_held_out_share_is_not_priced_as_trained(post, ask) -> None:
     assert held["train_seconds_p50"] < whole["train_seconds_p50"]
 
 
+@pytest.mark.slow
 def test_rows_that_repeat_the_validation_file_or_nearly_do_are_counted_and_not_priced(post, ask, organization) -> None:
     long = "my card has not arrived although you said last week that it would be here by monday morning at"
     near = jsonl_of(*(chat_row(f"{long} {hour}") for hour in range(1, 11)))

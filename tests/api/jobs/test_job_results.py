@@ -14,6 +14,7 @@ from tests.support.attempts import Attempt
 from tests.support.sdk import create, openai_client
 
 
+@pytest.mark.slow
 def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id, claim):
     job = create(sdk, file_id)
     attempt: Attempt = claim().start()
@@ -42,6 +43,7 @@ def test_a_job_runs_to_a_model_and_its_events_tell_the_story(sdk, floor, file_id
     assert metrics[0].data["train_loss"] == 2.5
 
 
+@pytest.mark.slow
 def test_result_files_are_listed_between_the_uploaded_ones(sdk, floor, file_id, claim, rival, charlie, monkeypatch):
     results = []
     for _ in range(3):
@@ -61,6 +63,7 @@ def test_result_files_are_listed_between_the_uploaded_ones(sdk, floor, file_id, 
     assert list(openai_client(make_key(rival, charlie)).files.list()) == []
 
 
+@pytest.mark.slow
 def test_a_finished_jobs_metrics_are_its_result_file(sdk, floor, file_id, claim, rival, charlie):
     job = create(sdk, file_id)
     attempt: Attempt = claim().start()
@@ -104,6 +107,7 @@ def test_a_finished_jobs_metrics_are_its_result_file(sdk, floor, file_id, claim,
             ask(result)
 
 
+@pytest.mark.slow
 def test_a_job_names_the_export_that_it_could_not_make(sdk, file_id, floor, claim):
     job = create(sdk, file_id, extra_body={"exports": ["merged_16bit"]})
     attempt = claim().start()
@@ -118,6 +122,7 @@ def test_a_job_names_the_export_that_it_could_not_make(sdk, file_id, floor, clai
     assert "merge_and_unload" in named["fix"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
     job = create(sdk, file_id)
     attempt: Attempt = claim().start()
@@ -160,6 +165,7 @@ def test_only_a_failed_job_is_started_again_and_with_money_that_was_named(sdk, f
     assert (refused.value.code, misread.value.param) == ("invalid_state", "budget.max_cost_usd")
 
 
+@pytest.mark.slow
 def test_a_key_that_may_not_move_aliases_retries_no_job_of_apply(sdk, file_id, floor, alice):
     job = create(sdk, file_id, metadata={"apply.name": "support-bot"})
 
@@ -167,6 +173,7 @@ def test_a_key_that_may_not_move_aliases_retries_no_job_of_apply(sdk, file_id, f
         start_again(openai_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write"}))), job.id)
 
 
+@pytest.mark.slow
 def test_a_key_that_may_not_write_files_starts_no_mended_one(floor, alice, claim):
     job = floor.job()
     claim().finish(wire.Failed(code=FailureCode.INVALID_TRAINING_FILE, message="Line 3: no answer."))
@@ -179,6 +186,7 @@ def test_a_key_that_may_not_write_files_starts_no_mended_one(floor, alice, claim
     assert again["status"] == "validating_files"
 
 
+@pytest.mark.slow
 def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, claim):
     create(sdk, file_id, extra_body={"lora": {"rank": 8, "use_rslora": True}})
     claim().start().succeed(floor.base_model)

@@ -9,6 +9,7 @@ from tests.factories.datasets import jsonl
 from tests.support.sdk import create
 
 
+@pytest.mark.slow
 def test_a_job_created_right_after_its_file_waits_for_it(sdk, floor):
     file = sdk.files.create(file=("rows.jsonl", jsonl(40)), purpose="fine-tune")
 
@@ -39,6 +40,7 @@ def test_a_job_whose_file_turns_out_bad_names_file_line_and_fix(sdk, floor):
     assert float(job.model_extra["cost_usd"]) == 0
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_for_its_file_can_be_cancelled(sdk, floor):
     file = sdk.files.create(file=("rows.jsonl", jsonl(40)), purpose="fine-tune")
     job = create(sdk, file.id)

@@ -57,6 +57,7 @@ def address(job: FineTuningJob) -> str:
     return f"/api{JOBS}/{job.pk}/moves"
 
 
+@pytest.mark.slow
 def test_a_waiting_job_moves_with_one_call_and_its_money_follows(waiting, key, api_client) -> None:
     client, old = api_client(key), Hold.objects.get(pk=waiting.hold_id)
 
@@ -85,6 +86,7 @@ def test_a_waiting_job_moves_with_one_call_and_its_money_follows(waiting, key, a
     assert client.get(address(waiting)).json()["data"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -108,6 +110,7 @@ def test_a_refused_move_leaves_the_job_where_it_is(waiting, key, api_client, bod
     assert [run.status for run in waiting.runs.all()] == ["queued"]
 
 
+@pytest.mark.slow
 def test_a_move_that_the_balance_does_not_pay_leaves_job_and_hold(waiting, key, api_client) -> None:
     set_price(sku="training:h200", unit="gpu_ms", price_nano=10**17, per=3_600_000, by="user_1", now=db_now())
 
@@ -120,6 +123,7 @@ def test_a_move_that_the_balance_does_not_pay_leaves_job_and_hold(waiting, key, 
     assert [hold.status for hold in Hold.objects.filter(source=job.pk)] == ["open"]
 
 
+@pytest.mark.slow
 def test_the_page_moves_it_with_one_click(waiting, client_for, alice, vera) -> None:
     page = text(client_for(alice).get(f"/jobs/{waiting.pk}"))
     form = dict(re.findall(r'<input type="hidden" name="(option|cap)" value="([^"]+)"', page))
@@ -154,6 +158,7 @@ def lost(market, key, api_client) -> FineTuningJob:
     return job
 
 
+@pytest.mark.slow
 def test_a_job_that_lost_its_machine_moves_with_its_checkpoint_and_is_billed_at_both_prices(
     lost, key, api_client, client_for, alice
 ) -> None:
@@ -191,6 +196,7 @@ def test_a_job_that_lost_its_machine_moves_with_its_checkpoint_and_is_billed_at_
     ]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_other_pool_refuses_is_not_paid(lost, key, api_client, alice) -> None:
     client, old = api_client(key), Hold.objects.get(pk=lost.hold_id)
     (best,) = client.get(address(lost)).json()["data"]
@@ -207,6 +213,7 @@ def test_a_checkpoint_that_the_other_pool_refuses_is_not_paid(lost, key, api_cli
     assert old.refunded_nano == old.captured_nano > 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_a_third_pool_refuses_is_taken_off_at_the_price_of_the_second(lost, alice) -> None:
     def move(option: str) -> None:
         job = FineTuningJob.objects.get(pk=lost.pk)
@@ -230,6 +237,7 @@ def test_a_checkpoint_that_a_third_pool_refuses_is_taken_off_at_the_price_of_the
     assert (job.status, job.moved_gpu_ms, job.moved_nano) == ("queued", 120_000, of_h100)
 
 
+@pytest.mark.slow
 def test_a_job_that_began_moves_only_where_it_can_go_on(lost, key, api_client) -> None:
     asked = {"option": "h200:2", "quoted_max_usd": "99"}
 
@@ -240,6 +248,7 @@ def test_a_job_that_began_moves_only_where_it_can_go_on(lost, key, api_client) -
     assert FineTuningJob.objects.get(pk=lost.pk).pool.name == "h100"
 
 
+@pytest.mark.slow
 def test_a_move_locks_the_limits_before_the_shares_as_claims_and_admissions_do(waiting, alice) -> None:
     with CaptureQueriesContext(connection) as asked:
         move_job(job=waiting, option="h200", by=alice.pk, now=db_now(), shown_max_nano=10**11)
@@ -250,6 +259,7 @@ def test_a_move_locks_the_limits_before_the_shares_as_claims_and_admissions_do(w
     assert limits < shares, "a claim holds the limits while it waits for the share"
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_of_a_claim_and_a_move_at_once_one_wins(waiting, alice) -> None:
     machine = Worker.objects.get(pool__name="h100")

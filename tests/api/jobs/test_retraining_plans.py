@@ -37,6 +37,7 @@ def call(client: Any, method: str, path: str = "", body: object = None) -> tuple
     return response.status_code, response.json()
 
 
+@pytest.mark.slow
 def test_members_make_plans_and_others_do_not(
     api_client, job, organization, alice, bob, vera, rival, charlie, key
 ) -> None:
@@ -87,6 +88,7 @@ WRONG: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_wrong_plan_is_refused_with_the_field_that_is_wrong(api_client, job, key) -> None:
     for change, status, param in WRONG:
         refused = call(api_client(key), "post", body=wanted(job, **change))
@@ -94,6 +96,7 @@ def test_a_wrong_plan_is_refused_with_the_field_that_is_wrong(api_client, job, k
     assert not RetrainingPlan.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_job_that_did_not_succeed_and_rows_that_cannot_be_compared_are_refused(api_client, job, key, floor) -> None:
     other = floor.job(suffix="other")
     unfinished = call(api_client(key), "post", body=wanted(job, source_job=other.pk))
@@ -104,6 +107,7 @@ def test_a_job_that_did_not_succeed_and_rows_that_cannot_be_compared_are_refused
     assert large[1]["error"]["param"] == "held_out" and "1,001" in large[1]["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_plan_is_changed_run_at_once_and_deleted_with_its_history(api_client, job, key, floor, claim) -> None:
     client = api_client(key)
     plan = call(client, "post", body=wanted(job))[1]

@@ -122,6 +122,7 @@ def claimed(machine: Worker, **options) -> str | None:
     return answer and answer.spec.job_id
 
 
+@pytest.mark.slow
 def test_runs_lease_no_more_gpus_than_the_machine_has(launch, machine) -> None:
     jobs = [launch(gpus) for gpus in (2, 1, 2, 1)]
 
@@ -131,6 +132,7 @@ def test_runs_lease_no_more_gpus_than_the_machine_has(launch, machine) -> None:
     assert leased_gpus(workers=[machine.pk]) == {machine.pk: 4}
 
 
+@pytest.mark.slow
 def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine) -> None:
     two, one = launch(2), launch(1)
 
@@ -141,6 +143,7 @@ def test_a_worker_that_uses_more_gpus_than_it_leased_gets_fewer(launch, machine)
     assert claimed(machine, free_gpus=99) is None  # three of four are leased
 
 
+@pytest.mark.slow
 def test_leases_that_a_restarted_worker_does_not_know_end(launch, machine) -> None:
     first, second = launch(2), launch(2)
     known = claims.claim(worker=machine, base_models=None, held=())
@@ -156,6 +159,7 @@ def test_leases_that_a_restarted_worker_does_not_know_end(launch, machine) -> No
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_large_job_is_not_overtaken_for_ever(launch, machine) -> None:
     small, large, later = launch(2), launch(4), launch(1)
     assert claimed(machine) == small
@@ -180,6 +184,7 @@ def launch_long_ago(launch):
     return launch_one
 
 
+@pytest.mark.slow
 def test_a_machine_that_lost_gpus_keeps_none_for_a_job_that_it_can_never_take(
     launch, launch_long_ago, machine, settings
 ) -> None:
@@ -193,6 +198,7 @@ def test_a_machine_that_lost_gpus_keeps_none_for_a_job_that_it_can_never_take(
     assert Worker.objects.get(pk=machine.pk).gpu_count == 2  # quotes offer no more
 
 
+@pytest.mark.slow
 def test_a_machine_that_leaves_a_large_job_waiting_is_not_the_one_that_keeps_gpus(
     launch, launch_long_ago, machine
 ) -> None:
@@ -207,6 +213,7 @@ def test_a_machine_that_leaves_a_large_job_waiting_is_not_the_one_that_keeps_gpu
     assert claimed(machine) is None
 
 
+@pytest.mark.slow
 def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
     jobs = [launch(1), launch(1)]
     needed = FineTuningJob.objects.get(pk=jobs[0]).estimate["host_bytes"]
@@ -219,6 +226,7 @@ def test_runs_on_one_machine_share_its_own_memory(launch, machine) -> None:
     assert claimed(machine) == jobs[1]
 
 
+@pytest.mark.slow
 def test_a_job_that_needs_much_of_the_machines_memory_is_not_overtaken_for_ever(
     launch, launch_long_ago, machine
 ) -> None:
@@ -235,6 +243,7 @@ def test_a_job_that_needs_much_of_the_machines_memory_is_not_overtaken_for_ever(
     assert claimed(machine) == small
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monkeypatch) -> None:
     jobs, list_candidates = [launch(4), launch(4)], claims.list_candidates
@@ -261,6 +270,7 @@ def test_of_two_claims_at_once_the_second_counts_the_first(launch, machine, monk
         assert (first.result(), second.result()) == (jobs[0], None)
 
 
+@pytest.mark.slow
 def test_the_quota_counts_gpus_not_runs(post, body, market) -> None:
     quotas.set_quota(organization=market.organization, by="system", now=db_now(), concurrent_gpus=3)
     refused = post(JOBS, body | {"compute": {"pool": "h200:4"}}, status=429)["error"]

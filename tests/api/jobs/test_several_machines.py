@@ -31,6 +31,7 @@ def body(organization) -> dict[str, object]:
     return {"model": market.base_model.name, "training_file": market.version.pk, "recipe": {"batch_size": 32}}
 
 
+@pytest.mark.slow
 def test_machines_are_quoted_held_and_claimed_together(post, body) -> None:
     alone = {option["id"]: option for option in post(URL, body)["pools"]}
     options = {option["id"]: option for option in post(URL, body | {"node_count": 2})["pools"]}
@@ -80,6 +81,7 @@ def test_machines_that_lack_the_base_model_do_not_count(post, body) -> None:
     assert "This pool has 1 now." in post(JOBS, asked, status=400)["error"]["message"]
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_started_again_on_as_many_machines(post, body) -> None:
     job = FineTuningJob.objects.get(
         pk=post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}})["id"]
@@ -93,6 +95,7 @@ def test_a_failed_job_is_started_again_on_as_many_machines(post, body) -> None:
     assert (again.gpu_count, again.node_count) == (8, 2)
 
 
+@pytest.mark.slow
 def test_a_model_that_one_gpu_does_not_hold_is_divided_within_each_machine(post, body) -> None:
     """Only one GPU of each machine: the whole model crosses the network. With several, only the gradients do."""
     GpuPool.objects.filter(name="h200").update(memory_bytes=26 * 2**30)
@@ -125,6 +128,7 @@ def test_an_estimate_for_several_machines_refuses_the_hosts_memory_by_its_own_fi
     assert (error["param"], "cpu_offload" in error["message"]) == ("node_count", True)
 
 
+@pytest.mark.slow
 def test_a_job_that_lost_a_machine_goes_on_on_one_with_as_many_gpus(post, body, key, api_client) -> None:
     client, compute = api_client(key), {"pool": "h200", "gpu_count": 8, "node_count": 2}
     first, second = Worker.objects.filter(pool__name="h200").order_by("pk")

@@ -34,6 +34,7 @@ def test_another_tenants_work_counts_in_the_queue_without_being_seen(floor, riva
     assert outsider.fine_tuning.jobs.retrieve(theirs.id).model_extra["queue_position"] == 2
 
 
+@pytest.mark.slow
 def test_a_tenant_undeploys_and_deletes_its_model_through_the_outbox(floor, organization, key, claim):
     floor.job()
     claim().start().succeed(floor.base_model)
@@ -89,6 +90,7 @@ def billing_rows(organization) -> dict[str, list[dict]]:
     }
 
 
+@pytest.mark.slow
 def test_a_name_is_never_given_twice(floor, organization, claim):
     names = set()
     for _ in range(2):

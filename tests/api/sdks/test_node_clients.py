@@ -71,6 +71,7 @@ def multipart(**fields: bytes) -> bytes:
     return body + b"--%b--\r\n" % BOUNDARY.encode()
 
 
+@pytest.mark.slow
 def test_a_body_in_chunks_is_read_on_every_route(origin, organization, alice, client_for) -> None:  # noqa: F811
     key = {"authorization": f"Bearer {make_key(organization, alice).secret}"}
     as_form, as_json = f"multipart/form-data; boundary={BOUNDARY}", "application/json"

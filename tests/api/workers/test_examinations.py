@@ -121,6 +121,7 @@ def test_files_that_are_served_do_not_change(version, call):
     assert Deployment.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_organizations_take_turns_and_each_has_one_trainer_at_a_time(floor, api_client, key, rival, charlie):
     asked = [upload(floor, api_client(key)) for _ in range(2)]
     other = upload(floor, api_client(make_key(rival, charlie)))
@@ -138,6 +139,7 @@ def test_organizations_take_turns_and_each_has_one_trainer_at_a_time(floor, api_
     assert take_as(worker=workers[2]) is None, "its time is over"
 
 
+@pytest.mark.slow
 def test_organizations_that_share_their_limits_take_turns_as_one(floor, api_client, rival, charlie):
     for each in (rival, make_organization("Second", owner=charlie)):
         upload(floor, api_client(make_key(each, charlie)))

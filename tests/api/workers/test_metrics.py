@@ -156,6 +156,7 @@ def test_alerts_and_dashboards_ask_for_series_that_exist(series: dict[str, set[s
     assert wrong == [] and len(asked) > 50
 
 
+@pytest.mark.slow
 def test_every_alert_says_what_is_wrong_and_where_to_look() -> None:
     groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
@@ -166,6 +167,7 @@ def test_every_alert_says_what_is_wrong_and_where_to_look() -> None:
         assert set(rule["annotations"]) == {"summary", "description"}
 
 
+@pytest.mark.slow
 def test_dashboards_are_found_by_their_own_address_and_choose_their_data_source() -> None:
     boards = [json.loads(path.read_text()) for path in (MONITORING / "dashboards").glob("*.json")]
 

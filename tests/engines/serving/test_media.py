@@ -10,6 +10,7 @@ from gpu_workers.common.config import EngineConfig
 from gpu_workers.engine.command import build_environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("side", "is_taken"), [(4096, True), (4097, False)])
 def test_an_image_of_too_many_pixels_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int, is_taken: bool

@@ -4,6 +4,8 @@ import os
 import warnings
 from unittest import mock
 
+import pytest
+
 from apps.interfaces.gateway.requests.structured import schemas_to_compile
 
 TOOLS = [
@@ -23,6 +25,7 @@ def build(tools: list[dict[str, object]]) -> object:
         return get_json_schema_from_tools("required", known, parallel_tool_calls=False)
 
 
+@pytest.mark.slow
 def test_a_required_call_is_compiled_as_the_engine_compiles_it():
     tools = [{"type": "function", "function": function} for function in TOOLS]
     fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}

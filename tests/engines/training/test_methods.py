@@ -72,6 +72,7 @@ def test_an_evaluation_leaves_the_gradients_through_four_bits_as_they_were(tiny_
     assert any(gradient.any() for name, gradient in before.items() if "layers.0" in name)
 
 
+@pytest.mark.slow
 def test_full_training_delivers_a_whole_model(tiny_model, fully_trained):
     steps = fully_trained.of(StepCompleted)
     trained = AutoModelForCausalLM.from_pretrained(fully_trained.result)
@@ -84,6 +85,7 @@ def test_full_training_delivers_a_whole_model(tiny_model, fully_trained):
     assert AutoTokenizer.from_pretrained(fully_trained.result).chat_template
 
 
+@pytest.mark.slow
 def test_running_text_is_trained_to_its_last_token(tiny_model, tmp_path):
     (tmp_path / "texts.jsonl").write_bytes(make_texts(2))
 
@@ -186,6 +188,7 @@ def test_a_bad_preference_row_is_named_by_its_line(tmp_path):
     assert failure.value.code is FailureCode.INVALID_TRAINING_FILE
 
 
+@pytest.mark.slow
 def test_a_job_begins_with_the_adapter_it_continues(tiny_model, trained, tmp_path):
     second = attempt(tmp_path, tiny_model, ROWS, start=trained.result)
 

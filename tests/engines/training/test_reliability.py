@@ -109,6 +109,7 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in last.tensors().items())
 
 
+@pytest.mark.slow
 def test_the_same_prompts_are_answered_before_training_and_after(validated):
     first, *_, last = validated.of(SamplesGenerated)
 
@@ -117,6 +118,7 @@ def test_the_same_prompts_are_answered_before_training_and_after(validated):
     assert len(first.samples) == 3 and all(each.prompt and each.reference for each in first.samples)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_if_samples_fail(tiny_model, tmp_path, monkeypatch):
     def fail(*args: object, **kwargs: object) -> None:
         raise torch.OutOfMemoryError
@@ -130,6 +132,7 @@ def test_a_run_goes_on_if_samples_fail(tiny_model, tmp_path, monkeypatch):
     assert "OutOfMemoryError" in told
 
 
+@pytest.mark.slow
 def test_a_rehearsal_leaves_no_trace(validated, tiny_model, tmp_path, monkeypatch):
     unrehearsed_result = rehearsal.Rehearsal(seconds=0.0, save_seconds=0.0)
     monkeypatch.setattr("gpu_workers.train.loop.run_callback.rehearse", lambda trainer, validation: unrehearsed_result)
@@ -286,6 +289,7 @@ def test_validation_rows_are_read_between_epochs_and_a_run_that_gets_worse_stops
     assert outcome.trained_tokens == tried.of(StepCompleted)[-1].trained_tokens  # every step that was run
 
 
+@pytest.mark.slow
 def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny_model, tmp_path, monkeypatch):
     recipe, other, tried = overfitted
     stop = StopAt(monkeypatch, tried.outcome.best_step)
@@ -331,6 +335,7 @@ def test_each_epoch_ends_with_a_checkpoint_that_knows_its_evaluation(tiny_model,
     assert kinds.index((EvaluationCompleted, per_epoch)) < kinds.index((CheckpointReady, per_epoch))
 
 
+@pytest.mark.slow
 def test_an_attempt_at_the_last_step_has_nothing_to_train_and_gives_the_same_result(tiny_model, tmp_path):
     """What an attempt that ended while its exports were made leaves to the next one."""
     promised = {"exports": ("merged_16bit",), "validation": unlike(ROWS)}
@@ -371,6 +376,7 @@ def test_the_cadence_of_checkpoints_is_youngs_and_dalys():
     assert interval(2.0, **often | {"seconds_between_failures": 1e9}) == 300
 
 
+@pytest.mark.slow
 def test_progress_says_memory_and_time_left(trained):
     steps = trained.of(StepCompleted)
 

@@ -173,6 +173,7 @@ def test_requests_are_sent_in_the_project_of_the_batchs_key(organization, alice)
     assert found == [project.pk, default_project_id(organization)]
 
 
+@pytest.mark.slow
 def test_an_expired_batch_that_cannot_end_fails_too(organization, replies, monkeypatch):
     def fail(**_: object) -> None:
         raise OSError("no room on the disk")
@@ -242,6 +243,7 @@ def test_a_slow_gateway_a_long_answer_and_no_gateway_are_told_apart(
     assert reply.status == status
 
 
+@pytest.mark.slow
 def test_batches_are_bounded_in_an_hour_and_need_storage(organization, monkeypatch):
     monkeypatch.setattr(operations, "MAX_IN_AN_HOUR", 2)
     for _ in range(2):

@@ -129,6 +129,7 @@ def test_the_states_of_a_run_and_runs_of_others(twin, settings, monkeypatch):
         assert engine.list_nodes(prefix=PREFIX) == {}
 
 
+@pytest.mark.slow
 def test_faults_are_capacity_errors_without_a_token_and_leave_nothing(twin, settings, monkeypatch):
     monkeypatch.setattr(api_client, "_SECONDS", 0.3)
     engine = Dstack(settings, token=TOKEN)
@@ -225,6 +226,7 @@ def look(pool, *, later=0.0):
     return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
 
 
+@pytest.mark.slow
 def test_a_pool_goes_from_zero_to_a_job_and_back(twin, pool, floor, caplog):
     assert look(pool) == []
     job = floor.job()
@@ -252,6 +254,7 @@ def test_a_pool_goes_from_zero_to_a_job_and_back(twin, pool, floor, caplog):
     assert once not in caplog.text
 
 
+@pytest.mark.slow
 def test_refusals_and_failed_runs_are_shown_and_a_later_look_starts_the_node(twin, pool, floor, caplog):
     floor.job()
     for failures, fault in enumerate((401, 429, 500), 1):

@@ -229,6 +229,7 @@ def look(pool, *, later=0.0):
     return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
 
 
+@pytest.mark.slow
 def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest(twin, pool, floor, caplog):
     caplog.set_level(logging.DEBUG)
     assert look(pool) == []
@@ -267,6 +268,7 @@ def test_a_pool_goes_from_zero_to_a_job_and_back_with_the_rights_of_the_manifest
     assert allowed == twin.called
 
 
+@pytest.mark.slow
 def test_refusals_are_shown_and_a_later_look_starts_the_node(twin, pool, floor, caplog):
     floor.job()
     for failures, fault in enumerate((401, 403, 409, 410, 429, 500), 1):

@@ -73,12 +73,14 @@ def node(tmp_path: Path):
     node.process.wait()
 
 
+@pytest.mark.slow
 def test_the_engine_stays_until_the_agent_has_finished_its_answers(node: Node) -> None:
     node.process.send_signal(signal.SIGTERM)
     assert node.process.wait(20) == 0
     assert node.events()[2:] == ["agent ended", "engine ended"]
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends_starts_again_and_the_node_ends_with_its_agent(node: Node) -> None:
     os.kill(node.pid("engine"), signal.SIGKILL)
     node.wait_for("agent began", "engine began", "engine began")
@@ -87,6 +89,7 @@ def test_an_engine_that_ends_starts_again_and_the_node_ends_with_its_agent(node:
     assert node.events()[-1] == "engine ended"
 
 
+@pytest.mark.slow
 def test_a_killed_node_leaves_no_process(node: Node) -> None:
     node.process.kill()
     node.wait_for("agent began", "engine began", "agent ended", "engine ended")

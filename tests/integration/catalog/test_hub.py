@@ -101,6 +101,7 @@ def looked_up(repo: str = "acme/tiny", **given) -> HubLookup:
     return lookup
 
 
+@pytest.mark.slow
 def test_a_lookup_finds_commit_files_licence_and_architecture_and_its_model_installs_at_that_commit(twin):
     twin.only.card = {"license": "other", "license_name": "tiny-terms", "license_link": "https://acme.test/terms"}
 
@@ -118,6 +119,7 @@ def test_a_lookup_finds_commit_files_licence_and_architecture_and_its_model_inst
     assert (model.name, model.revision, model.licence, model.is_installed) == ("tiny", COMMIT, "tiny-terms", True)
 
 
+@pytest.mark.slow
 def test_a_newer_commit_is_offered_beside_the_installed_one(twin):
     old = install(hub_lookups.install_found(lookup=looked_up(), name="tiny", by="user_operator", now=db_now()))
     newer = twin.publish("acme/tiny", twin.files | {"README.md": b"better"}).head
@@ -134,6 +136,7 @@ def test_a_newer_commit_is_offered_beside_the_installed_one(twin):
     assert BaseModel.objects.get(name="tiny").revision == COMMIT
 
 
+@pytest.mark.slow
 def test_refusals_name_the_page_of_the_licence_the_token_and_the_wait(twin):
     twin.only.token, twin.revoked_tokens = "hf_right", {"hf_revoked"}
 
@@ -149,6 +152,7 @@ def test_refusals_name_the_page_of_the_licence_the_token_and_the_wait(twin):
     assert looked_up().model  # by the token that the base model keeps
 
 
+@pytest.mark.slow
 def test_an_untrusted_hub_leads_nowhere_else_and_its_damaged_or_endless_answers_fail(twin, settings, monkeypatch):
     twin.faults = [Fault("flipped", "resolve-cache")]
     assert "arrived damaged: its hash differs" in looked_up().refusal

@@ -41,6 +41,7 @@ def test_a_repository_is_described_with_commit_sizes_hashes_and_licence(hub):
         api.model_info("acme/there-is-no-such-model")
 
 
+@pytest.mark.slow
 def test_a_snapshot_survives_a_cut_connection_and_a_rate_limit_and_sends_no_token_to_the_blobs(hub, tmp_path):
     hub.only.token = "hf_right"
     hub.faults = [Fault("cut", WEIGHTS), Fault("limited", "/blobs/")]

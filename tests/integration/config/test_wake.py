@@ -25,6 +25,7 @@ def dead_port() -> int:
         return listener.getsockname()[1]
 
 
+@pytest.mark.slow
 def test_a_committed_request_succeeds_without_the_broker(
     monkeypatch: Any,
     dead_port: int,

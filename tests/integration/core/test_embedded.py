@@ -54,6 +54,7 @@ def test_no_role_used_at_run_time_escapes_row_level_security(running: EmbeddedSe
             assert connection.execute(question).fetchone() == (f"anneal_{role}", False)
 
 
+@pytest.mark.slow
 def test_the_web_role_becomes_the_system_role_only_by_asking(running: EmbeddedServices) -> None:
     with psycopg.connect(running.database_url("sys")) as connection:
         inherits = (
@@ -193,6 +194,7 @@ def test_sigterm_shuts_postgres_down_at_once_although_a_client_is_connected(tmp_
         assert server.wait(timeout=60) == 0  # a shutdown that waits for clients would never end
 
 
+@pytest.mark.slow
 def test_a_loopback_port_asks_for_the_password_of_the_role(tmp_path: Path) -> None:
     port = free_port()
     with ensure_running(tmp_path, durable=False, tcp_port=port):

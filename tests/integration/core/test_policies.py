@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from django.core.management import call_command
 from django.db import connection, transaction
 
@@ -40,6 +41,7 @@ def test_policies_and_a_vacuum_of_the_same_table_do_not_block_each_other(transac
         writing.result(timeout=60)
 
 
+@pytest.mark.slow
 def test_emptying_the_database_leaves_the_policies_alone(transactional_db: None) -> None:
     home = Region.objects.get(is_home=True)  # came with the migrations, and other tests need it
     with connection.cursor() as cursor:

@@ -89,6 +89,7 @@ def nanoseconds(at) -> int:
     return round(at.timestamp() * 1_000_000) * 1_000
 
 
+@pytest.mark.slow
 def test_a_job_has_one_trace_from_its_request_to_its_publishing(
     origin: str,
     key: IssuedKey,
@@ -125,6 +126,7 @@ def test_a_job_has_one_trace_from_its_request_to_its_publishing(
     assert times[1][0] == nanoseconds(entered)
 
 
+@pytest.mark.slow
 def test_a_trace_with_very_many_phases_keeps_the_first_and_the_last(
     origin: str, key: IssuedKey, floor: TrainingSetup, claim, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_trace_with_very_many_phases_keeps_the_first_and_the_last(
     assert sent.attributes["anneal.run.phase_changes_left_out"] == job.events.filter(data__has_key="phase").count() - 6
 
 
+@pytest.mark.slow
 def test_the_training_of_an_attempt_has_its_last_step_and_its_events(
     origin: str,
     key: IssuedKey,
@@ -190,6 +193,7 @@ def test_the_training_of_an_attempt_has_its_last_step_and_its_events(
         assert secret.encode() not in sent
 
 
+@pytest.mark.slow
 def test_each_attempt_of_a_job_is_in_its_trace_with_its_failure(
     origin: str,
     key: IssuedKey,
@@ -213,6 +217,7 @@ def test_each_attempt_of_a_job_is_in_its_trace_with_its_failure(
     assert b"/home/x" not in b"".join(collector.bodies)
 
 
+@pytest.mark.slow
 def test_the_number_of_spans_and_events_of_an_attempt_is_bounded(
     origin: str,
     key: IssuedKey,
@@ -239,6 +244,7 @@ def test_the_number_of_spans_and_events_of_an_attempt_is_bounded(
     assert [fields["anneal.training.step"] for *_, fields in only(collector, "training").events] == [6, 7, 8]
 
 
+@pytest.mark.slow
 def test_a_page_is_named_by_its_route_and_not_by_the_secrets_in_its_path(
     origin: str, collector: Collector, alice: object
 ) -> None:
@@ -257,6 +263,7 @@ def test_a_page_is_named_by_its_route_and_not_by_the_secrets_in_its_path(
     assert b"s3cr3t" not in b"".join(collector.bodies)
 
 
+@pytest.mark.slow
 def test_no_client_can_have_itself_sampled(
     origin: str, key: IssuedKey, floor: TrainingSetup, start_tracing: StartTracing
 ) -> None:

@@ -39,6 +39,7 @@ def _exit_code(how: str) -> int:
     return subprocess.run([sys.executable, "-c", _CODE, how], capture_output=True, timeout=60, check=False).returncode
 
 
+@pytest.mark.slow
 def test_prepared_types_may_be_used_by_many_threads_at_once() -> None:
     assert _exit_code("prepared") == 0
 

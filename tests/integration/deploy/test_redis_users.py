@@ -104,6 +104,7 @@ def test_a_trainer_takes_from_its_queue_only(address: str) -> None:
     trainer.close()
 
 
+@pytest.mark.slow
 def test_the_trainers_own_settings_take_a_doorbell_with_that_access(address: str, tmp_path: Path) -> None:
     with Connection(broker_url(address, "control")) as control:
         control.transport_options = celery.conf.broker_transport_options

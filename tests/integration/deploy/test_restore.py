@@ -126,6 +126,7 @@ def test_a_job_that_ran_at_backup_time_resumes_and_the_books_are_equal(
         assert Checkpoint.objects.filter(step=7).count() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_second_restore_changes_nothing(backup: Path, floor: TrainingSetup) -> None:
     floor.job()
@@ -136,6 +137,7 @@ def test_a_second_restore_changes_nothing(backup: Path, floor: TrainingSetup) ->
     assert FineTuningJob.objects.count() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_missing_and_orphaned_objects_are_found(
     backup: Path, floor: TrainingSetup, organization: Organization, call: Call

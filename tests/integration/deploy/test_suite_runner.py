@@ -57,6 +57,7 @@ def test_the_last_line_counts_every_part_and_one_failure_fails_all(
     assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [BREAKS_DOWN, "", "import nothing_of_this_name\n"])
 def test_a_part_that_breaks_down_or_finds_no_test_fails_the_suite(
     folder: Path, capsys: pytest.CaptureFixture[str], content: str
@@ -77,6 +78,7 @@ def test_slow_tests_run_if_all_or_their_part_is_asked_for(folder: Path, capsys: 
         assert capsys.readouterr().out.splitlines()[-1] == f"{count} passed, 0 failed, 0 skipped", arguments
 
 
+@pytest.mark.slow
 def test_the_files_nearest_to_a_change_may_hold_nightly_tests_only(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ sys.exit(runner.main([], all_parts=[runner.Part("slow", (sys.argv[2],))]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_lets_the_tests_take_down_what_they_started(folder: Path, number: signal.Signals) -> None:
     mark, ended = folder / "started", folder / "ended"

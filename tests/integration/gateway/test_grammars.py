@@ -5,6 +5,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+
 from apps.core.errors import InvalidValue
 from apps.interfaces.gateway.requests.grammars import PAUSE_FACTOR, CheckedSchema, Grammars, SchemaTooCostly
 from apps.interfaces.gateway.requests.schema_bounds import require_bounded
@@ -79,6 +81,7 @@ def test_usual_schemas_compile_and_those_that_refer_to_themselves_do_too():
     compiled(check)
 
 
+@pytest.mark.slow
 def test_a_schema_that_takes_too_long_is_refused_and_the_next_one_compiles(monkeypatch):
     async def check(grammars: Grammars) -> None:
         require_bounded(COSTLY, PARAM)

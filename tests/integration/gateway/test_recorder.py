@@ -82,6 +82,7 @@ async def until(is_so) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.slow
 async def test_what_is_written_is_shipped_and_the_folder_goes(tmp_path, weather):
     settled = Settled()
 
@@ -168,6 +169,7 @@ async def test_usage_is_shipped_when_the_customer_leaves_while_it_is_written(tmp
     assert settled == {"hold_1": 1}
 
 
+@pytest.mark.slow
 async def test_an_answer_too_large_to_be_stored_is_charged_before_that_is_told(tmp_path, weather, monkeypatch):
     def refuse(meter: Meter) -> None:
         raise CompletionTooLarge("too large", param="store")

@@ -128,6 +128,7 @@ def test_the_child_sees_no_url_token_or_variable_of_the_platform(plane, models, 
         assert secret not in seen
 
 
+@pytest.mark.slow
 def test_several_runs_are_worked_on_until_none_waits(plane, models, tmp_path):
     add_run(plane, models)
     add_run(plane, models, attempt=2)
@@ -138,6 +139,7 @@ def test_several_runs_are_worked_on_until_none_waits(plane, models, tmp_path):
     assert len(plane.outcomes) == 2
 
 
+@pytest.mark.slow
 def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "stubborn"))
@@ -151,6 +153,7 @@ def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_pa
     assert plane.outcomes == []
 
 
+@pytest.mark.slow
 def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tmp_path, monkeypatch):
     monkeypatch.setattr(escort, "_KILL_AFTER_FENCE_SECONDS", 0.5)
     skew = [0.0]
@@ -189,6 +192,7 @@ def test_a_short_outage_costs_no_event_and_no_run(plane, models, tmp_path):
     assert [event.sequence for event in plane.events] == list(range(1, len(plane.events) + 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "reason"),
     [
@@ -310,6 +314,7 @@ def test_a_store_that_refuses_files_is_the_platforms_failure(plane, models, tmp_
     assert [event.level for event in plane.events_of(LogLine)] == ["warn"]
 
 
+@pytest.mark.slow
 def test_heartbeats_carry_the_progress(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "wait"))

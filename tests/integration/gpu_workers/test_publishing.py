@@ -31,6 +31,7 @@ def tries(tmp_path, part, *, attempt=1):
     return int((tmp_path / "work" / f"tries-{attempt}-{part}").read_text())
 
 
+@pytest.mark.slow
 def test_report_probe_and_exports_are_delivered_with_the_adapter(plane, promised, tmp_path):
 
     make_agent(plane, tmp_path, "succeed", publisher=publisher("*=publish")).drain()
@@ -45,6 +46,7 @@ def test_report_probe_and_exports_are_delivered_with_the_adapter(plane, promised
     assert phases[-2:] == [Phase.EVALUATING, Phase.UPLOADING]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judge", [JudgeAccess(url="http://x/v1", key="ann_web_secret", model="demo"), None])
 def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(plane, models, tmp_path, judge):
     plane.judge = judge
@@ -61,6 +63,7 @@ def test_a_judges_key_reaches_the_child_alone_and_its_refusal_costs_no_lease(pla
     assert "ann_web_secret" not in (tmp_path / "work" / "secrets").read_text()  # what the training child was told
 
 
+@pytest.mark.slow
 def test_a_failed_evaluation_costs_the_report_alone(plane, promised, tmp_path):
     make_agent(plane, tmp_path, "succeed", publisher=publisher("evaluation=fail")).drain()
 
@@ -74,6 +77,7 @@ def test_a_failed_evaluation_costs_the_report_alone(plane, promised, tmp_path):
     assert tries(tmp_path, "evaluation") == 2
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_once_is_made_again_alone(plane, promised, tmp_path):
     make_agent(plane, tmp_path, "succeed", publisher=publisher("merged_16bit=once")).drain()
 
@@ -82,6 +86,7 @@ def test_a_part_that_fails_once_is_made_again_alone(plane, promised, tmp_path):
     assert [tries(tmp_path, part) for part in ("evaluation", "gguf", "merged_16bit")] == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_made_is_named_and_not_tried_again(plane, promised, tmp_path):
     make_agent(plane, tmp_path, "succeed", publisher=publisher("gguf=refuse")).drain()
 
@@ -118,6 +123,7 @@ def test_the_time_of_a_part_grows_with_the_base_model():
     assert limit_seconds(large) > 4 * 3_600
 
 
+@pytest.mark.slow
 def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("*=hang")))
@@ -130,6 +136,7 @@ def test_a_worker_that_must_go_skips_the_evaluation_and_delivers(plane, models, 
     assert isinstance(outcome, Succeeded) and outcome.report is None
 
 
+@pytest.mark.slow
 def test_a_worker_that_must_go_leaves_promised_exports_to_the_next(plane, promised, tmp_path):
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("gguf=hang")))
     plane.wait_for(lambda: (tmp_path / "work" / "tries-1-gguf").exists())
@@ -141,6 +148,7 @@ def test_a_worker_that_must_go_leaves_promised_exports_to_the_next(plane, promis
     assert isinstance(outcome, Stopped) and outcome.reason == "preempted"
 
 
+@pytest.mark.slow
 def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path):
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "succeed", publisher=publisher("*=hang")))
@@ -153,6 +161,7 @@ def test_a_cancellation_during_the_evaluation_is_obeyed(plane, models, tmp_path)
     assert isinstance(outcome, Stopped) and outcome.reason == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_cancellation_during_the_upload_is_obeyed(plane, models, tmp_path, monkeypatch):
     add_run(plane, models)
     store = plane._object

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Failed, Stopped, Succeeded
@@ -31,6 +32,7 @@ def children(tmp_path: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_runs_share_a_machine_and_neither_cancel_nor_lost_lease_nor_crash_of_one_touches_another(
     plane, models, tmp_path
 ):

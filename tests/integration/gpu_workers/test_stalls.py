@@ -80,6 +80,7 @@ def test_a_step_that_should_take_long_has_ten_times_as_long(plane, models, tmp_p
     assert int(seconds) >= 10 * 0.6  # a busy machine notices it later
 
 
+@pytest.mark.slow
 def test_a_store_that_trickles_ends_the_run(plane, models, tmp_path):
     """Bytes come, but so few that the file would take years."""
     plane.add_run(ROWS * 1000, base_model=models, hyperparameters=Hyperparameters())
@@ -91,6 +92,7 @@ def test_a_store_that_trickles_ends_the_run(plane, models, tmp_path):
     assert outcome.code is FailureCode.STALLED and "while downloading" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_measurement_that_hangs_is_ended(plane, models, tmp_path, monkeypatch):
     monkeypatch.setattr(probes, "_STALL_SECONDS", 0.5)  # it is tried three times
     base_model = BaseModelRef(id="tiny", name="tiny", path=str(models))

@@ -6,9 +6,12 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_cannot_start_ends_its_process(tmp_path: Path) -> None:
     blocked = tmp_path / "work"
     blocked.write_text("a file where the folder should be")

@@ -49,6 +49,7 @@ def test_its_failure_is_the_attempts(plane, begin):
     assert left.outcome.code is FailureCode.NO_TRAINABLE_TOKENS
 
 
+@pytest.mark.slow
 def test_it_stops_in_order_and_leaves_the_rest_to_the_first_machine(plane, begin, tmp_path):
     draining = begin("wait")
     plane.wait_for(lambda: any(b'"train_loss"' in path.read_bytes() for path in tmp_path.rglob("events.jsonl")))
@@ -59,6 +60,7 @@ def test_it_stops_in_order_and_leaves_the_rest_to_the_first_machine(plane, begin
     assert [each.outcome for each in plane.left] == [None]
 
 
+@pytest.mark.slow
 def test_it_gives_the_attempt_up_if_it_stops_before_it_trained(plane, begin, monkeypatch):
     def asked(*_, before_each, **__):
         plane.is_drain_requested = True

@@ -91,6 +91,7 @@ def pay(client: stripe.StripeClient, customer: str, method: str, cents: int) -> 
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_customer_and_the_card_that_is_charged(client: stripe.StripeClient) -> None:
     customer = make_customer()
     assert gateway.get_card(customer_id=customer) is None

@@ -13,6 +13,7 @@ def test_output_in_another_encoding_is_shown_as_far_as_it_can_be_read(monkeypatc
         run(["sh", "-c", r"printf 'dur\351 stop\342\200\246'; exit 1"])
 
 
+@pytest.mark.slow
 def test_the_audits_program_starts_although_the_web_environment_has_no_pip() -> None:
     started = run_pip_audit("--version")
 

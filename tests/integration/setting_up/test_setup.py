@@ -136,6 +136,7 @@ def move_the_folder(environment: Environment) -> None:
 DAMAGES = [delete_python, point_python_nowhere, upgrade_python, delete_a_package, interrupt, move_the_folder]
 
 
+@pytest.mark.slow
 def test_a_damaged_environment_is_noticed_and_made_anew_without_an_index(
     environment: Environment, index: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_damaged_environment_is_noticed_and_made_anew_without_an_index(
     assert not (packages_of(environment) / "leftover.py").exists()
 
 
+@pytest.mark.slow
 def test_an_index_that_refuses_is_named_with_what_to_set(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +196,7 @@ def test_an_index_that_says_nothing_is_named_after_seconds(monkeypatch: pytest.M
             indexes.check_indexes([address])
 
 
+@pytest.mark.slow
 def test_pytorchs_index_is_asked_for_what_the_others_lack_and_named_where_it_is_silent(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +226,7 @@ def test_another_python_of_the_path_is_tried_where_this_one_has_no_wheel(
     assert tried == [sys.executable, "/other/python3.12"]
 
 
+@pytest.mark.slow
 def test_a_version_without_a_wheel_is_named_with_the_pythons_that_were_tried(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +238,7 @@ def test_a_version_without_a_wheel_is_named_with_the_pythons_that_were_tried(
     assert not environment.is_sound()
 
 
+@pytest.mark.slow
 def test_a_lock_that_changed_is_installed_into_the_sound_environment(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,6 +253,7 @@ def test_a_lock_that_changed_is_installed_into_the_sound_environment(
     assert (packages_of(environment) / "by_hand.py").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["altered", "without a hash"])
 def test_a_file_that_the_lock_has_no_hash_of_is_not_installed(
     environment: Environment, tmp_path: Path, change: str
@@ -264,6 +270,7 @@ def test_a_file_that_the_lock_has_no_hash_of_is_not_installed(
     assert not environment.is_sound()
 
 
+@pytest.mark.slow
 def test_what_has_no_hashes_is_installed_apart_from_what_has() -> None:
     cpu = Environment("engines", Path("x"), (WITHOUT_HASHES, "engines-cpu.lock", "engines.lock"))
 
@@ -294,6 +301,7 @@ def test_the_installer_comes_from_the_index_and_then_from_the_cache(
     assert (own_installer / "bin/uv").exists()
 
 
+@pytest.mark.slow
 def test_pips_settings_reach_the_installer_but_its_own_take_precedence(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def test_an_account_that_anyone_could_have_made_is_not_given_the_right(db, monke
     assert not User.objects.get(pk=squatter.pk).is_operator
 
 
+@pytest.mark.slow
 def test_taking_an_account_over_locks_out_its_creator(db, monkeypatch, client):
     squatter = make_user("ops", is_verified=False)
     key = make_key(make_organization("Squat", owner=squatter), squatter)

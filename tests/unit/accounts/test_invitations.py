@@ -254,6 +254,7 @@ def test_an_address_is_mailed_once_a_day_even_if_its_invitation_was_withdrawn(or
     assert OutboxMessage.objects.filter(topic="mail").count() == 2
 
 
+@pytest.mark.slow
 def test_twenty_are_open_at_once(organization, alice):
     sent = [invite(organization, alice, f"{number}@example.com") for number in range(MAX_OPEN)]
 
@@ -264,6 +265,7 @@ def test_twenty_are_open_at_once(organization, alice):
     invite(organization, alice, "more@example.com")
 
 
+@pytest.mark.slow
 def test_fifty_are_sent_a_day_whatever_became_of_them(organization, alice):
     for number in range(MAX_A_DAY):
         sent = invite(organization, alice, f"{number}@example.com")

@@ -64,6 +64,7 @@ def revoke_all(organization: Organization, by: User, key: IssuedKey) -> None:
     revoke_keys_of(user=by, now=db_now())
 
 
+@pytest.mark.slow
 def test_a_request_that_began_before_its_key_was_revoked_makes_no_key(organization, alice) -> None:
     key, other = make_key(organization, alice), make_key(organization, alice)
     account, asking = make_service_account(organization, alice), identity_of(key)

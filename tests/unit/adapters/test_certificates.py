@@ -123,6 +123,7 @@ def test_a_new_version_waits_for_its_certificate(version, say):
     assert say(LoadState.FAILED, "too busy").status == "checking"
 
 
+@pytest.mark.slow
 def test_an_engine_that_agrees_makes_it_ready_and_the_job_tells(version, say):
     ready = say(LoadState.LOADED, parity=GOOD)
     with transaction.atomic():

@@ -167,6 +167,7 @@ class Books(RuleBasedStateMachine):
         assert get_balance(organization=self.other).available_nano == 7 * CENT
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_any_sequence_of_movements_keeps_the_books(db: None) -> None:
     examples = settings().max_examples // 6
@@ -177,6 +178,7 @@ def test_any_sequence_of_movements_keeps_the_books(db: None) -> None:
 # --- many at once -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_640_holds_from_64_connections_get_exactly_what_the_wallet_covers(transactional_db: None) -> None:
     organization = funded(1000)
 
@@ -210,6 +212,7 @@ def test_one_key_used_by_many_at_once_is_one_effect(transactional_db: None) -> N
     assert_books_hold()
 
 
+@pytest.mark.slow
 def test_gateways_jobs_and_a_budget_at_once_never_pass_wallet_or_limit(transactional_db: None) -> None:
     organization = funded(1000 * CENT)
     set_budget(

@@ -108,6 +108,7 @@ def test_a_task_that_reached_its_soft_limit_leaves_the_other_organizations_to_th
     assert [earned(each.organization) > 0 for each in customers].count(True) == 1
 
 
+@pytest.mark.slow
 def test_a_budget_is_counted_once_for_all_series(customer, django_assert_max_num_queries):
     owner = customer.organization
     set_budget(

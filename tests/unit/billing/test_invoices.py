@@ -156,6 +156,7 @@ def test_months_close_two_days_after_they_end_and_an_idle_organization_gets_noth
     assert Invoice.objects.get().organization == rich
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 4)
 @given(months=st.lists(st.lists(st.integers(1, 5 * NANO_PER_CENT), max_size=4), min_size=1, max_size=6))
 def test_cents_of_any_number_of_months_stay_within_half_a_cent_of_the_ledger(
@@ -189,6 +190,7 @@ def test_an_invoice_is_frozen(rich):
             change()
 
 
+@pytest.mark.slow
 def test_the_files_hold_every_line_and_cents_that_add_up(rich):
     use(rich, price("inference:input:m", 333_333_333), 1_234_567)
     train(rich, 1_234_567_891, labels={"team": "Суперкоманда"})

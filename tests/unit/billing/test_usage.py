@@ -83,6 +83,7 @@ def test_usage_of_what_does_not_exist_is_refused_with_its_whole_batch(customer, 
     assert record_usage(records=[customer.record()]).new == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=settings().max_examples // 4)
 @given(
     tokens=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 100_000)), min_size=1, max_size=12),
@@ -240,6 +241,7 @@ def test_many_gateways_at_once_never_lease_more_than_the_wallet_holds():
     assert balance.held_nano == sum(leased)
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_recording_rating_leasing_and_closing_at_once_lose_and_invent_nothing():
     customer = make_customer(credit_nano=USD)

@@ -62,6 +62,7 @@ def rendered_or_code(render) -> object:
         return error.code
 
 
+@pytest.mark.slow
 @settings(max_examples=3 * settings().max_examples)
 @given(st.sampled_from(sorted(RENDERERS)), st.lists(conversations(), min_size=1, max_size=4), st.sampled_from(TrainOn))
 def test_the_quick_way_gives_exactly_what_the_sure_way_gives(name: str, raws: list[bytes], train_on: TrainOn):
@@ -198,6 +199,7 @@ def test_rows_of_other_kinds_are_refused_with_their_code(raw: bytes, kind: RowKi
     assert refusal.value.code == code and refusal.value.fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bomb",
     [

@@ -216,6 +216,7 @@ class Payments(RuleBasedStateMachine):
         assert_books_hold()
 
 
+@pytest.mark.slow
 @pytest.mark.hypothesis
 def test_payments_and_automatic_charges_keep_their_promises(near_twin: Twin, db: None) -> None:
     Payments.twin = near_twin
@@ -243,6 +244,7 @@ def test_one_payment_synced_by_many_at_once_is_one_posting(near_twin: Twin, crow
     assert get_balance(organization=crowd).available_nano == 2500 * NANO_PER_CENT
 
 
+@pytest.mark.slow
 def test_a_charge_begun_and_carried_out_by_many_at_once_is_one_charge(near_twin: Twin, crowd: Organization) -> None:
     customer = ensure_customer(organization_id=crowd.pk)
     keep_card(

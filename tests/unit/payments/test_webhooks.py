@@ -140,6 +140,7 @@ SHORT = [  # a thousand orders, in four parts
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("story", "orders", "cash", "paid", "wallet"), [LONG, LONGER, *SHORT])
 def test_every_order_of_webhooks_ends_in_one_balance(
     near_twin: Twin,

@@ -171,6 +171,7 @@ def test_a_lost_replicas_adapters_move_and_a_new_replica_takes_over_few_at_a_tim
     assert 1 <= count_moves(one, again) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("places", [256, 245])
 def test_of_zipf_traffic_over_2000_adapters_nearly_all_is_warm_after_the_first_minute(places: int) -> None:
     """With 245 places there are fewer than adapters: the coldest come and go."""

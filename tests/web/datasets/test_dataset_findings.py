@@ -34,6 +34,7 @@ def looked_at(organization) -> DatasetVersion:
     return version
 
 
+@pytest.mark.slow
 def test_findings_are_listed_and_lead_to_their_rows(looked_at, alice, client_for) -> None:
     body = client_for(alice).get(page_of(looked_at, limit=256)).content.decode()
 
@@ -47,6 +48,7 @@ def test_findings_are_listed_and_lead_to_their_rows(looked_at, alice, client_for
         assert re.findall(r'<span class="n">(\d+)</span>', shown) == [str(line)], code
 
 
+@pytest.mark.slow
 def test_the_page_begins_at_the_limit_that_training_takes(looked_at, organization, alice, client_for) -> None:
     BaseModel.objects.update(default_recipe={"max_length": 256})
     short = make_ready_version(organization, jsonl(12), filename="short.jsonl")
@@ -59,6 +61,7 @@ def test_the_page_begins_at_the_limit_that_training_takes(looked_at, organizatio
     assert "Every row fits in 512 tokens" in client_for(alice).get(page_of(looked_at)).content.decode()
 
 
+@pytest.mark.slow
 def test_what_lies_beyond_the_limit_is_struck_out_and_not_trained(looked_at, alice, client_for) -> None:
     short = client_for(alice).get(page_of(looked_at, limit=256, line=14)).content.decode()
     whole = client_for(alice).get(page_of(looked_at, line=14)).content.decode()
@@ -67,6 +70,7 @@ def test_what_lies_beyond_the_limit_is_struck_out_and_not_trained(looked_at, ali
     assert '<s class="beyond">' not in whole and "<mark>card_arrival" in whole
 
 
+@pytest.mark.slow
 def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) -> None:
     body = client_for(alice).get(page_of(looked_at, share=20, seed=7)).content.decode()
 
@@ -81,6 +85,7 @@ def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) ->
     assert lines == [at for at, is_held in enumerate(held, 1) if is_held]
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_the_split_that_training_makes(organization, alice, client_for) -> None:
     make_base_model()
     version = make_ready_version(organization, jsonl(500))
@@ -101,6 +106,7 @@ def test_the_page_begins_with_the_split_that_training_makes(organization, alice,
     assert "share=0" in row, "the next row keeps the choice"
 
 
+@pytest.mark.slow
 def test_what_repeats_a_validation_file_is_counted_flagged_and_listed(
     looked_at, organization, rival, alice, client_for
 ) -> None:
@@ -120,6 +126,7 @@ def test_what_repeats_a_validation_file_is_counted_flagged_and_listed(
     assert client_for(alice).get(page_of(looked_at, against=foreign.pk)).status_code == 404
 
 
+@pytest.mark.slow
 def test_a_file_that_a_job_validated_with_is_compared_by_name_and_what_it_shares_is_listed(
     organization, alice, client_for
 ) -> None:
@@ -139,6 +146,7 @@ def test_a_file_that_a_job_validated_with_is_compared_by_name_and_what_it_shares
     assert listed.count(">in both</span>") == 9
 
 
+@pytest.mark.slow
 def test_large_files_are_compared_by_a_task_and_the_page_looks_again(
     looked_at, organization, alice, client_for, monkeypatch
 ) -> None:
@@ -154,6 +162,7 @@ def test_large_files_are_compared_by_a_task_and_the_page_looks_again(
     assert "9 rows stand in the validation file too" in after and 'every 2s"' not in after
 
 
+@pytest.mark.slow
 def test_rows_can_be_looked_at_as_a_recipe_trains_them_that_trains_inputs(looked_at, alice, client_for) -> None:
     answers = client_for(alice).get(page_of(looked_at, line=2)).content.decode()
     everything = client_for(alice).get(page_of(looked_at, line=2, train_on="all")).content.decode()
@@ -167,6 +176,7 @@ def test_rows_can_be_looked_at_as_a_recipe_trains_them_that_trains_inputs(looked
     assert "answers and inputs" in everything and "assistant replies only" in answers
 
 
+@pytest.mark.slow
 def test_a_file_nobody_looked_through_yet_is_looked_through_by_a_task(organization, alice, client_for) -> None:
     version = make_ready_version(organization)
 

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.django_db
 PRICE = {"HX-Request": "true", "HX-Target": "span#least-price"}
 
 
+@pytest.mark.slow
 def test_the_button_has_the_cheapest_price_of_what_it_leads_to(floor, organization, alice, client_for) -> None:
     client, version = client_for(alice), make_training_file(organization, floor.base_model)
     inspect_version(version=version)
@@ -33,6 +34,7 @@ def _dollars(price: str) -> float:
     return float(price.strip("$¢")) / (100 if price.endswith("¢") else 1)
 
 
+@pytest.mark.slow
 def test_no_price_is_shown_that_nobody_could_pay(floor, organization, alice, client_for) -> None:
     version = make_training_file(organization, floor.base_model)
     floor.worker.delete()

@@ -41,6 +41,7 @@ def row_page(version: DatasetVersion, line: object) -> str:
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_are_filtered_by_finding_and_by_text(version, alice, client_for) -> None:
     client = client_for(alice)
     page = client.get(page_of(version)).content.decode()
@@ -61,6 +62,7 @@ def test_a_filter_stays_while_the_page_is_used(version, alice, client_for) -> No
     assert '<input type="hidden" name="share" value="20">' in body
 
 
+@pytest.mark.slow
 def test_the_page_says_how_far_it_searched_and_goes_on(version, alice, client_for, monkeypatch) -> None:
     monkeypatch.setattr(search, "SEARCHED_LINES", 10)
     client = client_for(alice)
@@ -86,6 +88,7 @@ def test_rows_with_errors_are_listed(organization, alice, client_for) -> None:
 # --- edits ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("caller", "status"), [("alice", 200), ("bob", 200), ("vera", 403), ("charlie", 404), (None, 302)]
 )
@@ -98,6 +101,7 @@ def test_who_may_open_a_row(request, version, rival, client_for, caller, status)
         assert shown is (status == 200)
 
 
+@pytest.mark.slow
 def test_a_saved_row_makes_a_version_and_leads_to_it(version, alice, client_for) -> None:
     client = client_for(alice)
     form = client.get(row_page(version, 4)).content.decode()

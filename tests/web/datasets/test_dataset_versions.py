@@ -117,6 +117,7 @@ def test_a_file_without_errors_has_nothing_to_repair(pair, alice, client_for) ->
     assert "Nothing to repair" in client_for(alice).get(page("repair", pair[1])).content.decode()
 
 
+@pytest.mark.slow
 def test_a_repair_is_undone_by_a_copy_of_what_it_repaired(broken, alice, client_for) -> None:
     client = client_for(alice)
     client.post(page("repair", broken), {"mode": "repair"})
@@ -136,6 +137,7 @@ def test_a_repair_is_undone_by_a_copy_of_what_it_repaired(broken, alice, client_
     assert "Restore version 2" in older and "Go back to version 1" not in older
 
 
+@pytest.mark.slow
 def test_the_newest_version_is_not_restored(pair, alice, vera, client_for) -> None:
     client = client_for(alice)
 
@@ -150,6 +152,7 @@ def test_the_newest_version_is_not_restored(pair, alice, vera, client_for) -> No
 # --- splits -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_split_by_share_and_seed_becomes_two_datasets(organization, alice, client_for) -> None:
     version = make_ready_version(organization, jsonl(99) + jsonl(1), filename="cards.jsonl")
     inspect(version.pk)

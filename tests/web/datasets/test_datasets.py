@@ -32,6 +32,7 @@ def version(organization) -> DatasetVersion:
     return make_ready_version(organization, filename="cards.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("caller", "read", "write"), [("alice", 200, 200), ("bob", 200, 200), ("vera", 200, 403), ("charlie", 404, 404)]
 )
@@ -103,6 +104,7 @@ def test_the_sample_file_is_valid(organization) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_list_names_counts_and_state(version, alice, client_for) -> None:
     client_for(alice).get(page_of(version))
 
@@ -184,6 +186,7 @@ def test_a_row_the_model_cannot_read_is_said_in_the_checks(organization, alice, 
     assert "Line 13: The text holds" in body
 
 
+@pytest.mark.slow
 def test_a_large_file_is_counted_by_a_task(version, alice, client_for, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "COUNT_NOW_BYTES", 10)
 
@@ -270,6 +273,7 @@ def test_fields_of_a_format_are_named_in_the_readers_language_too(organization, 
     assert {field.name.replace("_", " ") for fields in FIELDS.values() for field in fields} == set(FIELD_WORDS)
 
 
+@pytest.mark.slow
 def test_rows_are_fixed_or_removed_only_after_their_numbers_are_shown(organization, alice, client_for) -> None:
     make_base_model()
     version = make_ready_version(organization, jsonl() + jsonl_of(chat_row("Hi") | {"id": 4}) + b"{broken\n")
@@ -288,6 +292,7 @@ def test_rows_are_fixed_or_removed_only_after_their_numbers_are_shown(organizati
     assert "Save as new version: 1,234 fixed or removed" in client.get(repair).content.decode()
 
 
+@pytest.mark.slow
 def test_bad_rows_are_dropped_with_one_form(organization, alice, client_for) -> None:
     make_base_model()
     version = make_ready_version(organization, jsonl() + b"{broken\n")
@@ -324,6 +329,7 @@ def test_a_browser_upload_is_planned_signed_and_completed(organization, alice, c
     assert wrong.status_code == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["preference", "text"])
 def test_rows_of_other_kinds_are_shown_as_they_are_trained(organization, alice, client_for, kind: str) -> None:
     make_base_model()

@@ -18,6 +18,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_every_address_leads_to_a_file_and_a_section(site: Path) -> None:
     pages = {path.name: path.read_text() for path in site.glob("*.html")}
     ids = {name: set(re.findall(r'\bid="([^"]+)"', page)) for name, page in pages.items()}
@@ -30,6 +31,7 @@ def test_every_address_leads_to_a_file_and_a_section(site: Path) -> None:
                 assert not path.endswith(".html") or not anchor or anchor in ids[path], (name, address)
 
 
+@pytest.mark.slow
 def test_the_search_reads_pages_calls_commands_and_codes(site: Path) -> None:
     written = (site / "passages.js").read_text()
     passages = json.loads(written.removeprefix("const PASSAGES = ").rstrip().removesuffix(";"))

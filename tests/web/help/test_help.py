@@ -28,6 +28,7 @@ def test_every_page_is_shown_to_everybody_with_its_sections(db, client: Client, 
         assert "style=" not in rendered.html and "<script" not in rendered.html
 
 
+@pytest.mark.slow
 def test_every_link_of_a_page_leads_to_a_page_and_a_section(db, client: Client):
     ids = {page.slug: set(re.findall(r'id="([^"]+)"', read_page(page.slug).html)) for page in PAGES}
 
@@ -57,6 +58,7 @@ def test_cells_are_aligned_by_class_and_repeated_headings_differ():
     assert [section.anchor for section in rendered.sections] == ["a", "a-1"]
 
 
+@pytest.mark.slow
 def test_the_search_finds_pages_by_their_words(db, client: Client):
     assert "/help/datasets" in text(client.get("/help?q=gzip"))
     assert "No page has these words" in text(client.get("/help?q=zzzznothing"))
@@ -99,6 +101,7 @@ def test_a_page_of_the_product_opens_its_help(view, slug):
     assert found is not None and found.slug == slug
 
 
+@pytest.mark.slow
 def test_the_link_is_on_the_page(floor, alice, client_for):
     client = client_for(alice)
 
@@ -117,6 +120,7 @@ def test_the_quickstart_names_the_readers_own_model(floor, claim, alice, client_
     assert job.adapter_version.model_name in text(client.get("/help/quickstart"))
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_call_of_the_document(db, client: Client):
     body = text(client.get("/help/reference"))
     document = client.get("/api/v1/schema").json()

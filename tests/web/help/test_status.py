@@ -2,6 +2,8 @@
 
 import datetime
 
+import pytest
+
 from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Worker
@@ -10,6 +12,7 @@ from tests.factories.serving import make_replica
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 def test_the_status_says_which_pools_take_jobs_and_which_models_answer(floor, organization, client_for, vera):
     client = client_for(vera)
 

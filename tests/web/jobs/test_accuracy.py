@@ -21,6 +21,7 @@ def taught(floor, rival) -> FineTuningJob:
     return job
 
 
+@pytest.mark.slow
 def test_a_finished_job_shows_its_estimate_beside_what_it_took(floor, claim, client_for, alice, charlie, rival):
     job = floor.job()
     claim().start().succeed(floor.base_model, seconds=20.0, tokens=4_000, peak_memory_bytes=3 * 2**30)
@@ -41,6 +42,7 @@ def test_a_job_under_way_shows_no_outcome(floor, client_for, alice):
     assert 'id="outcome"' not in client_for(alice).get(f"/jobs/{job.pk}").content.decode()
 
 
+@pytest.mark.slow
 def test_anybody_sees_the_errors_of_a_pool_and_nothing_of_its_tenants(taught, client_for, organization, rival):
     page = client_for(None).get("/accuracy")
 
@@ -53,6 +55,7 @@ def test_anybody_sees_the_errors_of_a_pool_and_nothing_of_its_tenants(taught, cl
         assert secret not in text
 
 
+@pytest.mark.slow
 def test_a_pool_below_the_floor_is_not_on_the_public_page(floor, client_for):
     teach(leave_queue(floor.job()), 60)
     accuracy.refresh_public_reports(now=db_now())
@@ -64,6 +67,7 @@ def test_a_pool_below_the_floor_is_not_on_the_public_page(floor, client_for):
     assert "Too few runs to show yet" in text
 
 
+@pytest.mark.slow
 def test_an_operator_sees_the_versions_and_goes_back(taught, client_for, olga):
     console = client_for(olga)
     address = f"/staff/pools/{taught.pool_id}/calibrations"
@@ -81,6 +85,7 @@ def test_an_operator_sees_the_versions_and_goes_back(taught, client_for, olga):
     assert GpuPool.objects.get(pk=taught.pool_id).calibration_pinned_at is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [("9", 404), ("x", 400), ("9" * 30, 400)])
 def test_a_version_that_is_not_there_is_refused(taught, client_for, olga, number, status):
     answer = client_for(olga).post(f"/staff/pools/{taught.pool_id}/calibrations/use", {"number": number})
@@ -89,5 +94,6 @@ def test_a_version_that_is_not_there_is_refused(taught, client_for, olga, number
     assert GpuPool.objects.get(pk=taught.pool_id).calibration.number == 1
 
 
+@pytest.mark.slow
 def test_members_open_no_calibrations(taught, client_for, alice):
     assert client_for(alice).get(f"/staff/pools/{taught.pool_id}/calibrations").status_code == 403

@@ -36,6 +36,7 @@ def checkpoint(attempt) -> Checkpoint:
     return Checkpoint.objects.get()
 
 
+@pytest.mark.slow
 def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkpoint, client_for, alice) -> None:
     client = client_for(alice)
     assert "Try" in client.get(f"/jobs/{checkpoint.job_id}?tab=checkpoints").content.decode()
@@ -50,6 +51,7 @@ def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkp
     assert AdapterVersion.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_a_viewer_downloads_the_adapter_of_a_checkpoint_and_the_log_has_it(
     checkpoint, client_for, vera, charlie
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_viewer_downloads_the_adapter_of_a_checkpoint_and_the_log_has_it(
     assert client_for(charlie).get(address).status_code == 404
 
 
+@pytest.mark.slow
 def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(
     floor,
     attempt,
@@ -93,6 +96,7 @@ def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(
     assert http.post(f"/api/v1/checkpoints/{checkpoint.pk}/serve").status_code == 200
 
 
+@pytest.mark.slow
 def test_its_name_is_known_to_every_call_before_a_request_uses_it(floor, organization, checkpoint, api_client, key):
     http, name = api_client(key), name_of(checkpoint)
     body = {"model": name, "training_file": checkpoint.job.training_file_id, "dry_run": True}
@@ -133,6 +137,7 @@ def test_a_name_that_was_never_served_is_made_when_it_is_asked_for(floor, organi
     serve_named_checkpoint(**asked.payload)  # late: nothing to do, and nothing to try again
 
 
+@pytest.mark.slow
 def test_the_newest_the_best_and_one_of_each_epoch_are_kept_and_listed(floor, claim, api_client, key) -> None:
     floor.job(hyperparameters={"epochs": 5})
     attempt = claim().start(total_steps=50)
@@ -174,6 +179,7 @@ def test_a_checkpoint_without_an_adapter_is_refused(attempt, api_client, key) ->
     assert (answer.status_code, "no adapter" in answer.json()["error"]["message"]) == (400, True)
 
 
+@pytest.mark.slow
 def test_a_finished_job_leads_to_the_playground_or_to_an_adapter_that_is_not_served(floor, attempt, client_for, alice):
     attempt.succeed(floor.base_model)
     [version] = AdapterVersion.objects.all()

@@ -34,6 +34,7 @@ def url(*jobs, metric: str = "") -> str:
     return "/jobs/compare?" + "&".join(f"job={job.pk}" for job in jobs) + (f"&metric={metric}" if metric else "")
 
 
+@pytest.mark.slow
 def test_two_jobs_show_their_curves_what_differs_and_their_results(trained, vera, client_for):
     first = trained("slow", losses=(3.0, 2.0, 1.5), evaluation=1.4, hyperparameters={"learning_rate": 0.0001})
     second = trained("fast", losses=(3.0, 1.0, 0.5), evaluation=0.6, hyperparameters={"learning_rate": 0.001})
@@ -50,6 +51,7 @@ def test_two_jobs_show_their_curves_what_differs_and_their_results(trained, vera
     assert "0.6000" in page and "1.4000" in page
 
 
+@pytest.mark.slow
 def test_best_is_the_lowest_loss_on_the_same_held_out_rows(trained, floor, alice, client_for):
     jobs = [
         trained("worse", losses=(2.0, 1.0), evaluation=1.2),
@@ -64,12 +66,14 @@ def test_best_is_the_lowest_loss_on_the_same_held_out_rows(trained, floor, alice
     assert head[0].index("worse") < head[0].index("better") < head[0].index("Best")
 
 
+@pytest.mark.slow
 def test_jobs_on_other_rows_have_no_best(trained, alice, client_for):
     jobs = [trained(name, losses=(2.0, 1.0), evaluation=1.0) for name in ("a", "b")]
 
     assert "Best is the lowest" not in text(client_for(alice).get(url(*jobs)))
 
 
+@pytest.mark.slow
 def test_other_curves_are_chosen_by_the_address_and_may_be_missing(floor, trained, alice, client_for):
     jobs = [trained(name, losses=(2.0, 1.0), evaluation=1.0) for name in ("a", "b")]
     client = client_for(alice)
@@ -79,6 +83,7 @@ def test_other_curves_are_chosen_by_the_address_and_may_be_missing(floor, traine
     assert "Training loss by step" in text(client.get(url(*jobs, metric="nonsense")))
 
 
+@pytest.mark.slow
 def test_one_job_or_none_asks_for_more_and_a_foreign_one_is_unknown(trained, rival, alice, client_for, charlie):
     job = trained("a", losses=(2.0,), evaluation=1.0)
 
@@ -87,6 +92,7 @@ def test_one_job_or_none_asks_for_more_and_a_foreign_one_is_unknown(trained, riv
     assert client_for(charlie).get(url(job)).status_code == 404
 
 
+@pytest.mark.slow
 def test_at_most_eight_are_compared(floor, alice, client_for):
     jobs = [floor.job(suffix=f"job-number-{number}") for number in range(9)]
 

@@ -88,6 +88,7 @@ def test_each_badge_is_given_once_and_the_recommended_row_is_chosen_and_first(co
     assert re.search(r"<input[^>]* checked", rows(page)[first])
 
 
+@pytest.mark.slow
 def test_a_deadline_moves_the_recommendation_to_what_meets_it_at_p90(compute) -> None:
     GpuPool.objects.exclude(name__in=("h100", "l40s")).update(is_open=False)
     set_price(
@@ -107,6 +108,7 @@ def test_a_deadline_moves_the_recommendation_to_what_meets_it_at_p90(compute) ->
     assert "May be late:" in rows(at_median)["h100"]
 
 
+@pytest.mark.slow
 def test_what_cannot_start_now_is_a_group_of_its_own_and_sorted_and_late_like_the_rest(compute) -> None:
     Worker.objects.filter(hostname__in=("b200", "l4")).update(last_seen_at=db_now() - datetime.timedelta(hours=1))
     page = compute()
@@ -126,6 +128,7 @@ def test_what_cannot_start_now_is_a_group_of_its_own_and_sorted_and_late_like_th
     assert badges and not {"b200", "l4"} & set(badges)
 
 
+@pytest.mark.slow
 def test_several_gpus_are_shown_unasked_where_they_alone_meet_the_deadline(compute) -> None:
     GpuPool.objects.exclude(name="h200").update(is_open=False)
     many = compute(several="1", epochs="5")
@@ -137,6 +140,7 @@ def test_several_gpus_are_shown_unasked_where_they_alone_meet_the_deadline(compu
     assert ":" in badged(page, "Recommended")[0]
 
 
+@pytest.mark.slow
 def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> None:
     page = compute(needed_by=due(0.05))
 
@@ -148,6 +152,7 @@ def test_when_nothing_is_in_time_it_says_so_and_recommends_nothing(compute) -> N
     assert "chance of finishing by then." in alone and "The fastest is marked." not in alone
 
 
+@pytest.mark.slow
 def test_a_balance_below_the_hold_is_said_beside_the_price(compute, organization) -> None:
     def leave(usd: Decimal) -> None:
         more_nano = usd_to_nano(usd) - get_balance(organization=organization).available_nano
@@ -163,6 +168,7 @@ def test_a_balance_below_the_hold_is_said_beside_the_price(compute, organization
     assert "and the hold is" not in capped + compute()
 
 
+@pytest.mark.slow
 def test_of_a_number_of_hours_and_a_date_the_earlier_deadline_counts(compute) -> None:
     late = "No pool has a 90% chance of finishing by then."
 
@@ -206,6 +212,7 @@ def test_a_spot_pool_is_marked_and_is_later_by_the_work_it_redoes_not_dearer(com
     assert _spans(after, "a100")[0] > _spans(before, "a100")[0]
 
 
+@pytest.mark.slow
 def test_several_gpus_are_offered_where_a_worker_has_them_and_quoted_with_the_reason_elsewhere(compute) -> None:
     few, many, chosen = compute(), compute(several="1"), compute(pool="h200:4")
 
@@ -219,6 +226,7 @@ def test_several_gpus_are_offered_where_a_worker_has_them_and_quoted_with_the_re
     assert '"gpu_count": 4' in chosen  # of the call to copy
 
 
+@pytest.mark.slow
 def test_a_job_launched_on_several_gpus_takes_them(compute, market, client_for, bob) -> None:
     quotas.set_quota(organization=market.organization, by="system", now=db_now(), concurrent_gpus=8)
     client = client_for(bob)
@@ -247,6 +255,7 @@ def test_what_does_not_fit_lists_its_ways_each_with_a_price_and_a_link_that_appl
     assert "pool=" not in qlora
 
 
+@pytest.mark.slow
 def test_the_hosts_memory_is_offered_and_applied_in_one_click(compute, client_for, bob) -> None:
     page = compute()
     ways = re.search(r'id="g-l4".*?<tr class="ways">(.*?)</tr>', page, re.DOTALL)[1]
@@ -330,6 +339,7 @@ def test_without_script_a_button_updates_the_same_page(compute) -> None:
     assert 'value="1024"' in page
 
 
+@pytest.mark.slow
 def test_a_pool_chosen_by_hand_stays_and_one_chosen_for_the_reader_follows_the_recommendation(compute) -> None:
     recommended = badged(compute(), "Recommended")[0]
     other = "a100" if recommended != "a100" else "h100"
@@ -348,6 +358,7 @@ def test_a_file_without_trained_tokens_is_refused_in_words(compute) -> None:
     assert "has no trained tokens" in compute(status=422, headers=LIVE)
 
 
+@pytest.mark.slow
 def test_a_longest_row_that_cuts_off_every_answer_is_refused_at_its_field(market, compute) -> None:
     TokenCount.objects.update(starts=[[200, 240, 18_240]])
 
@@ -360,6 +371,7 @@ def test_a_longest_row_that_cuts_off_every_answer_is_refused_at_its_field(market
     assert rows(compute(max_length="200"))
 
 
+@pytest.mark.slow
 def test_viewers_outsiders_and_nobody_get_no_part_of_it(market, client_for, alice, bob, vera, charlie, rival) -> None:
     def status(person) -> int:
         return client_for(person).get(f"{market.wizard}&step=compute", headers=LIVE).status_code

@@ -24,6 +24,7 @@ def asked(client_for, alice, key):
     return ask
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/fine_tuning/jobs", "/jobs"])
 def test_more_queued_jobs_take_no_more_statements(path, asked, floor, claim):
     Worker.objects.filter(pk=floor.worker.pk).update(gpus=floor.worker.gpus[:1])

@@ -22,6 +22,7 @@ from tests.support.attempts import step
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/{id}", "/jobs/{id}/chart"])
 def test_pages_are_seen_by_every_member_and_nobody_else(path, floor, client_for, alice, bob, vera, charlie, rival):
     url = path.format(id=floor.job().pk)
@@ -49,6 +50,7 @@ def test_a_viewer_cannot_cancel_and_a_member_can(floor, client_for, bob, vera, r
     assert reload(job).status == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_job_that_started_is_cancelled_by_its_name_after_its_loss_is_shown(floor, claim, client_for, bob, reload):
     job = floor.job(suffix="triage")
     browser, by_name = client_for(bob), f"/jobs/cancel?job={job.pk}"
@@ -69,6 +71,7 @@ def test_a_job_that_started_is_cancelled_by_its_name_after_its_loss_is_shown(flo
     assert run and reload(job).cancel_requested_at is not None
 
 
+@pytest.mark.slow
 def test_cancelling_several_locks_all_of_them_before_the_first_change(floor, client_for, bob, reload):
     """A claim locks a job, and then the share that the end of another one has locked."""
     jobs = [floor.job(), floor.job()]
@@ -85,6 +88,7 @@ def test_cancelling_several_locks_all_of_them_before_the_first_change(floor, cli
     assert 'FROM "finetuning_queueshare"' in locked[1]
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_a_running_job_has_done(floor, client_for, alice, claim):
     job = floor.job(suffix="triage")
     attempt = claim().start()
@@ -147,6 +151,7 @@ def test_a_job_is_named_by_its_method_and_its_call_would_create_the_same(
     assert body.get("lora", {}).get("use_dora", False) is has_rank
 
 
+@pytest.mark.slow
 def test_a_long_job_is_thinned_where_it_is_stored(floor, organization, client_for, alice, claim):
     job = floor.job()
     claim().start()
@@ -180,6 +185,7 @@ def test_htmx_gets_only_the_part_that_changes(floor, client_for, alice):
     assert 'id="job-state"' in part
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
 def test_stopping_a_job_says_what_that_does_in_its_present_state(floor, client_for, bob, vera, claim, reload):
     job, client, news = floor.job(), client_for(bob), {"HX-Request": "true", "HX-Target": "div#job-state"}
@@ -260,6 +266,7 @@ def test_a_failed_job_says_why_and_what_was_paid(floor, client_for, alice, claim
     assert "method=qlora" in page
 
 
+@pytest.mark.slow
 def test_the_button_of_a_failed_job_starts_the_change_at_the_price_it_shows(floor, client_for, bob, vera, claim):
     job = floor.job()
     claim().finish(wire.Failed(code=FailureCode.LOSS_IS_ZERO, message="The loss is exactly zero at step 3."))
@@ -289,6 +296,7 @@ def test_a_failure_that_only_another_file_mends_has_no_button_and_says_so(floor,
     assert "Train on other rows" in page and "after you upload it" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
 def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, reload):
     job = floor.job(spend_cap_nano=90_000_000)
@@ -307,6 +315,7 @@ def test_pause_and_resume_show_their_price(floor, client_for, bob, vera, claim, 
     assert reload(job).status == "queued"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
 def test_a_job_at_its_cap_asks_for_a_higher_one(floor, client_for, bob, claim, reload):
     job = floor.job(spend_cap_nano=60_000_000)
@@ -343,6 +352,7 @@ def test_the_list_is_searched_sorted_and_exported_with_what_the_address_asks(flo
     assert 'href="/jobs?q=tri&status=failed"' in found
 
 
+@pytest.mark.slow
 def test_a_job_shows_who_created_it_when_it_started_and_when_it_ended(floor, claim, alice, vera, client_for):
     job = floor.job(suffix="triage")
     FineTuningJob.objects.filter(pk=job.pk).update(created_by=alice.pk)

@@ -43,6 +43,7 @@ def test_a_job_in_the_queue_has_a_place_for_what_it_will_measure(floor, show, of
     assert '<template data-when="gpu_percent">' in on_cpu
 
 
+@pytest.mark.slow
 def test_a_job_gets_its_figures_once_its_files_are_valid(floor, show, client_for, bob):
     page = client_for(bob)
     form = re.findall(r'name="(once|model|cap_nano)"\s+value="([^"]*)"', page.get("/").content.decode())

@@ -59,6 +59,7 @@ def take(call, credential: str = CREDENTIAL) -> RehearsalRequest:
     return msgspec.json.decode(call("/rehearsals/next", credential=credential).content, type=RehearsalRequest)
 
 
+@pytest.mark.slow
 def test_a_review_asks_a_worker_and_shows_its_figure(chosen, floor, client_for, bob, call) -> None:
     client = client_for(bob)
     page = review(client, chosen)
@@ -97,6 +98,7 @@ def test_a_job_asks_when_it_is_admitted_to_gpus(floor) -> None:
     assert stored and stored.digest == MemoryRehearsal.objects.get().pk
 
 
+@pytest.mark.slow
 def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched_once_two_workers_agree(
     chosen, floor, client_for, bob, call
 ) -> None:
@@ -124,6 +126,7 @@ def test_a_job_whose_rehearsal_exceeds_the_pool_is_not_launched_once_two_workers
     assert refused.value.data["fixes"], "what would make it fit is kept"
 
 
+@pytest.mark.slow
 def test_workers_that_disagree_leave_the_formula_and_an_interruption_is_no_answer(
     chosen, floor, client_for, bob, call
 ) -> None:

@@ -50,6 +50,7 @@ def confirmation(page: str) -> dict[str, str]:
     return {"confirmed": found[1]}
 
 
+@pytest.mark.slow
 def test_a_plan_says_when_it_begins_what_it_costs_and_what_came_of_it(plan, client_for, vera, charlie, rival):
     shares = {
         "rows": 200, "new_passed": 170, "old_passed": 150, "only_new": 30, "only_old": 10,
@@ -70,6 +71,7 @@ def test_a_plan_says_when_it_begins_what_it_costs_and_what_came_of_it(plan, clie
     assert client_for(None).get("/jobs/retraining").status_code == 302
 
 
+@pytest.mark.slow
 def test_members_start_stop_and_resume_a_plan(plan, client_for, bob, vera, charlie, rival):
     url = f"/jobs/retraining/{plan.pk}"
     for person, status in ((vera, 403), (charlie, 404)):
@@ -144,6 +146,7 @@ def test_what_is_wrong_stands_at_its_field_and_nothing_is_kept(job, client_for, 
     assert not RetrainingPlan.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_plan_grades_by_the_criteria_of_its_form(job, client_for, bob):
     browser, model = client_for(bob), job.base_model.name
     scored = {
@@ -165,6 +168,7 @@ def test_a_plan_grades_by_the_criteria_of_its_form(job, client_for, bob):
     assert "Be fair." in shown and 'value="score_model" selected' in shown
 
 
+@pytest.mark.slow
 def test_the_address_fills_in_a_new_plan_and_replaces_values_of_a_kept_one(job, key, client_for, bob):
     browser = client_for(bob)
     second = {"criterion-1-kind": "text_similarity", "criterion-1-name": "near", "criterion-1-reference": "a&b"}
@@ -226,6 +230,7 @@ def test_a_plan_is_changed_and_deleted_and_keeps_what_the_form_does_not_ask(plan
     assert not RetrainingPlan.objects.exists() and FineTuningJob.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_others_neither_see_nor_change_plans_by_the_form(plan, client_for, alice, vera, charlie, rival):
     url, sent = f"/jobs/retraining/{plan.pk}", form(plan.source_job)
     chosen = {"plan": plan.pk, "confirm": plan.name}

@@ -37,6 +37,7 @@ def url(attempt) -> str:
     return f"/jobs/{attempt.run.job_id}"
 
 
+@pytest.mark.slow
 def test_the_address_says_which_tab_is_shown_and_an_unknown_one_is_the_overview(show, url):
     for address, label in (
         ("", "Overview"),
@@ -52,6 +53,7 @@ def test_the_address_says_which_tab_is_shown_and_an_unknown_one_is_the_overview(
         )
 
 
+@pytest.mark.slow
 def test_the_log_has_the_trainers_lines_oldest_first_and_nothing_else(show, url):
     page = show(f"{url}?tab=log")
 
@@ -60,6 +62,7 @@ def test_the_log_has_the_trainers_lines_oldest_first_and_nothing_else(show, url)
     assert "Checkpoint saved" not in page
 
 
+@pytest.mark.slow
 def test_the_log_is_filtered_by_level_and_searched_with_what_the_address_asks(show, url):
     warnings, found = show(f"{url}?tab=log&level=warn"), show(f"{url}?tab=log&q=LONGEST+rehearsed")
 
@@ -69,6 +72,7 @@ def test_the_log_is_filtered_by_level_and_searched_with_what_the_address_asks(sh
     assert f'href="{url}/log?level=warn"' in warnings
 
 
+@pytest.mark.slow
 def test_a_long_log_has_pages_that_neither_repeat_nor_miss_a_line(floor, organization, show, client_for, alice):
     job = floor.job()
     JobEvent.objects.bulk_create(
@@ -104,6 +108,7 @@ def test_the_log_is_downloaded_one_line_for_each_message(attempt, url, client_fo
     assert answer.headers["Content-Disposition"].startswith("attachment")
 
 
+@pytest.mark.slow
 def test_events_are_changes_of_state_and_messages_the_newest_first(show, url):
     page = show(f"{url}?tab=events")
 
@@ -131,6 +136,7 @@ def test_the_dataset_tab_shows_each_file_with_its_tokens_and_first_rows(floor, s
     assert page.count("Hello") == 3 and "assistant" in page
 
 
+@pytest.mark.slow
 def test_checkpoints_have_their_losses_and_the_best_one_is_marked(attempt, url, floor, show, client_for, vera):
     page = show(f"{url}?tab=checkpoints")
 
@@ -165,6 +171,7 @@ def test_the_page_is_loaded_again_when_the_job_is_over(attempt, url, client_for,
     assert client_for(alice).get(f"{url}?tab=log", headers=asked).headers["HX-Refresh"] == "true"
 
 
+@pytest.mark.slow
 def test_samples_show_the_model_before_training_beside_the_newest_or_a_chosen_step(attempt, url, show):
     assert "No samples yet" in show(f"{url}?tab=samples")
     for number, answer in ((0, "<Hello>"), (4, "Refund"), (6, "Billing")):

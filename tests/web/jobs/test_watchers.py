@@ -25,6 +25,7 @@ def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, ri
     assert client_for(alice).get("/jobs/ftjob-unknown/stream").status_code == 404
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organization, alice, claim, client_for):
     job = floor.job()
@@ -48,6 +49,7 @@ def test_a_watcher_who_comes_back_gets_exactly_what_it_missed(floor, organizatio
     assert json.loads(everything[-1].partition("data: ")[2]) == {"status": "succeeded"}
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice, claim, client_for):
     job = floor.job()
@@ -72,6 +74,7 @@ def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice,
         assert json.loads(frame)["time_left"].startswith("52m ")  # its three steps took half an hour
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("ending", ["removed", "suspended", "signed out", "viewing stopped", "viewing too long"])
 def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob, olga, client_for, monkeypatch, ending):
@@ -137,6 +140,7 @@ def test_a_person_follows_so_many_pages_at_once_and_an_organization_so_many(
     assert asyncio.run(watch()) == [200, 200, 429, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_an_event_is_read_once_for_all_who_watch_the_job(floor, organization, alice, bob, claim, monkeypatch):
     monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", 1000.0)
@@ -167,6 +171,7 @@ def test_an_event_is_read_once_for_all_who_watch_the_job(floor, organization, al
     assert len(reads) < len(watchers)  # a few: at the begin, once Redis listens, at the event, and after it
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_an_event_that_comes_while_a_watcher_reads_is_not_missed(floor, organization, alice, claim, monkeypatch):
     monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", 1000.0)
@@ -196,6 +201,7 @@ def test_an_event_that_comes_while_a_watcher_reads_is_not_missed(floor, organiza
     assert asyncio.run(asyncio.wait_for(watch(), 30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last_seen", "first"),
     [("5", 6), ("\u00b2", 1), ("9" * 5000, 1), ("-3", 1)],
@@ -231,6 +237,7 @@ def _id(frame: str) -> int:
     return int(frame.partition("id: ")[2].partition("\n")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_a_watcher_hears_that_a_checkpoint_was_saved(floor, organization, alice, claim, client_for):
     job = floor.job()

@@ -49,6 +49,7 @@ def posted(response) -> dict[str, str]:
     return {name: html.unescape(value) for name, value in pairs if name != "csrfmiddlewaretoken"}
 
 
+@pytest.mark.slow
 def test_members_open_it_and_viewers_outsiders_and_nobody_do_not(
     chosen, client_for, alice, bob, vera, charlie, rival
 ) -> None:
@@ -208,6 +209,7 @@ def test_htmx_gets_the_estimate_alone(chosen, client_for, bob) -> None:
     assert '<hx-partial hx-target="#price-lines"' in body
 
 
+@pytest.mark.slow
 def test_the_wizards_price_is_the_reviews_price_is_the_hold(chosen, floor, client_for, bob, organization) -> None:
     client = client_for(bob)
     compute = page(client, **(chosen | {"step": "compute"}))
@@ -237,6 +239,7 @@ def test_a_cap_of_ones_own_is_what_is_held(chosen, client_for, bob) -> None:
     assert FineTuningJob.objects.get().spend_cap_nano == 2_500_000_000
 
 
+@pytest.mark.slow
 def test_a_review_whose_cap_does_not_pay_for_one_start_cannot_be_launched(chosen, client_for, bob) -> None:
     client = client_for(bob)
     review = page(client, **chosen, cap="0.0000001", step="review")
@@ -264,6 +267,7 @@ def test_the_same_review_sent_twice_launches_once(chosen, client_for, bob) -> No
     assert FineTuningJob.objects.count() == Hold.objects.count() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
 def test_too_little_money_is_said_before_and_after(chosen, client_for, bob) -> None:
     client = client_for(bob)
@@ -336,6 +340,7 @@ def test_the_call_to_copy_holds_what_was_chosen(chosen, client_for, bob) -> None
     assert '"max_cost_usd": "1.5"' in body
 
 
+@pytest.mark.slow
 def test_the_review_asks_for_a_licence_that_must_be_accepted_and_goes_on(floor, chosen, client_for, bob) -> None:
     floor.base_model.licence = "Llama 3.1 Community License"
     floor.base_model.save(update_fields=["licence"])
@@ -364,6 +369,7 @@ def test_only_a_file_of_the_organization_is_prepared(chosen, client_for, bob, ch
 LIVE_QUERIES = 28  # of a request: who asks and for whom, the balance, the project, the choices, the pools as they are
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step, target", [("compute", "compute-live"), ("method", "price-live")])
 def test_a_live_panel_asks_the_database_no_more_for_thirty_pools_than_for_six(
     organization, client_for, bob, step, target

@@ -38,6 +38,7 @@ def costs(page: str) -> dict[str, float]:
     return {key: float(cost.replace(",", "")) for cost, key in rows}
 
 
+@pytest.mark.slow
 def test_the_number_is_asked_for_where_workers_can_train_together(ask) -> None:
     without = ask()
     Worker.objects.filter(pool__name="h200").update(offer=MACHINE_OFFER)
@@ -50,6 +51,7 @@ def test_the_number_is_asked_for_where_workers_can_train_together(ask) -> None:
     assert f'{FIELD} value="1"' in offered and "Machines</dt>" not in offered
 
 
+@pytest.mark.slow
 def test_every_quote_follows_the_number_with_what_the_network_takes(ask) -> None:
     join_machines()
     one, two = ask(several="1"), ask(headers=LIVE, several="1", node_count="2")
@@ -65,6 +67,7 @@ def test_every_quote_follows_the_number_with_what_the_network_takes(ask) -> None
     assert '<input type="hidden" name="node_count" value="2">' in method
 
 
+@pytest.mark.slow
 def test_a_wrong_number_is_said_at_its_field_and_nothing_is_quoted(ask) -> None:
     join_machines()
     wrong = [
@@ -82,6 +85,7 @@ def test_a_wrong_number_is_said_at_its_field_and_nothing_is_quoted(ask) -> None:
         assert f'{FIELD} value="{changes["node_count"]}"' in page
 
 
+@pytest.mark.slow
 def test_a_job_launched_on_several_machines_takes_them_and_says_so(ask, client_for, bob) -> None:
     join_machines()
     review = ask(step="review", pool="h200:8", node_count="2")

@@ -94,6 +94,7 @@ def test_a_merged_result_and_its_price_stand_in_the_review(floor, chosen, page, 
     assert job.requested["exports"] == ["merged_16bit"]
 
 
+@pytest.mark.slow
 def test_where_a_pool_serves_whole_models_that_and_their_price_are_told_before_training(floor, chosen, page) -> None:
     floor.pool.serves_whole_models = True
     floor.pool.save()
@@ -110,6 +111,7 @@ def test_where_a_pool_serves_whole_models_that_and_their_price_are_told_before_t
     assert "It answers where the operator gives it a replica of its own: ask for one." in review
 
 
+@pytest.mark.slow
 def test_what_keeping_the_files_costs_is_told_before_training(chosen, page) -> None:
     free = page(chosen | {"step": "method"})
     set_price(
@@ -123,6 +125,7 @@ def test_what_keeping_the_files_costs_is_told_before_training(chosen, page) -> N
     assert re.search(r"Each is [\d.]+ [KMG]?B. Storing files costs \$0.10 per GB per month", priced)
 
 
+@pytest.mark.slow
 def test_a_value_shown_for_another_method_is_chosen_anew_and_one_set_is_kept(chosen, page) -> None:
     first = page(chosen | {"step": "method"})
     fields = {"shown": shown(first, "shown"), "learning_rate": shown(first, "learning_rate"), "epochs": "9"}
@@ -168,6 +171,7 @@ def test_a_strength_set_for_the_rank_shown_is_kept(chosen, page) -> None:
     assert "alpha 32" in page(chosen | fields)
 
 
+@pytest.mark.slow
 def test_inputs_are_trained_where_asked_and_the_preview_follows(floor, chosen, page, client_for, bob) -> None:
     first = page(chosen | {"step": "method"})
     part = page(
@@ -183,6 +187,7 @@ def test_inputs_are_trained_where_asked_and_the_preview_follows(floor, chosen, p
     assert job.hyperparameters["train_on"] == "all" and "train_on=all" in Draft.of_job(job).url()
 
 
+@pytest.mark.slow
 def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, page, client_for, bob) -> None:
     rows = make_ready_version(floor.organization, jsonl_of(PAIR) * 12)
     asked = chosen | {"dataset": rows.pk, "objective": "orpo"}
@@ -210,6 +215,7 @@ def test_only_what_may_be_left_empty_is_called_optional(chosen, page) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_shown(
     floor, organization, chosen, page, client_for, bob, monkeypatch
 ) -> None:
@@ -235,6 +241,7 @@ def test_rows_that_repeat_the_validation_file_are_counted_before_the_price_is_sh
     assert refused.status_code == 422 and "no rows are left to train on" in refused.content.decode()
 
 
+@pytest.mark.slow
 def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, client_for, bob) -> None:
     held_out = make_ready_version(organization, jsonl(12))
     asked = {"grader": "regex", "pattern": "^[a-z_]+$", "merged": "on", "validation": held_out.pk}
@@ -248,6 +255,7 @@ def test_a_grader_and_exports_are_the_jobs(floor, organization, chosen, page, cl
     assert {"grader=regex", "merged=on"} <= set(Draft.of_job(job).url().partition("?")[2].split("&"))
 
 
+@pytest.mark.slow
 def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, page, client_for, bob) -> None:
     held_out = make_ready_version(organization, jsonl(12))
     asked = {"grader": "judge", "judge": floor.base_model.name, "criterion": "Is it polite?", "validation": held_out.pk}
@@ -264,6 +272,7 @@ def test_a_judge_is_chosen_among_the_served_models(floor, organization, chosen, 
     )
 
 
+@pytest.mark.slow
 def test_an_own_version_is_trained_further_with_its_shape(floor, organization, chosen, page, client_for, bob) -> None:
     version = make_adapter(organization, floor.base_model)
 
@@ -281,6 +290,7 @@ def test_an_own_version_is_trained_further_with_its_shape(floor, organization, c
     assert urlencode({"model": version.model_name}) in Draft.of_job(job).url()
 
 
+@pytest.mark.slow
 def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
     floor, organization, chosen, page, client_for, bob
 ) -> None:
@@ -301,6 +311,7 @@ def test_a_job_reports_to_the_trackers_whose_keys_are_stored(
     assert "at most 128 characters" in page(chosen | {"wandb": "x" * 129, "pool": floor.pool.name}, status=422)
 
 
+@pytest.mark.slow
 def test_gguf_is_offered_where_a_worker_can_write_it(floor, chosen, page, client_for, bob) -> None:
     asked = chosen | {"gguf": "on", "pool": floor.pool.name}
     assert "GGUF export isn't available" in page(chosen | {"step": "method"})

@@ -45,6 +45,7 @@ def test_no_form_breaks_a_page(alone, browser, file_id) -> None:
             assert answer.status_code < 500, (page, list(form), str(form)[:80])
 
 
+@pytest.mark.slow
 @together_or_alone
 def test_no_staff_form_breaks_a_page(alone, client_for, olga, floor, organization) -> None:
     browser = client_for(olga)

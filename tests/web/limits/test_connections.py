@@ -107,6 +107,7 @@ def test_an_address_holds_so_many_connections(monkeypatch, settings) -> None:
             one.close()
 
 
+@pytest.mark.slow
 def test_an_address_that_opens_connections_too_fast_waits_with_each_further_one(monkeypatch) -> None:
     """A client that has left by then costs no request."""
     monkeypatch.setattr(connections, "_opened", Buckets())
@@ -167,6 +168,7 @@ def test_a_forwarded_address_is_believed_of_a_trusted_proxy_alone(
         assert talk(url, request + CLOSE + b"\r\n").endswith(b"address " + counted.encode())
 
 
+@pytest.mark.slow
 def test_error_pages_keep_no_connection_to_the_database(origin, client_for, alice, organization):  # noqa: F811
     """Django renders them in threads that never end, and their navigation shows the balance."""
     cookie = settings.SESSION_COOKIE_NAME

@@ -8,6 +8,7 @@ import time
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
+import pytest
 from django.conf import settings
 
 from tests.factories.datasets import jsonl, make_ready_version
@@ -30,6 +31,7 @@ def connect(address: str) -> socket.socket:
     return opened
 
 
+@pytest.mark.slow
 def test_downloads_that_are_not_read_hold_no_connection_to_the_database(origin, organization, key):  # noqa: F811
     version = make_ready_version(organization, jsonl(200_000))
     head = (
@@ -44,6 +46,7 @@ def test_downloads_that_are_not_read_hold_no_connection_to_the_database(origin, 
         wait_until(lambda: connections_in_use() == [], connections_in_use)
 
 
+@pytest.mark.slow
 def test_clients_that_leave_at_any_moment_leave_nothing_behind(origin, client_for, alice, organization, key):  # noqa: F811
     """Halves of heads, of bodies, of uploads and of answers, cut off at random."""
     cookie = f"{settings.SESSION_COOKIE_NAME}={client_for(alice).cookies[settings.SESSION_COOKIE_NAME].value}"

@@ -89,6 +89,7 @@ def test_a_pause_is_shown_and_ended_by_its_button(browser: Any, organization: Or
     assert "Try it again now" not in browser.get("/billing").content.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_payments")
 def test_five_declines_within_a_day_and_their_end_are_shown(browser: Any, organization: Organization) -> None:
     AutoRecharge.objects.create(organization=organization, is_enabled=True)

@@ -70,6 +70,7 @@ def test_only_an_owner_changes_the_profile(rich, client_for, alice, bob):
     )
 
 
+@pytest.mark.slow
 def test_an_invoice_has_its_lines_its_split_and_both_files(invoice, client_for, vera, charlie, rival):
     browser = client_for(vera)
 
@@ -84,6 +85,7 @@ def test_an_invoice_has_its_lines_its_split_and_both_files(invoice, client_for, 
         assert client_for(charlie).get(f"/invoices/{invoice.pk}{suffix}").status_code == 404
 
 
+@pytest.mark.slow
 def test_an_invoice_shows_its_lines_in_pages_and_its_pdf_the_first_ones(invoice, client_for, vera, monkeypatch):
     monkeypatch.setattr("apps.billing.invoices.files._MOST_LINES", 1)
     InvoiceLine.objects.bulk_create(
@@ -119,6 +121,7 @@ def test_an_expired_key_is_offered_for_no_budget(rich, key, client_for, alice):
     assert f'<option value="{key.key.pk}"' not in owner.get("/budgets").content.decode()
 
 
+@pytest.mark.slow
 def test_a_budget_is_set_shown_and_ended(rich, key, client_for, alice, bob):
     body = {
         "scope": "key", "key": key.key.pk, "limit_usd": "12.50", "mode": "block", "thresholds": "50, 100",
@@ -188,6 +191,7 @@ def test_the_price_book_shows_what_this_customer_pays(rich, rival, client_for, v
     assert "$3.00" in theirs and "$2.00" not in theirs
 
 
+@pytest.mark.slow
 def test_a_job_is_explained_down_to_the_seconds_of_its_attempts(floor, claim, client_for, vera):
     job = floor.job()
     claim().start().succeed(floor.base_model, seconds=20.0)
@@ -240,6 +244,7 @@ def test_the_margin_counts_what_gpus_cost(db, client_for, olga):
     assert console.get("/staff/margin?month=nonsense").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_price_shows_what_it_would_change_before_it_is_set(floor, claim, client_for, olga):
     floor.job()
     console = client_for(olga)

@@ -1,11 +1,14 @@
 """The page of quotas: what is used, held and left, and the allowances of members and labels."""
 
+import pytest
+
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Allowance
 from apps.finetuning.usage.quotas import set_quota
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 def test_an_owner_sets_and_ends_what_a_label_may_use(client_for, organization, alice, vera):
     set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=4)
     owner, viewer = client_for(alice), client_for(vera)

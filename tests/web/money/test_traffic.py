@@ -28,6 +28,7 @@ def send(organization):
     return send
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/usage/traffic", "/usage/traffic/export"])
 def test_members_see_their_own_traffic(path, send, floor, client_for, alice, bob, vera, charlie, rival):
     send("ft:anneal-demo:acme:canary:01")

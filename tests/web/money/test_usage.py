@@ -71,6 +71,7 @@ def use(organization, prices):
     return record
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/usage", "/usage/export"])
 def test_members_see_their_own_usage(path, use, floor, client_for, alice, bob, vera, charlie, rival):
     use("ft:anneal-demo:acme:canary:01")
@@ -84,6 +85,7 @@ def test_members_see_their_own_usage(path, use, floor, client_for, alice, bob, v
     assert client_for(None).get(path).status_code == 302
 
 
+@pytest.mark.slow
 def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     before = text(client_for(vera).get("/usage"))
@@ -97,6 +99,7 @@ def test_what_a_model_cost_is_shown_before_and_after_it_is_charged(use, floor, c
     assert "triage, input tokens" in after
 
 
+@pytest.mark.slow
 def test_what_is_held_for_requests_says_what_it_is_for(organization, floor, client_for, vera):
     leased = lease_slice(organization=organization, required_nano=10**9, by="gateway_1")
     held = text(client_for(vera).get("/usage"))
@@ -161,6 +164,7 @@ def test_an_amount_far_below_a_cent_is_not_rounded_to_nothing(organization, clie
     assert page.count("0.00046¢") in (6, 7)  # in sum, table, day, its part, legend, month and perhaps its forecast
 
 
+@pytest.mark.slow
 def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for, vera):
     job = floor.job(suffix="triage")
     claim().start().succeed(floor.base_model, seconds=20.0)
@@ -173,6 +177,7 @@ def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for
     assert "Credit granted" in page
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
 def test_what_a_pause_charged_is_in_the_sum_while_the_job_goes_on(floor, organization, claim, client_for, vera):
     job = floor.job(spend_cap_nano=500_000_000)
@@ -197,6 +202,7 @@ def test_the_period_is_in_the_address(days, is_shown, use, client_for, vera):
     assert (">older<" in text(client_for(vera).get(f"/usage?days={days}"))) == is_shown
 
 
+@pytest.mark.slow
 def test_a_week_is_shown_by_the_hour_and_adds_up(use, floor, claim, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     use("ft:anneal-demo:acme:triage:01", days_ago=2)
@@ -258,6 +264,7 @@ def test_the_month_is_forecast_against_the_budget(organization, use, client_for,
     assert "Budget of the organization" in text(page) and "$0.20" in text(page)
 
 
+@pytest.mark.slow
 def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
     use("ft:anneal-demo:acme:triage:01")
     job = floor.job()
@@ -278,6 +285,7 @@ def test_every_table_has_its_csv(use, floor, claim, client_for, vera):
     assert "Credit granted" in {line["what"] for line in exported("ledger")}
 
 
+@pytest.mark.slow
 def test_the_csv_of_jobs_is_written_in_parts(floor, claim, client_for, vera, monkeypatch):
     monkeypatch.setattr(usage, "_READ_AT_ONCE", 1)
     find_jobs, sizes = usage._by_job, []
@@ -305,6 +313,7 @@ def test_the_csv_of_the_ledger_has_every_movement_and_is_written_in_parts(floor,
     assert len(lines) == LedgerTransaction.objects.filter(organization=floor.organization).count() > 5
 
 
+@pytest.mark.slow
 def test_the_export_adds_up(use, floor, claim, client_for, vera):
     use("anneal-demo")
     use("anneal-demo")

@@ -25,6 +25,7 @@ from tests.support.pages import text
 ClientFor = Callable[[User | None], Client]
 
 
+@pytest.mark.slow
 def test_an_invitation_brings_a_new_person_in_as_member(
     alice: User, organization: Organization, client_for: ClientFor, client: Client
 ) -> None:

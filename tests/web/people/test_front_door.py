@@ -261,6 +261,7 @@ def test_an_answer_cut_short_by_the_gateway_is_not_taken_for_a_whole_one(tmp_pat
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_declared", [True, False])
 def test_a_body_above_its_limit_is_413(is_declared: bool, tmp_path: Path) -> None:
     async def chunks() -> AsyncIterator[bytes]:

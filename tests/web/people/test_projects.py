@@ -35,6 +35,7 @@ def project(organization, ann) -> Project:
     return create_project(organization=organization, name="Search", is_private=False, by=ann, now=db_now())
 
 
+@pytest.mark.slow
 def test_owners_and_admins_create_projects_and_say_who_is_in_them(
     client_for, organization, alice, ann, bob, vera, charlie, rival
 ):
@@ -67,6 +68,7 @@ def test_owners_and_admins_create_projects_and_say_who_is_in_them(
     assert "Search team" not in text(admin.get("/projects"))
 
 
+@pytest.mark.slow
 def test_the_chosen_project_is_that_of_what_is_shown_and_made(client_for, organization, alice, bob, floor, project):
     in_default, member = floor.job(suffix="other"), client_for(bob)
     mine = floor.job(suffix="mine")
@@ -117,6 +119,7 @@ def test_a_viewer_of_a_project_only_looks_at_its_fine_tunes(client_for, organiza
     assert "The job is being cancelled" in text(owner.post(f"{page}/cancel", follow=True))
 
 
+@pytest.mark.slow
 def test_an_owner_limits_a_project_and_sees_what_it_costs(client_for, organization, alice, project):
     owner = client_for(alice)
     page = text(owner.get(f"/projects/{project.pk}"))
@@ -170,6 +173,7 @@ def test_pages_leave_out_the_fine_tunes_of_a_private_project(client_for, organiz
     assert "in a private project" in text(member.get(f"/why/{done.hold_id}"))
 
 
+@pytest.mark.slow
 def test_only_open_pools_are_offered_and_projects_of_an_hour_are_limited(
     client_for, organization, alice, project, monkeypatch
 ):
@@ -192,6 +196,7 @@ def test_only_open_pools_are_offered_and_projects_of_an_hour_are_limited(
     assert refused.status_code == 422 and "at most 2 projects an hour" in text(refused)
 
 
+@pytest.mark.slow
 def test_an_admin_of_a_project_manages_its_page_but_neither_hides_nor_archives_it(
     client_for, organization, ann, bob, vera, charlie, rival, project
 ):
@@ -225,6 +230,7 @@ def test_an_admin_of_a_project_manages_its_page_but_neither_hides_nor_archives_i
     assert [each.status_code for each in refused] == [403] * 4
 
 
+@pytest.mark.slow
 def test_the_wizard_says_what_the_project_chose_and_a_choice_of_ones_own_wins(
     client_for, organization, alice, bob, floor
 ):
@@ -244,6 +250,7 @@ def test_the_wizard_says_what_the_project_chose_and_a_choice_of_ones_own_wins(
     assert words not in text(sent)
 
 
+@pytest.mark.slow
 def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, organization, alice, bob, project):
     market, small = Market(organization), make_base_model("small-demo")
     owner, member, page = client_for(alice), client_for(bob), f"/projects/{project.pk}"

@@ -56,6 +56,7 @@ def make_old(browser: Client) -> None:
     session.save()
 
 
+@pytest.mark.slow
 def test_an_app_is_set_up_after_the_password_and_asked_for_at_sign_in(alice, organization, client_for):
     browser = client_for(alice)
     assert browser.get("/accounts/second-factor/app/add/").headers["Location"].startswith("/accounts/reauthenticate/")
@@ -76,6 +77,7 @@ def test_an_app_is_set_up_after_the_password_and_asked_for_at_sign_in(alice, org
     assert actions.last().details == {"methods": ["password", "totp"]}
 
 
+@pytest.mark.slow
 def test_a_code_and_a_recovery_code_work_once(alice, organization, client_for):
     secret, codes = add_app(client_for(alice))
     recovery = re.search(r"\b\d{8}\b", codes)[0]
@@ -112,6 +114,7 @@ def test_a_removed_factor_is_audited_and_no_longer_asked_for(alice, organization
     assert answer.headers["Location"] == "/"
 
 
+@pytest.mark.slow
 def test_new_codes_do_not_fill_the_logs_of_a_persons_organizations(alice, bob, organization, client_for):
     browser = client_for(alice)
     add_app(browser)  # the app, and its recovery codes

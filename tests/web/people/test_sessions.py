@@ -40,6 +40,7 @@ def test_every_session_is_listed_in_words_and_this_one_is_marked(sign_in):
     assert "This session" in page.partition("Firefox on Linux")[2].partition("</tr>")[0]
 
 
+@pytest.mark.slow
 def test_one_session_or_all_others_are_ended(sign_in, bob):
     here, phone, tablet = sign_in(), sign_in(SAFARI), sign_in(SAFARI)
     of_bob = sign_in(user=bob)

@@ -14,6 +14,7 @@ def move(browser, organization, verb, reason="Abuse of the playground"):
     return browser.post(f"/staff/organizations/{organization.pk}/{verb}", {"reason": reason}, follow=True)
 
 
+@pytest.mark.slow
 def test_everything_of_it_is_refused_until_it_is_reinstated(
     organization, alice, key, olga, client_for, api_client, floor
 ):
@@ -47,6 +48,7 @@ def test_everything_of_it_is_refused_until_it_is_reinstated(
         ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_its_running_jobs_are_asked_to_pause(organization, olga, client_for, floor, claim):
     job = floor.job()
     claim()

@@ -27,6 +27,7 @@ def balance(organization: Organization) -> int:
     return get_balance(organization=organization).available_nano
 
 
+@pytest.mark.slow
 def test_it_comes_with_the_confirmation_of_the_address(db: None, client: Client) -> None:
     sign_up(client)
     founded = Organization.objects.get(name="Dana Labs")

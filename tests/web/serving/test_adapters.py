@@ -29,6 +29,7 @@ from tests.support.attempts import REPORT
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/adapters", "/adapters/{id}", "/adapters/{id}/download"])
 def test_members_see_adapters_and_nobody_else_does(path, version, client_for, alice, bob, vera, charlie, rival):
     url = path.format(id=version.pk)
@@ -38,6 +39,7 @@ def test_members_see_adapters_and_nobody_else_does(path, version, client_for, al
     assert client_for(None).get(url).status_code == 302
 
 
+@pytest.mark.slow
 def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, rival):
     page = text(client_for(vera).get("/adapters"))
     undeploy(version=version, by="system", now=db_now())
@@ -48,6 +50,7 @@ def test_the_list_shows_lineage_and_state(version, client_for, vera, charlie, ri
     assert version.model_name not in text(client_for(charlie).get("/adapters"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "words"), [("loaded", "Warm"), ("loading", "Loading"), ("failed", "Failed")])
 def test_the_state_is_what_a_replica_says(state, words, version, organization, floor, client_for, vera):
     waiting = text(client_for(vera).get(f"/adapters/{version.pk}"))
@@ -62,6 +65,7 @@ def test_the_state_is_what_a_replica_says(state, words, version, organization, f
     assert "said the engine" in page
 
 
+@pytest.mark.slow
 def test_what_was_trained_further_names_both_ends(version, floor, claim, client_for, vera):
     job = floor.job(suffix="triage-more")
     claim().start().succeed(floor.base_model)
@@ -76,6 +80,7 @@ def test_what_was_trained_further_names_both_ends(version, floor, claim, client_
     assert f'Trained further in</dt><dd class="trunc"><a class="link" href="/jobs/{job.pk}">triage-more' in earlier
 
 
+@pytest.mark.slow
 def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, client_for, vera):
     alone = text(client_for(vera).get(f"/adapters/{version.pk}"))
     other = make_version(version.organization, version.adapter.base_model)
@@ -90,6 +95,7 @@ def test_versions_tell_how_they_are_served_and_stand_beside_each_other(version, 
     assert page.split("Versions</h2>")[1].count("Waiting to load") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lost", "words"),
     [({"is_ready": False}, "Loading"), ({"observed_at": "2000-01-01T00:00Z"}, "Waiting to load")],
@@ -104,6 +110,7 @@ def test_what_a_closed_or_lost_replica_has_loaded_is_not_called_warm(lost, words
     assert f"{words}</span>" in page and "Warm</span>" not in page and "0 replicas" in page
 
 
+@pytest.mark.slow
 def test_the_page_names_what_was_promised_and_is_not_there(version, client_for, vera):
     whole = text(client_for(vera).get(f"/adapters/{version.pk}"))
     AdapterVersion.objects.filter(pk=version.pk).update(
@@ -137,6 +144,7 @@ def evaluated(floor, claim) -> AdapterVersion:
     return job.adapter_version
 
 
+@pytest.mark.slow
 def test_base_and_tuned_stand_side_by_side_on_both_pages(evaluated, client_for, vera):
     job = FineTuningJob.objects.get(adapter_version=evaluated)
     for url in (f"/adapters/{evaluated.pk}", f"/jobs/{job.pk}"):
@@ -147,6 +155,7 @@ def test_base_and_tuned_stand_side_by_side_on_both_pages(evaluated, client_for, 
         assert "Verifying" in raw
 
 
+@pytest.mark.slow
 def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organization, floor, client_for, bob):
     version = make_whole_model(organization, floor.base_model)
     url = f"/adapters/{version.pk}"
@@ -167,6 +176,7 @@ def test_a_merged_model_may_be_served_once_it_has_a_replica_of_its_own(organizat
     assert replica.whole_model == version
 
 
+@pytest.mark.slow
 def test_the_merged_model_is_an_archive_of_its_own(evaluated, client_for, vera, charlie, rival):
     url = f"/adapters/{evaluated.pk}/download?export=merged_16bit"
 
@@ -180,6 +190,7 @@ def test_the_merged_model_is_an_archive_of_its_own(evaluated, client_for, vera, 
     assert client_for(charlie).get(url).status_code == 404
 
 
+@pytest.mark.slow
 def test_card_and_reproducibility_file_say_where_it_comes_from(evaluated, client_for, vera):
     address = f"/adapters/{evaluated.pk}/download?file="
     job = FineTuningJob.objects.get(adapter_version=evaluated)
@@ -242,6 +253,7 @@ def test_a_file_outside_of_the_manifest_is_unknown(version, client_for, vera):
     assert client_for(vera).get(f"/adapters/{version.pk}/download?file=manifest.json").status_code == 404
 
 
+@pytest.mark.slow
 def test_the_whole_adapter_is_one_archive(version, client_for, vera):
     response = client_for(vera).get(f"/adapters/{version.pk}/download")
     archive = zipfile.ZipFile(io.BytesIO(b"".join(response.streaming_content)))
@@ -264,6 +276,7 @@ def test_the_archive_streams_under_asgi(version, vera):
     assert zipfile.ZipFile(io.BytesIO(async_to_sync(fetch)())).testzip() is None
 
 
+@pytest.mark.slow
 def test_members_serve_and_stop_and_viewers_do_not(version, client_for, bob, vera):
     stopping = {"version": version.pk, "confirm": "triage"}
     assert client_for(vera).post(f"/adapters/{version.pk}/deploy").status_code == 403
@@ -279,6 +292,7 @@ def test_members_serve_and_stop_and_viewers_do_not(version, client_for, bob, ver
     assert not Deployment.objects.filter(removed_at=None).exists()
 
 
+@pytest.mark.slow
 def test_deleting_takes_the_name_typed_and_the_right_role(version, client_for, ann, bob):
     url = f"/adapters/{version.pk}/delete"
 
@@ -290,6 +304,7 @@ def test_deleting_takes_the_name_typed_and_the_right_role(version, client_for, a
     assert client_for(ann).get(f"/adapters/{version.pk}").status_code == 404
 
 
+@pytest.mark.slow
 def test_moving_an_alias_is_undone_by_pointing_it_back(organization, floor, client_for, bob):
     """However often the button is pressed, the alias stands for the version before."""
     first = make_version(organization, floor.base_model)
@@ -313,6 +328,7 @@ def test_moving_an_alias_is_undone_by_pointing_it_back(organization, floor, clie
     assert Alias.objects.get().version_id == first.pk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["100", "9" * 5000])
 def test_a_canary_of_everything_or_of_endless_digits_is_refused(share, version, client_for, bob):
     sent = {"name": "production", "canary_percent": share}
@@ -356,6 +372,7 @@ def test_another_form_is_ordered_at_the_price_on_its_button(
     assert "per GB (1e9 bytes)" in why and "1 model converted" in text(client_for(alice).get("/usage"))
 
 
+@pytest.mark.slow
 def test_an_order_is_cancelled_on_the_page_of_its_model(version, organization, client_for, bob):
     set_price(sku="conversion:bytes", unit="bytes", price_nano=10**10, per=10**9, by="user_1", now=db_now())
     offer = next(each for each in list_offers(version=version) if each.kind == "merged_16bit")

@@ -1,5 +1,7 @@
 """The pages of batches: what they show, the files they offer, and who may cancel."""
 
+import pytest
+
 from apps.accounts.models import OrganizationEvent
 from apps.batches.endings import finish
 from apps.batches.lifecycle import BatchStatus, RequestStatus
@@ -10,6 +12,7 @@ from tests.factories.batches import make_batch, make_line
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 def test_a_batch_is_followed_to_its_files_and_its_end_is_one_event(
     organization, alice, vera, charlie, rival, client_for
 ):
@@ -54,6 +57,7 @@ def test_bad_lines_are_named_and_their_batch_has_failed_once(organization, alice
     assert OrganizationEvent.objects.get().type == "batch.failed"
 
 
+@pytest.mark.slow
 def test_a_member_cancels_a_batch_after_its_name_was_typed(organization, alice, bob, vera, client_for):
     batch, sent = make_batch(organization, alice, [make_line("a")]), {"confirm": "asks.jsonl"}
     assert client_for(vera).post("/batches/cancel", sent | {"batch": batch.pk}).status_code == 403

@@ -32,6 +32,7 @@ def stored(organization) -> list[str]:
     return [each.id for each in made]
 
 
+@pytest.mark.slow
 def test_completions_are_filtered_by_model_and_metadata_and_opened(stored, client_for, vera, charlie, rival):
     browser = client_for(vera)
     for query, numbers in (("", "012"), ("?model=tiny", "02"), ("?metadata=topic=size, items=1", "01"),

@@ -100,6 +100,7 @@ def test_an_eval_of_two_models_starts_after_its_price_was_shown(rows, client_for
     assert "Start 2 runs" in text(browser.post(NEW, sent | forged)) and Eval.objects.count() == 1
 
 
+@pytest.mark.slow
 def test_an_eval_of_a_project_that_is_archived_meanwhile_goes_to_no_other(rows, client_for, alice, organization):
     project = create_project(organization=organization, name="Bots", is_private=False, by=alice, now=db_now())
     browser, sent = client_for(alice), form(rows)
@@ -146,6 +147,7 @@ def test_what_is_wrong_stands_at_its_field(rows, client_for, bob, organization):
     assert not Eval.objects.exists()
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_asked_and_too_little_credit_are_said_before_the_start(
     rows, client_for, bob, rival, organization
 ):
@@ -167,6 +169,7 @@ def test_rows_that_cannot_be_asked_and_too_little_credit_are_said_before_the_sta
     assert "Your credit is less than the maximum" in poor and "confirmed" not in poor
 
 
+@pytest.mark.slow
 def test_criteria_are_added_changed_and_removed_with_what_was_filled_in(rows, client_for, bob):
     browser = client_for(bob)
     sent = form(rows, EXACT, SCORED, **{"criterion-0-name": ""})
@@ -183,6 +186,7 @@ def test_criteria_are_added_changed_and_removed_with_what_was_filled_in(rows, cl
     assert "Add a criterion" not in text(browser.post(NEW, full | {"add": "1"}, headers=HTMX))
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_canceled_and_repeated_on_another_model(
     rows, client_for, bob, vera, charlie, rival, monkeypatch
 ):
@@ -223,6 +227,7 @@ def test_a_run_is_followed_canceled_and_repeated_on_another_model(
     assert refused["Location"] == f"/evals/cancel?run={second.pk}", "another person deletes it at the same moment"
 
 
+@pytest.mark.slow
 def test_the_address_fills_in_the_form_of_an_eval_and_its_criteria(rows, client_for, bob):
     browser = client_for(bob)
     given = form(rows, EXACT | {"criterion-0-reference": "a&b"}, SCORED, other_model=OTHER, temperature="0.5")
@@ -248,6 +253,7 @@ def test_the_address_fills_in_the_form_of_an_eval_and_its_criteria(rows, client_
     assert not Eval.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_shows_its_rows_by_result_and_its_eval_is_deleted(rows, client_for, bob, vera, charlie, rival):
     browser = client_for(bob)
     browser.post(NEW, form(rows) | confirmed(text(browser.post(NEW, form(rows)))))

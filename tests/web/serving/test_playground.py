@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from apps.accounts.login import key_operations
 from apps.accounts.models import KeyKind
 from apps.accounts.queries import find_key
@@ -22,12 +24,14 @@ def selected(page: str) -> list[str]:
     return re.findall(r'<option value="([^"]*)"[^>]* selected>', columns)
 
 
+@pytest.mark.slow
 def test_members_see_it_and_each_their_own_models(version, client_for, alice, bob, vera, charlie, rival):
     assert [client_for(person).get("/playground").status_code for person in (alice, bob, vera)] == [200, 200, 200]
     assert version.model_name not in text(client_for(charlie).get("/playground"))
     assert client_for(None).get("/playground").status_code == 302
 
 
+@pytest.mark.slow
 def test_an_adapter_stands_beside_its_base(version, client_for, bob):
     page = text(client_for(bob).get(f"/playground?model={version.model_name}"))
     undeploy(version=version, by=bob.pk, now=db_now())
@@ -46,6 +50,7 @@ def with_system(content: str) -> dict:
     return {"messages": [{"role": "system", "content": content}, *chat_row()["messages"]]}
 
 
+@pytest.mark.slow
 def test_it_opens_with_the_most_frequent_system_message_of_the_training_rows(version, client_for, bob):
     before = text(client_for(bob).get(f"/playground?model={version.model_name}"))
     train_on(with_system("Be brief."), *[with_system("Sort <tickets>.")] * 2, chat_row())
@@ -57,6 +62,7 @@ def test_it_opens_with_the_most_frequent_system_message_of_the_training_rows(ver
     assert "Sort" not in text(client_for(bob).get("/playground?model=anneal-demo&model=anneal-demo"))
 
 
+@pytest.mark.slow
 def test_rows_without_a_system_message_count_too_and_a_huge_row_is_not_read(version, client_for, bob):
     train_on(with_system("Be brief."), chat_row(), chat_row())
     mostly_without = text(client_for(bob).get("/playground"))
@@ -80,6 +86,7 @@ def test_the_training_prompt_is_restored_for_the_models_chosen_now(version, clie
     assert "no system message" in without["HX-Trigger"]
 
 
+@pytest.mark.slow
 def test_prices_ride_on_the_options(version, client_for, bob):
     for direction, price_nano in (("input", 100), ("output", 200)):
         sku = f"inference:{direction}:anneal-demo"
@@ -132,6 +139,7 @@ def post(client, path: str, body: object):
 HI = {"role": "user", "content": "My card is lost"}
 
 
+@pytest.mark.slow
 def test_the_raw_prompt_is_what_the_template_makes_of_the_messages(version, client_for, vera, charlie, rival):
     for model in ("anneal-demo", version.model_name):
         prompt = post(client_for(vera), "/playground/prompt", {"model": model, "messages": [HI]}).json()["prompt"]
@@ -156,6 +164,7 @@ def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, clie
     assert post(client_for(vera), "/playground/rows", {"messages": [HI, answer]}).status_code == 403
 
 
+@pytest.mark.slow
 def test_the_better_of_two_answers_becomes_a_preference(version, client_for, bob):
     answer = {"role": "assistant", "content": "lost_or_stolen_card"}
     asked = {"messages": [HI, answer], "rejected": "card_arrival"}

@@ -122,6 +122,7 @@ def test_conversations_and_own_presets_end_with_the_membership(organization, cli
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_preset_opens_the_playground_with_its_settings(client_for, bob):
     saved = save(client_for(bob))
 
@@ -142,6 +143,7 @@ def test_the_conversation_in_the_page_stays_when_its_settings_are_saved(client_f
     assert ">lost_card</div>" in page and ">Sort.</textarea>" not in page
 
 
+@pytest.mark.slow
 def test_only_a_shared_preset_is_seen_by_other_members(client_for, alice, bob):
     save(client_for(bob), "Mine")
     save(client_for(bob), "Ours", is_shared="on")
@@ -154,6 +156,7 @@ def test_only_a_shared_preset_is_seen_by_other_members(client_for, alice, bob):
     assert client_for(alice).post(f"/playground/presets/{mine.pk}/delete").status_code == 404
 
 
+@pytest.mark.slow
 def test_only_its_creator_and_admins_replace_and_delete_a_shared_preset(client_for, alice, bob, organization):
     eve = client_for(make_member(organization, "member", "eve"))
     save(client_for(bob), "Ours", is_shared="on")

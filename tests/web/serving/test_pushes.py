@@ -1,5 +1,7 @@
 """Pushes to the hub from the dashboard: who may ask for one, what is refused, and the part that follows them."""
 
+import pytest
+
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Conversion, HubPush, HubPushToken
 from tests.support.pages import text
@@ -8,6 +10,7 @@ TOKEN = "hf_token-of-a-customer"
 PART = {"HX-Request": "true", "HX-Target": "div#adapter-exports"}
 
 
+@pytest.mark.slow
 def test_a_push_is_asked_for_by_members_and_followed_on_the_page(
     version, client_for, bob, vera, charlie, rival, settings
 ):
@@ -35,6 +38,7 @@ def test_a_push_is_asked_for_by_members_and_followed_on_the_page(
     assert "Failed</span>" in failed and "does not accept this token" in failed
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_a_push_stands_at_its_field(version, client_for, bob, settings):
     settings.HUB_PUSHES = True
     browser, url = client_for(bob), f"/adapters/{version.pk}/push"
@@ -58,6 +62,7 @@ def test_what_is_wrong_with_a_push_stands_at_its_field(version, client_for, bob,
     assert not HubPush.objects.exists()
 
 
+@pytest.mark.slow
 def test_the_exports_ask_for_themselves_while_something_is_made(version, client_for, vera):
     browser, url = client_for(vera), f"/adapters/{version.pk}"
     polls = f'id="adapter-exports" hx-get="{url}"'

@@ -70,6 +70,7 @@ def test_an_operator_accepts_the_room_that_a_replica_reports(console, old) -> No
     assert "It reports" not in after and "of 112 places" in after
 
 
+@pytest.mark.slow
 def test_an_upgrade_by_surge_leaves_no_gap(console, organization, version, old) -> None:
     new = make_replica(version.adapter.base_model, "unix:///new")
 

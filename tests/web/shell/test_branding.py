@@ -12,6 +12,7 @@ from apps.config.env import MalformedVariable, _hue, _logo
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
 
+@pytest.mark.slow
 def test_pages_have_the_name_logo_and_colour_of_the_operator(
     alice: User, client: Client, settings: Any, tmp_path: Path
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_logo_is_an_image_that_runs_nothing(client: Client, settings: Any, tmp
     assert "default-src 'none'" in policy and "sandbox" in policy and "script-src" not in policy
 
 
+@pytest.mark.slow
 def test_error_pages_and_help_show_the_support_address(client: Client, settings: Any) -> None:
     settings.SUPPORT_EMAIL = "help@tuneworks.example"
 

@@ -16,6 +16,7 @@ from tests.support.pages import text
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_pausing_a_webhook_is_undone_to_the_state_before_it(organization, client_for, alice) -> None:
     types = ["fine_tuning.job.failed"]
     endpoint, _ = create_endpoint(
@@ -32,6 +33,7 @@ def test_pausing_a_webhook_is_undone_to_the_state_before_it(organization, client
     assert "Undo" not in browser.post(address, {"off": "1"}, follow=True).content.decode()
 
 
+@pytest.mark.slow
 def test_jobs_are_cancelled_together_and_the_ones_that_ended_are_refused(floor, claim, client_for, bob, vera) -> None:
     done = floor.job(suffix="triage")
     claim().succeed(floor.base_model)
@@ -54,6 +56,7 @@ def test_jobs_are_cancelled_together_and_the_ones_that_ended_are_refused(floor, 
     assert FineTuningJob.objects.get(pk=queued.pk).status == "cancelled"
 
 
+@pytest.mark.slow
 def test_datasets_are_deleted_with_all_their_versions_or_stay_whole(floor, organization, client_for, bob) -> None:
     used = floor.job().training_file
     make_ready_version(organization, dataset_name=used.dataset.name)

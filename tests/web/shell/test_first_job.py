@@ -39,6 +39,7 @@ def first_step(body: str) -> str:
     return re.search(r'<ol class="start".*?<li.*?</li>', body, re.DOTALL)[0]
 
 
+@pytest.mark.slow
 def test_one_click_stores_the_sample_and_starts_its_job_at_the_shown_cap(page, organization):
     body = text(page.get("/"))
     form = form_of(body)
@@ -55,6 +56,7 @@ def test_one_click_stores_the_sample_and_starts_its_job_at_the_shown_cap(page, o
     assert "Follow it live" in text(page.get("/"))
 
 
+@pytest.mark.slow
 def test_a_price_that_rose_since_the_button_was_shown_starts_nothing_and_is_shown(page):
     form = form_of(text(page.get("/")))
     shown_nano = int(form["cap_nano"])
@@ -89,6 +91,7 @@ def test_without_credit_the_button_is_replaced_by_the_way_to_get_some(page, orga
     assert not FineTuningJob.objects.exists() and not DatasetVersion.objects.exists()
 
 
+@pytest.mark.slow
 def test_credit_that_does_not_cover_the_first_job_asks_for_the_rest(page, organization):
     cap_nano = int(form_of(text(page.get("/")))["cap_nano"])
     leave(organization, cap_nano - NANO_PER_CENT)
@@ -100,6 +103,7 @@ def test_credit_that_does_not_cover_the_first_job_asks_for_the_rest(page, organi
     assert "It can start when your credit covers that." in body and "Train the sample" not in body
 
 
+@pytest.mark.slow
 def test_a_request_for_the_rest_is_shown_with_its_answer(page, organization, bob):
     leave(organization, NANO_PER_CENT // 100)
     request = request_credit(organization=organization, amount_nano=5 * NANO_PER_USD, note="", by=bob)
@@ -112,6 +116,7 @@ def test_a_request_for_the_rest_is_shown_with_its_answer(page, organization, bob
     assert "Your request was declined: Ask your lead." in declined and 'href="/credit"' in declined
 
 
+@pytest.mark.slow
 def test_a_job_that_holds_the_whole_balance_does_not_ask_for_credit_again(page, organization):
     page.post("/first-job", form_of(text(page.get("/"))))
     leave(organization, 0)
@@ -127,6 +132,7 @@ def test_a_form_without_its_price_starts_nothing(page, form):
     assert not FineTuningJob.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_gone_is_said_and_nothing_is_kept(page):
     form = form_of(text(page.get("/"))) | {"model": "gone"}
 

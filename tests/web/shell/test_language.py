@@ -80,6 +80,7 @@ def words(response) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", _CODE.sub("", response.content.decode()))).split())
 
 
+@pytest.mark.slow
 def test_a_page_is_in_the_language_that_its_reader_chose_else_in_that_of_the_browser(organization, alice, client_for):
     client = client_for(alice)
     by_browser = client.get("/members", **GERMAN)
@@ -114,6 +115,7 @@ def test_the_api_answers_in_english_whatever_the_caller_accepts(client, key):
     assert "Content-Language" not in anonymous and "Content-Language" not in member
 
 
+@pytest.mark.slow
 def test_errors_of_the_domain_and_texts_of_scripts_are_in_the_language_of_the_page(floor, bob, client_for):
     page = client_for(bob).post(f"/jobs/{floor.job().pk}/pause", follow=True, **GERMAN)
 
@@ -131,6 +133,7 @@ def test_a_mail_is_in_the_language_of_its_reader():
     assert english.subject.startswith("You already have an account") and 'lang="en"' in str(english.alternatives[0][0])
 
 
+@pytest.mark.slow
 def test_german_pages_hold_no_english_sentence(organization, alice, client_for):
     job = TrainingSetup(organization).job()
     client = client_for(alice)
@@ -141,6 +144,7 @@ def test_german_pages_hold_no_english_sentence(organization, alice, client_for):
     assert not {address: texts for address, texts in found.items() if texts}
 
 
+@pytest.mark.slow
 def test_days_and_hours_on_german_pages_have_no_english_month(organization, alice, client_for):
     days = [datetime.datetime(2026, month, 4, 9, tzinfo=datetime.UTC) for month in (3, 5, 10, 11)]
     price = set_price(sku="inference:input:tiny", unit="tokens", price_nano=10**9, per=1, by="system", now=db_now())
@@ -160,6 +164,7 @@ def test_days_and_hours_on_german_pages_have_no_english_month(organization, alic
     assert "04.10.2026" in pages[2] and "<title>04.10.: 1" in pages[2]
 
 
+@pytest.mark.slow
 def test_names_of_settings_states_and_choices_are_german_too(organization, alice, client_for, floor):
     jobs = [floor.job(), floor.job()]
     customer, operator = client_for(alice), client_for(make_user("operator", is_operator=True))
@@ -180,6 +185,7 @@ def test_names_of_settings_states_and_choices_are_german_too(organization, alice
     assert not [found for text in shown for found in _ONCE_ENGLISH.findall(text)]
 
 
+@pytest.mark.slow
 def test_verdicts_of_an_evaluation_are_german_too():
     version = AdapterVersion(report=msgspec.to_builtins(REPORT))
 

@@ -38,6 +38,7 @@ def csv(client, path: str) -> list[list[str]]:
     return [line.split(",") for line in b"".join(client.get(path).streaming_content).decode().splitlines()]
 
 
+@pytest.mark.slow
 def test_datasets_are_one_row_each_with_their_versions_under_it(organization, client_for, bob) -> None:
     for name in ("cards", "bills", "cards"):
         make_ready_version(organization, dataset_name=name, filename=f"{name}.jsonl")
@@ -52,6 +53,7 @@ def test_datasets_are_one_row_each_with_their_versions_under_it(organization, cl
     assert [row[:2] for row in csv(client, "/datasets/export?sort=name")[1:]] == [["bills", "1"], ["cards", "2"]]
 
 
+@pytest.mark.slow
 def test_fine_tunes_name_who_created_them_and_are_filtered_by_it_and_by_method(floor, client_for, alice, bob) -> None:
     key = make_key(floor.organization, alice).key
     for name, creator, method in (("mine", bob.pk, "qlora"), ("hers", alice.pk, "lora"), ("keys", key.pk, "lora")):
@@ -86,6 +88,7 @@ def test_adapters_are_filtered_by_whether_they_are_served(floor, organization, c
     assert [row[0] for row in csv(client, f"/adapters/export?q={other.model_name}")[1:]] == [other.pk]
 
 
+@pytest.mark.slow
 def test_keys_and_members_are_searched_and_filtered(organization, client_for, alice, bob, vera) -> None:
     nightly, old = (make_key(organization, alice).key for _ in range(2))
     ApiKey.objects.filter(pk=nightly.pk).update(name="nightly")
@@ -108,6 +111,7 @@ def test_a_persons_name_is_no_formula_in_the_csv_of_keys(organization, client_fo
     assert csv(client_for(alice), "/keys/export")[1][5] == "'=1+1"
 
 
+@pytest.mark.slow
 def test_pages_follow_the_last_row_and_lead_back(organization, client_for, alice, monkeypatch) -> None:
     monkeypatch.setattr(listing, "PAGE_ROWS", 2)
     for name in "edcba":
@@ -129,6 +133,7 @@ def test_pages_follow_the_last_row_and_lead_back(organization, client_for, alice
     assert rows(client, "/members?role=viewer&sort=name&after=mem_gone") == seen[0]
 
 
+@pytest.mark.slow
 def test_a_view_is_a_link_above_its_list_for_the_member_who_saved_it(organization, client_for, alice, bob) -> None:
     client = client_for(bob)
     page = text(client, "/members?role=viewer&q=x")
@@ -145,6 +150,7 @@ def test_a_view_is_a_link_above_its_list_for_the_member_who_saved_it(organizatio
     assert not SavedView.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_view_has_a_name_a_list_and_a_limit(organization, client_for, bob) -> None:
     client = client_for(bob)
     view = {"listing": "web:job_list", "name": "failed", "query": "status=failed"}

@@ -15,6 +15,7 @@ from tests.support.attempts import step
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice, bob, vera, charlie, rival):
     floor.job(suffix="canary")
 
@@ -26,6 +27,7 @@ def test_every_member_sees_it_and_others_only_their_own(floor, client_for, alice
     assert client_for(None).get("/").status_code == 302
 
 
+@pytest.mark.slow
 def test_a_new_organization_is_shown_four_steps_with_what_is_done(floor, organization, alice, client_for):
     before = text(client_for(alice).get("/"))
     version = make_ready_version(organization, dataset_name="tickets")
@@ -40,6 +42,7 @@ def test_a_new_organization_is_shown_four_steps_with_what_is_done(floor, organiz
     assert f"/jobs/new?dataset={version.pk}&model=anneal-demo" in after
 
 
+@pytest.mark.slow
 def test_the_steps_follow_the_first_job_until_its_adapter_has_answered(floor, claim, alice, client_for):
     job = floor.job()
     running = text(client_for(alice).get("/"))
@@ -74,6 +77,7 @@ def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice
     assert "4 of 10 steps" in part
 
 
+@pytest.mark.slow
 def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob, vera, client_for):
     job = floor.job(suffix="triage", hyperparameters={"epochs": 4})
     claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
@@ -85,6 +89,7 @@ def test_a_failed_job_offers_to_try_again_with_its_own_recipe(floor, claim, bob,
     assert "/jobs/new?dataset=" not in text(client_for(vera).get("/"))
 
 
+@pytest.mark.slow
 def test_a_failed_job_is_dismissed_from_the_overview(floor, claim, bob, client_for):
     job = floor.job(suffix="triage")
     claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
@@ -103,6 +108,7 @@ def test_a_name_is_text(name, floor, organization, alice, client_for):
     assert name not in client_for(alice).get("/").content.decode()
 
 
+@pytest.mark.slow
 def test_a_file_with_errors_needs_attention_until_a_newer_version_or_its_reader_settles_it(
     organization, alice, vera, client_for
 ):

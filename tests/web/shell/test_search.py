@@ -73,6 +73,7 @@ def test_another_organization_and_its_operator_page_stay_hidden(objects, client_
     assert client_for(charlie).get("/staff/search?q=bank").status_code == 403
 
 
+@pytest.mark.slow
 def test_a_viewer_is_offered_nothing_that_would_be_refused(objects, floor, client_for, vera, bob) -> None:
     client = client_for(vera)
     offered = [url for urls in hits(client, floor.base_model.name).values() for url in urls]
@@ -84,6 +85,7 @@ def test_a_viewer_is_offered_nothing_that_would_be_refused(objects, floor, clien
     assert {client.get(url).status_code for url in [*offered, *actions]} == {200}
 
 
+@pytest.mark.slow
 def test_operators_find_organizations_and_pools_with_or_without_one_of_their_own(objects, client_for) -> None:
     olga = make_user("olga", is_operator=True)
     acme = objects["job"].organization

@@ -69,6 +69,7 @@ def test_a_page_is_not_updated_with_rows_of_another_organization(browser: Client
     assert browser.get("/jobs").status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("version")
 def test_the_playground_gets_no_token_for_another_organization(browser: Client) -> None:
     address = re.findall(r'data-token-url="([^"]+)"', text(browser.get("/playground")))[0]
@@ -108,6 +109,7 @@ def test_an_upload_goes_on_while_its_person_chooses_another_project(browser: Cli
     assert send("cancel") == 200
 
 
+@pytest.mark.slow
 def test_the_page_of_a_job_follows_it_while_its_reader_chooses_another_project(
     browser: Client, project: Project, floor: TrainingSetup
 ) -> None:

@@ -17,6 +17,7 @@ BODY = {
 TOKEN = "operators-own-token"
 
 
+@pytest.mark.slow
 def test_an_operator_makes_a_pool_elastic_and_sees_its_nodes_with_their_reasons(olga, client_for, floor):
     console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
 
@@ -42,6 +43,7 @@ def test_an_operator_makes_a_pool_elastic_and_sees_its_nodes_with_their_reasons(
     assert PoolCapacity.objects.get().maximum == 4
 
 
+@pytest.mark.slow
 def test_an_operator_mixes_on_demand_and_spot_nodes(olga, client_for, floor):
     console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
     mixed = BODY | {
@@ -67,6 +69,7 @@ def test_an_operator_mixes_on_demand_and_spot_nodes(olga, client_for, floor):
     assert shown.context["capacity_form"]["on_demand_nodes"].value() == 1 and ">Spot<" in shown.content.decode()
 
 
+@pytest.mark.slow
 def test_an_operator_opens_a_pool_that_borrows_machines(olga, client_for, floor):
     console = client_for(olga)
     body = {
@@ -89,6 +92,7 @@ def test_an_operator_opens_a_pool_that_borrows_machines(olga, client_for, floor)
     assert "Add the machine to local-cpu." in text(refused)
 
 
+@pytest.mark.slow
 def test_an_operator_has_replicas_start_on_request_and_sees_them(olga, client_for, floor):
     console, page = client_for(olga), f"/staff/pools/{floor.pool.pk}"
     body = {

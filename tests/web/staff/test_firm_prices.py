@@ -43,6 +43,7 @@ def test_an_operator_chooses_the_policy_of_a_pool(console, floor):
     assert 'value="metered"' in text(console.get(f"/staff/pools/{pool.pk}"))
 
 
+@pytest.mark.slow
 def test_an_operator_sees_an_overrun_and_its_loss_and_continues_it(console, floor, claim, reload, organization):
     job = overrun(floor, claim)
 
@@ -57,6 +58,7 @@ def test_an_operator_sees_an_overrun_and_its_loss_and_continues_it(console, floo
     assert "Continue at our expense" not in text(console.get(f"/staff/jobs/{job.pk}"))
 
 
+@pytest.mark.slow
 def test_a_customer_reads_what_the_job_costs_at_most(floor, claim, reload, client_for, bob, console):
     job = overrun(floor, claim)
     browser = client_for(bob)

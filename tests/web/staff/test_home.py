@@ -45,6 +45,7 @@ def test_decisions_that_wait_are_counted_and_lead_to_their_page(floor, organizat
     assert page.count('href="/staff/books"') >= 2
 
 
+@pytest.mark.slow
 def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, claim, operator_page):
     failed = floor.job(suffix="failed")
     claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 3."))
@@ -57,6 +58,7 @@ def test_what_waits_and_what_failed_is_shown_with_its_reason_and_links(floor, cl
     assert "CUDA out of memory at step 3." in page and f"/staff/jobs/{failed.pk}" in page
 
 
+@pytest.mark.slow
 def test_charts_show_the_requests_of_each_hour_the_time_of_each_pool_and_what_an_organization_spent(
     floor, claim, operator_page
 ):
@@ -88,6 +90,7 @@ def test_a_job_shows_its_attempts_with_the_end_of_their_logs(floor, claim, opera
     assert "Cancel this job" not in page
 
 
+@pytest.mark.slow
 def test_a_running_job_costs_the_same_for_its_customer_and_for_operators(floor, claim, bob, client_for, operator_page):
     job = floor.job()
     attempt = claim().start(total_steps=10)

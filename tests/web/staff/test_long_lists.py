@@ -27,6 +27,7 @@ def text(console, path: str) -> str:
     return html.unescape(response.content.decode())
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_50_a_page_from_the_last_one_shown(console, floor) -> None:
     copy_rows(
         floor.job(), count=120, id=numbered("ftjob-"), status="'cancelled'",
@@ -47,6 +48,7 @@ def test_jobs_are_listed_50_a_page_from_the_last_one_shown(console, floor) -> No
     assert shown("?after=ftjob-x") == shown("?status=nothing") == listed[:50]
 
 
+@pytest.mark.slow
 def test_prices_in_force_and_to_come_are_listed_50_a_page_and_past_ones_apart(console, floor) -> None:
     sku, now = "training:other", db_now()
     coming = now + datetime.timedelta(days=1)
@@ -72,6 +74,7 @@ def test_prices_in_force_and_to_come_are_listed_50_a_page_and_past_ones_apart(co
     assert [rule.pk for rule in shown(f"?after={first[-1].pk}")][-1] == listed[-1]
 
 
+@pytest.mark.slow
 def test_organizations_are_filtered_by_their_standing(console, organization, floor):
     for name in ("Closed", "Empty"):
         make_organization(name, owner=make_user(name))
@@ -137,6 +140,7 @@ def test_payments_refunds_and_disputes_are_listed_50_a_page_so_that_none_is_out_
     assert f"?{both}&topups_after=topup_" in text(console, f"/staff/payments?{both}&other=1"), "the others stay"
 
 
+@pytest.mark.slow
 def test_a_worker_shows_the_runs_that_it_led_and_those_that_it_joined(console, floor, claim) -> None:
     led, joined = floor.job(), floor.job()
     claim(), claim()
@@ -151,6 +155,7 @@ def test_a_worker_shows_the_runs_that_it_led_and_those_that_it_joined(console, f
     assert f"/staff/jobs/{joined.pk}" in page and f"/staff/jobs/{led.pk}" not in page
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_pool_are_listed_25_a_page_with_their_jobs(console, floor, claim) -> None:
     job = floor.job()
     claim()

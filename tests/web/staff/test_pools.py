@@ -23,6 +23,7 @@ from tests.support.pages import text
 from tests.twins.control_plane import serve_control_plane
 
 
+@pytest.mark.slow
 def test_a_pool_is_created_priced_and_shown(console, floor):
     body = {"name": "big", "gpu_type": "cpu", "region": "local", "price_policy": "firm", "memory_gib": "80"}
     created = console.post("/staff/pools", body)
@@ -81,6 +82,7 @@ def test_a_name_taken_is_said_at_its_field(console, floor):
     assert "A pool named" in response.content.decode()
 
 
+@pytest.mark.slow
 def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
     body = {
         "name": "spot",
@@ -108,6 +110,7 @@ def test_a_spot_pool_says_how_often_its_machines_are_taken_away(console, floor):
     assert GpuPool.objects.get(name="spot").is_spot is False
 
 
+@pytest.mark.slow
 def test_a_token_is_shown_once_with_its_command(console, floor):
     pool = f"/staff/pools/{floor.pool.pk}"
     elsewhere = make_pool("elsewhere")
@@ -121,6 +124,7 @@ def test_a_token_is_shown_once_with_its_command(console, floor):
     assert "annt_" not in console.get(pool).content.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trainer", "replica"])
 def test_the_printed_command_admits_a_machine_that_has_no_settings(console, floor, settings, tmp_path, kind):
     with serve_control_plane() as plane:
@@ -149,6 +153,7 @@ def test_a_replica_needs_a_base_model(console, floor):
     assert not WorkerToken.objects.exists()
 
 
+@pytest.mark.slow
 def test_a_pool_that_allows_it_admits_a_replica_for_one_whole_model(console, floor, organization):
     version = make_whole_model(organization, floor.base_model)
     pool, token = f"/staff/pools/{floor.pool.pk}", f"/staff/pools/{floor.pool.pk}/token"

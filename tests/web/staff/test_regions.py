@@ -1,9 +1,12 @@
 """Regions in the console and on the pages of a customer: hidden until there are two."""
 
+import pytest
+
 from apps.accounts.models import Organization, Region
 from tests.support.pages import text
 
 
+@pytest.mark.slow
 def test_regions_are_added_chosen_and_shown_to_the_customer(console, client_for, api_client, key, floor, vera) -> None:
     tenant, limits = floor.organization, f"/staff/quotas/{floor.organization.pk}"
     assert 'name="regions"' not in text(console.get(limits)), "with one region there is nothing to choose"

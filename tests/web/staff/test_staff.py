@@ -56,6 +56,7 @@ def test_cancelling_a_queued_job_promises_no_checkpoint(console, floor):
     assert "It leaves the queue. The customer pays nothing." in page and "checkpoint" not in page
 
 
+@pytest.mark.slow
 def test_jobs_of_all_tenants_are_listed_with_whose_they_are(console, floor, rival):
     floor.job(suffix="ours")
     give_credit(rival)
@@ -104,6 +105,7 @@ def test_more_organizations_need_no_more_statements(console, organization, page,
         console.get(f"/staff/{page}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_for_everybody", [False, True])
 def test_a_price_that_gives_something_away_waits_for_a_second_operator(
     is_for_everybody, console, client_for, organization, floor

@@ -148,6 +148,7 @@ def test_models_are_found_by_name_repository_or_licence_with_a_link_to_the_licen
     assert "No base model matches" in console.get(LIST, {"q": "%"}).content.decode()
 
 
+@pytest.mark.slow
 def test_a_price_of_tokens_says_which_price_in_batches_it_replaces(console, organization):
     sku = f"inference:input:{make_base_model().name}"
     for each, dollars in ((sku, "2"), (f"{sku}:batch", "0.60")):

@@ -30,6 +30,7 @@ def end_time(browser) -> None:
     session.save()
 
 
+@pytest.mark.slow
 def test_an_operator_sees_the_pages_as_a_viewer_with_a_banner(viewer_browser, floor, rival):
     job = floor.job(suffix="ours")
     give_credit(rival)
@@ -61,6 +62,7 @@ def test_each_request_is_in_both_audit_logs(viewer_browser, organization, olga):
         ]
 
 
+@pytest.mark.slow
 def test_nothing_can_be_changed_until_the_viewing_is_stopped(viewer_browser, floor, organization):
     job = floor.job()
     grant = {"amount_usd": "5", "reason": "x", "once": "adj_" + "0" * 26}

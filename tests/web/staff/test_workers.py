@@ -42,6 +42,7 @@ def test_a_cordon_is_undone_from_its_message(console, floor):
     assert "takes work again" in page and "Undo" not in page  # a cordon would not begin the drain again
 
 
+@pytest.mark.slow
 def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, claim):
     another, job = floor.job(), floor.job()
     claim()

@@ -31,6 +31,7 @@ from tests.support.api.conversions import PER_GB_NANO, finish, stored, take
 from tests.support.waiting import join_readings
 
 
+@pytest.mark.slow
 def test_a_form_is_quoted_ordered_made_and_paid_once(shop, call, version, organization, api_client, key, monkeypatch):
     before = get_balance(organization=organization)
     offers = shop()
@@ -70,6 +71,7 @@ def test_a_form_is_quoted_ordered_made_and_paid_once(shop, call, version, organi
     assert AuditEntry.objects.filter(action="adapter.converted", target=version.pk).count() == 1
 
 
+@pytest.mark.slow
 def test_a_price_is_confirmed_and_what_cannot_be_made_is_refused(shop, version, organization, monkeypatch):
     price = shop()["gguf"]["price_usd"]
     raised = shop("gguf", "0.000001").json()["error"]
@@ -112,6 +114,7 @@ def test_without_credit_nothing_is_ordered(shop, version, organization):
     assert not Conversion.objects.exists()
 
 
+@pytest.mark.slow
 def test_who_may_order(api_client, key, version, organization, alice, rival, charlie, call):
     url = f"/api/v1/models/{version.model_name}/conversions"
     member = make_key(organization, make_member(organization, "member"), scopes=frozenset({"view", "adapter.write"}))
@@ -142,6 +145,7 @@ def test_who_may_order(api_client, key, version, organization, alice, rival, cha
     assert call("/conversions/next", ConversionClaim()).status_code == 204
 
 
+@pytest.mark.slow
 def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, version, organization):
     shop("merged_16bit"), shop("gguf")
     taken = take(call)
@@ -158,6 +162,7 @@ def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, 
     assert get_balance(organization=organization).held_nano == 0
 
 
+@pytest.mark.slow
 def test_a_waiting_order_is_cancelled_and_its_hold_returns_once(shop, call, version, organization, api_client, key):
     before, client = get_balance(organization=organization), api_client(key)
     first, url = shop("merged_16bit").json(), f"/api/v1/models/{version.model_name}/conversions"
@@ -210,6 +215,7 @@ def test_of_many_orders_the_latest_of_each_form_is_read(shop, version, organizat
     assert shop()["gguf"]["problem"] == "0 minutes ago" and len(read) == 1
 
 
+@pytest.mark.slow
 def test_of_a_cancellation_and_a_trainer_one_wins(shop, call, version):
     shop("merged_16bit")
     read_before = Conversion.objects.get()

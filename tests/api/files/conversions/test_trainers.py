@@ -24,6 +24,7 @@ from tests.factories.finetuning import make_worker, manifest_of, model_files
 from tests.support.api.conversions import finish, stored, take
 
 
+@pytest.mark.slow
 def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
     before = get_balance(organization=organization)
     shop("gguf")
@@ -52,6 +53,7 @@ def test_what_makes_nothing_costs_nothing(shop, call, version, organization):
     assert shop()["gguf"]["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     shop("merged_16bit")
     taken = take(call)
@@ -77,6 +79,7 @@ def test_a_lease_that_is_lost_opens_nothing_more(shop, call, floor, version):
     assert call(f"/conversions/{taken.id}/uploads", sent, credential="annw_other").status_code == 400
 
 
+@pytest.mark.slow
 def test_what_was_given_back_while_silent_is_given_back_once(shop, call):
     shop("merged_16bit")
     taken = take(call)
@@ -113,6 +116,7 @@ def test_what_busy_trainers_give_back_waits_for_an_idle_one_and_ends_after_a_day
     assert get_balance(organization=organization) == before and get_ledger_sum_nano() == 0
 
 
+@pytest.mark.slow
 def test_an_order_of_a_suspended_organization_waits(shop, call, organization):
     shop("merged_16bit")
     Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
@@ -121,6 +125,7 @@ def test_an_order_of_a_suspended_organization_waits(shop, call, organization):
     assert take(call).kind == "merged_16bit"
 
 
+@pytest.mark.slow
 def test_organizations_take_turns_and_a_converter_is_needed(shop, call, floor, version, rival):
     shop("gguf"), shop("merged_16bit")
     mine = Conversion.objects.order_by("created_at").first()

@@ -183,6 +183,7 @@ def test_a_request_without_a_price_fails_and_one_that_kills_engines_fails_after_
     assert codes == ["price_not_set", "service_unavailable"]
 
 
+@pytest.mark.slow
 def test_bad_lines_fail_the_batch_and_are_named(tenant):
     sdk = openai_client(tenant.key)
     bad = [
@@ -210,6 +211,7 @@ def test_bad_lines_fail_the_batch_and_are_named(tenant):
     assert sdk.batches.retrieve(empty.id).errors.data[0].code == "empty_file"
 
 
+@pytest.mark.slow
 def test_a_byte_order_mark_is_read_over_and_another_encoding_is_named(tenant):
     sdk = openai_client(tenant.key)
     batches = [begin(sdk, [line("a"), line("b")], encoding) for encoding in ("utf-8-sig", "utf-16")]
@@ -234,6 +236,7 @@ def test_foreign_files_and_other_endpoints_are_refused(tenant, world):
         assert refused.value.param == next(iter(changes))
 
 
+@pytest.mark.slow
 def test_a_batch_stops_when_the_credit_ends_or_its_key_is_revoked_or_it_is_cancelled(world, engine):
     poor = make_tenant("Poor", world.base_model, credit_nano=1)
     sdk = openai_client(poor.key)

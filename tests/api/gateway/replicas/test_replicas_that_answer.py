@@ -33,6 +33,7 @@ from tests.twins.scripted_engine import TOKEN, Script, ScriptedEngine
 pytestmark = pytest.mark.django_db
 
 
+@pytest.mark.slow
 def test_an_alias_answers_by_its_version_and_a_canary_by_its_share(gateway, world):
     tenant = world.acme
     version = AdapterVersion.objects.get(model_name=tenant.model_name)
@@ -53,6 +54,7 @@ def test_an_alias_answers_by_its_version_and_a_canary_by_its_share(gateway, worl
     wait_until(lambda: {answered() for _ in range(20)} == {other.model_name}, "the old version answers still")
 
 
+@pytest.mark.slow
 def test_two_tenants_import_the_same_name_and_each_reaches_its_own_model(gateway, world):
     body = {"model": "ft:gpt-4o-mini-2024-07-18:acme:faq:9aBcD1xy", "messages": HI}
     for tenant in (world.acme, world.rival):
@@ -77,6 +79,7 @@ def test_a_model_without_a_price_gives_nothing_away(gateway, world, engine):
     assert "price" in error_of(answer)["message"]
 
 
+@pytest.mark.slow
 def test_another_replica_answers_however_many_cannot_be_reached(gateway, world, home, engine):
     make_served_model("alone", *(f"unix://{home}/nobody-{n}.sock" for n in range(3)), engine.url)
     wait_until_known(gateway, world, "alone")

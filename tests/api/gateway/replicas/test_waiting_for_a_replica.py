@@ -44,6 +44,7 @@ def test_a_model_without_replica_asks_the_client_to_come_back(gateway, world):
     assert "x-should-retry" not in answer.headers
 
 
+@pytest.mark.slow
 def test_a_request_waits_for_an_adapter_that_is_being_loaded(gateway, world):
     with transaction.atomic():  # no moment in which it is loaded
         version = make_adapter(world.acme.organization, world.base_model)
@@ -85,6 +86,7 @@ def test_a_request_for_a_cold_adapter_asks_for_it_back_and_waits(gateway, world,
     assert replica.generation > 0
 
 
+@pytest.mark.slow
 def test_requests_wait_for_the_first_replica_and_are_answered_and_counted_once(gateway, world, engine):
     tenant = make_tenant("Early", world.base_model)
     with transaction.atomic():
@@ -113,6 +115,7 @@ def test_requests_wait_for_the_first_replica_and_are_answered_and_counted_once(g
     assert sum(body.get("messages") == said("asleep") for body in engine.bodies) == 2
 
 
+@pytest.mark.slow
 def test_what_nobody_can_pay_for_starts_no_replica_and_takes_no_place(gateway, world, engine):
     tenant = make_tenant("Penniless", world.base_model, credit_nano=1)
     with transaction.atomic():
@@ -139,6 +142,7 @@ def test_what_nobody_can_pay_for_starts_no_replica_and_takes_no_place(gateway, w
     assert not OutboxMessage.objects.filter(topic="checkpoint.named", share=tenant.organization.pk).exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_replica_reserves_no_more_than_the_answers_may_have(gateway, world):
     with transaction.atomic():
         base_model = make_served_model("long-asleep")
@@ -158,6 +162,7 @@ def said(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_named_for_the_first_time_is_made_and_answers(gateway, world):
     checkpoint = make_checkpoint(world.acme.organization, world.base_model, step=7)
     body = {"model": name_of(checkpoint), "messages": HI}

@@ -131,6 +131,7 @@ def test_an_adapter_that_gives_the_trainers_numbers_is_certified(replica: Replic
     assert row.parity.engine.startswith("vllm ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [SWAPPED, UNROOTED])
 def test_an_adapter_whose_weights_or_scale_were_exchanged_is_refused(replica: Replica, name: str) -> None:
     row = seen(replica, name)

@@ -20,6 +20,7 @@ from tests.support.engines.world import BOMB, ENDLESS, GOOD, NAN, NOOP, OTHER, P
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
@@ -47,6 +48,7 @@ def test_good_adapters_answer_each_in_its_own_way(replica: Replica) -> None:
     assert len(set(texts)) == 4
 
 
+@pytest.mark.slow
 def test_nobody_is_told_what_another_tenant_or_adapter_has_cached(replica: Replica) -> None:
     """A prompt of another tenant is computed anew: neither its count of cached tokens nor its speed tells of it."""
     prompt = "The same question of two tenants, long enough for a block of the cache. " * 12
@@ -64,6 +66,7 @@ def test_nobody_is_told_what_another_tenant_or_adapter_has_cached(replica: Repli
     assert count(replica, "prefix_cache_hits_total") > before
 
 
+@pytest.mark.slow
 def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: Replica) -> None:
     """A prompt counts once for each choice, cached or not, and the agent's own canaries do not count at all."""
 
@@ -92,6 +95,7 @@ def test_what_is_metered_of_a_replica_is_what_it_reports_of_its_engine(replica: 
     assert count(replica, "prompt_tokens_total") > after.input_tokens  # the rest are the agent's own questions
 
 
+@pytest.mark.slow
 def test_as_many_choices_are_answered_at_once_as_the_gateway_accepts_and_no_more(replica: Replica) -> None:
     asked = ENDLESS | {"n": MAX_CHOICES, "temperature": 1, "max_tokens": 4}
 
@@ -141,6 +145,7 @@ def test_a_streams_first_piece_comes_while_the_rest_is_made_and_leaving_ends_it(
     assert count(replica, "generation_tokens_total") - before < ENDLESS["max_tokens"] - 80
 
 
+@pytest.mark.slow
 def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> None:
     """Each hot one has three answers under way that end in turns, so that the engine itself would never let it go."""
     stop = threading.Event()
@@ -176,6 +181,7 @@ def test_cold_adapter_gets_its_turn_between_two_hot_ones(replica: Replica) -> No
     assert is_still_hot
 
 
+@pytest.mark.slow
 def test_what_an_abandoned_stream_said_it_used_is_what_the_engine_counted(replica: Replica) -> None:
     def count_generated() -> float:
         return count(replica, "generation_tokens_total")

@@ -27,6 +27,7 @@ def test_unwanted_adapter_is_unloaded_but_its_files_stay_while_the_engine_lives(
         folder.mkdir()
 
 
+@pytest.mark.slow
 def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swapped_in_place(
     replica: Replica, adapters: dict[str, DesiredAdapter]
 ) -> None:
@@ -43,6 +44,7 @@ def test_other_weights_under_an_old_name_get_their_own_folder_and_are_never_swap
     assert replica.list_loaded()[OTHER] == folder
 
 
+@pytest.mark.slow
 def test_rejected_adapter_is_never_tried_again(replica: Replica, adapters: dict[str, DesiredAdapter]) -> None:
     replica.plane.want(adapters[GOOD], adapters[NAN])
     wait_until(lambda: replica.plane.get_adapter(NAN), "the verdict to be repeated")

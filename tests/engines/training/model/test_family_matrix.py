@@ -8,6 +8,7 @@ from tests.bench.families.install import NotInstalled, install
 from tests.support.engines.miniatures import write_miniature
 
 
+@pytest.mark.slow
 def test_a_miniature_is_installed(tmp_path: Path):
     folder = write_miniature("llama3", tmp_path / "base")
 

@@ -219,6 +219,7 @@ def test_a_qlora_run_is_compared_on_the_4_bit_base_and_certified_on_the_16_bit_o
         assert mean_difference(row.tuned, same.tuned) < TOLERANCE / 2
 
 
+@pytest.mark.slow
 def test_weights_under_other_names_are_refused_in_words(large_model, tmp_path):
     shutil.copytree(large_model, tmp_path / "other")
     for file in (tmp_path / "other").glob("*.safetensors"):

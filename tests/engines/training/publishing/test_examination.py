@@ -87,6 +87,7 @@ def examine(
     return plane.examined[-1]
 
 
+@pytest.mark.slow
 def test_the_probe_has_the_numbers_of_the_model_that_the_card_loads(plane, tiny_model, adapter, tmp_path, publisher):
     report = examine(plane, tiny_model, adapter, tmp_path, publisher)
 
@@ -114,6 +115,7 @@ def test_an_examination_that_must_stop_or_finds_other_files_is_given_back(
     assert broken.probe is None and "CheckpointBroken" in broken.error
 
 
+@pytest.mark.slow
 def test_an_idle_trainer_merges_later_keeps_its_lease_and_says_what_it_cannot_make(
     plane, tiny_model, adapter, tmp_path, publisher
 ):

@@ -90,6 +90,7 @@ def _write_adapter(work_dir: Path, base: Path, spec: RunSpec) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_report_compares_both_models_on_the_held_out_rows(published):
     report = published[1][EVALUATION].report
     assert isinstance(report, EvaluationReport)
@@ -140,6 +141,7 @@ def test_without_a_judge_the_report_says_so_and_stands(published, judged_spec):
     assert report.notes == ("There is no judge's score: Who created the job has left.",)
 
 
+@pytest.mark.slow
 def test_a_result_that_cannot_become_gguf_is_published_without_and_says_why(published, judged_spec):
     spec = msgspec.structs.replace(judged_spec, evaluation=None, exports=(GGUF_EXPORT,))
 

@@ -64,6 +64,7 @@ def test_every_object_fits_the_schema_of_kubernetes(version: str, rendered: Rend
     assert schemas.errors(job | {"spec": job["spec"] | {"unknownField": 1}})
 
 
+@pytest.mark.slow
 def test_helm_finds_no_fault(helm: Helm) -> None:
     done = helm("lint", "--strict", f"--values={HELM_FOLDER / 'example.yaml'}")
 

@@ -194,6 +194,7 @@ def test_each_failure_ends_in_a_change_that_one_call_starts_at_the_price_told(fl
     assert get_balance(organization=floor.organization).held_nano == advice.hold_nano
 
 
+@pytest.mark.slow
 def test_bad_rows_are_repaired_or_left_out_and_trained_at_about_the_quoted_price(fail, reload):
     job = fail(FAILURES["bad rows"])
     told = why_of(job).suggestion.price_nano
@@ -206,6 +207,7 @@ def test_bad_rows_are_repaired_or_left_out_and_trained_at_about_the_quoted_price
     assert reload(again).estimate["cost_nano_p50"] == pytest.approx(told, rel=0.1)
 
 
+@pytest.mark.slow
 def test_rows_that_the_models_template_refuses_are_left_out(floor, organization, reload):
     """The file is good as such; the demo's template knows no tools."""
     waiting = make_version(organization, jsonl_of(*GOOD[:20], TOOL_ROW, *GOOD[20:]))

@@ -69,6 +69,7 @@ def test_a_run_that_cannot_start_keeps_no_machine_from_borrowers(floor, rival, c
     assert claim().claimed.spec.job_id == borrowed.pk
 
 
+@pytest.mark.slow
 def test_a_waiting_run_gets_the_newest_borrowed_machines_back(floor, cheap, job_in, claim, reload) -> None:
     jobs = [job_in(cheap, minutes=9 - place) for place in range(3)]
     attempts = [claim().start() for _ in jobs]
@@ -91,6 +92,7 @@ def test_a_waiting_run_gets_the_newest_borrowed_machines_back(floor, cheap, job_
     assert again.claimed.spec.job_id == jobs[2].pk and again.claimed.spec.resume_from is not None
 
 
+@pytest.mark.slow
 def test_who_cancels_jobs_before_they_start_interrupts_no_more_borrowed_runs(floor, cheap, job_in, claim) -> None:
     """Each cancelled job costs nothing, and would stop another organization's run."""
     job_in(cheap, minutes=9, gpus=4)
@@ -106,6 +108,7 @@ def test_who_cancels_jobs_before_they_start_interrupts_no_more_borrowed_runs(flo
     assert ask_machines_back(now=db_now()) == 1
 
 
+@pytest.mark.slow
 def test_a_job_may_give_its_machine_back_as_often_as_it_is_asked(floor, cheap, job_in, claim, reload) -> None:
     job = job_in(cheap)
     for _ in range(MAX_LOST_ATTEMPTS + 1):

@@ -42,6 +42,7 @@ def create_like(made: FineTuningJob) -> FineTuningJob:
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_changes_at_once_end_in_no_deadlock_and_are_all_counted() -> None:
     floor = TrainingSetup(make_organization("Crowd", owner=make_user("crowd")))

@@ -20,6 +20,7 @@ from apps.serving.models import Alias
 from tests.factories.retraining import REGRESSION, answer, grow, make_plan, tick, train
 
 
+@pytest.mark.slow
 def test_both_models_answer_the_held_out_rows_within_what_the_job_left_of_the_maximum(compared) -> None:
     plan, job = compared.plan, compared.job
     runs = [compared.new_run, compared.production_run]
@@ -65,6 +66,7 @@ DECISIONS: list[tuple[Answers, Answers, Callable[[Retraining], None], str, str]]
 ]
 
 
+@pytest.mark.slow
 def test_only_a_model_that_surely_beats_production_takes_its_place(compared) -> None:
     for new, production, meanwhile, status, code in DECISIONS:
         with transaction.atomic():
@@ -100,6 +102,7 @@ def _check_decision(
         assert (result["rows"], result["new_passed"]) == (40, new["passed"])
 
 
+@pytest.mark.slow
 def test_a_gain_below_the_plans_is_no_reason_to_promote(compared) -> None:
     RetrainingPlan.objects.update(min_gain_points=60.0)
     answer(compared.new_run, passed=36)
@@ -111,6 +114,7 @@ def test_a_gain_below_the_plans_is_no_reason_to_promote(compared) -> None:
     assert "36 of 40" in ended.reason and "+45.0 points" in ended.reason and "+60" in ended.reason
 
 
+@pytest.mark.slow
 def test_a_better_model_that_forgets_regression_rows_is_kept_aside(floor, job, key, claim) -> None:
     make_plan(job, key, regression=REGRESSION, max_loss_points=20.0)
     grow(job, 20)
@@ -136,6 +140,7 @@ def test_a_better_model_that_forgets_regression_rows_is_kept_aside(floor, job, k
             transaction.set_rollback(True)
 
 
+@pytest.mark.slow
 def test_a_model_that_no_replica_has_loaded_is_tried_again_and_not_for_ever(compared) -> None:
     compared.job.adapter_version.loaded.all().delete()
     answer(compared.new_run, passed=36)
@@ -151,6 +156,7 @@ def test_a_model_that_no_replica_has_loaded_is_tried_again_and_not_for_ever(comp
     assert (ended.status, ended.code) == ("kept", "invalid_state")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("run_status", "message"), [("failed", "no room"), ("canceled", "canceled")])
 def test_a_comparison_that_did_not_end_well_ends_the_retraining_with_its_reason(compared, run_status, message) -> None:
     EvalRun.objects.filter(pk=compared.new_run_id).update(

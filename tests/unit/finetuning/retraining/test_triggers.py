@@ -84,6 +84,7 @@ def test_a_plan_begins_once_for_each_growth_of_its_dataset(job, key) -> None:
     assert started.spend_cap_nano <= plan.max_nano
 
 
+@pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
 def test_two_ticks_at_once_begin_and_launch_one_retraining(job, key) -> None:
     make_plan(job, key)

@@ -35,6 +35,7 @@ def prepare(*options: str) -> str:
     return said.getvalue()
 
 
+@pytest.mark.slow
 def test_a_second_time_adds_nothing(transactional_db: None, home: Path) -> None:
     first = prepare("--demo")
     account, pools, prices = (home / "demo.json").read_text(), GpuPool.objects.count(), PriceRule.objects.count()
@@ -55,6 +56,7 @@ def test_a_database_of_another_version_is_refused_and_stays_as_it_is(db: None) -
     assert not GpuType.objects.exists()
 
 
+@pytest.mark.slow
 def test_without_the_demonstration_there_is_a_catalogue_and_no_pool(transactional_db: None, home: Path) -> None:
     prepare()
 
@@ -96,6 +98,7 @@ def test_no_demo_operator_where_others_could_sign_in(
     assert not User.objects.exists() and not (home / "demo.json").exists()
 
 
+@pytest.mark.slow
 def test_the_local_pool_needs_no_account(transactional_db: None, home: Path) -> None:
     prepare("--local")
 

@@ -56,6 +56,7 @@ def passage(line: bytes) -> str:
     return " ".join(message["content"] for message in record["messages"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.nightly)])
 def test_corpus_shares_nothing_with_the_benchmark(step: int) -> None:
     """No passage holds a label, a 6-word sequence of a row, or a whole shorter row.

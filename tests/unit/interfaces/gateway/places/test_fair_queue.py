@@ -182,6 +182,7 @@ async def _quiet_p95(*, with_burst: bool, chance: random.Random) -> float:
     return quantiles(taken, n=20)[18]
 
 
+@pytest.mark.slow
 def test_a_burst_hardly_delays_a_quiet_tenant():
     """Fixed service time and arrival rates, five runs each: the quiet tenant's median p95 rises by less than 20 %."""
 
@@ -242,6 +243,7 @@ def test_a_large_request_that_waits_for_its_own_tenants_answers_keeps_nothing_fr
     assert min(got) == SMALL_REQUESTS
 
 
+@pytest.mark.slow
 def test_repeated_large_requests_beside_long_answers_slow_others_a_quarter_of_the_time_at_most():
     with asyncio.Runner(loop_factory=_VirtualLoop) as runner:
         got = runner.run(_of_others("large", seconds=400))
