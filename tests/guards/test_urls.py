@@ -16,6 +16,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from apps.accounts.roles import ROLES, has_permission
 from apps.accounts.roles import Permission as P  # noqa: N817 - one line per address
+from apps.interfaces.api.openai import webhook_endpoints
 from apps.interfaces.api.views import ApiView
 from tests.guards.makers.tenants import Tenant, World, narrow_secret, rows_of, undone
 from tests.guards.urls import URLS
@@ -80,6 +81,12 @@ def _sign_ins_stay_recent(monkeypatch: pytest.MonkeyPatch) -> None:
 def _payments_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Stripe's secret the billing pages are not there at all: tests/web/money/test_billing.py."""
     monkeypatch.setattr(settings, "STRIPE_WEBHOOK_SECRET", "whsec_guard")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test of a webhook waits for its answer, which nothing here would record."""
+    monkeypatch.setattr(webhook_endpoints, "_TEST_SECONDS", 0.0)
 
 
 @pytest.fixture(params=["both walls", pytest.param("scoping alone", marks=pytest.mark.slow)])

@@ -78,6 +78,7 @@ class WebhookEndpoint(OrganizationModel):
     """An address of the customer. It receives the organization's events, each signed with the endpoint's secret."""
 
     id = IdField(prefix="we")
+    name = models.CharField(max_length=100, blank=True, db_default="", default="")
     url = models.CharField(max_length=400)
     event_types = ArrayField(models.CharField(max_length=64))
     format = models.CharField(max_length=8, choices=WebhookFormat)
@@ -86,6 +87,7 @@ class WebhookEndpoint(OrganizationModel):
     previous_until = models.DateTimeField(null=True)
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now(), help_text="When its settings or its secret changed last.")
     paused_at = models.DateTimeField(null=True)
     disabled_because = models.CharField(max_length=200, blank=True, db_default="")
     failing_since = models.DateTimeField(null=True)

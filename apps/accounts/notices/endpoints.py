@@ -3,7 +3,9 @@
 import base64
 import datetime
 import os
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from django.db import transaction
 from django.utils.translation import gettext
@@ -34,6 +36,9 @@ MAX_PENDING = 100  # deliveries of an endpoint, before tests and replays are ref
 MAX_TESTS_PER_HOUR, MAX_REPLAYS_PER_HOUR = 60, 1_000  # of an organization
 OVERLAP = datetime.timedelta(hours=24)  # in which the previous secret signs as well
 _SECRET_BYTES = 32
+_HINT_CHARACTERS = 5  # the last one is padding
+_MAX_NAME = 100  # of the column
+_NOT_OF_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # control characters and breaks
 _AGAIN_SECONDS = 300
 
 
@@ -60,10 +65,11 @@ def list_deliveries(*, endpoint: WebhookEndpoint) -> OrganizationQuerySet:
 
 @transaction.atomic
 def create_endpoint(
-    *, organization: Organization, url: str, event_types: Sequence[str], format: str, by: str
+    *, organization: Organization, url: str, event_types: Sequence[str], format: str, by: str, name: str = ""
 ) -> tuple[WebhookEndpoint, str]:
     """Return a new endpoint and its secret, which is shown only once. Raises InvalidValue, InvalidState."""
-    _check(url=url, event_types=event_types, format=format)
+    name = name.strip()
+    _check(name=name, url=url, event_types=event_types, format=format)
     lock(f"webhooks:{organization.pk}")
     if list_endpoints(organization=organization).count() >= MAX_ENDPOINTS:
         raise InvalidState(
@@ -71,27 +77,43 @@ def create_endpoint(
             % {"max_endpoints": MAX_ENDPOINTS}
         )
     endpoint = WebhookEndpoint(
-        id=new_id("we"), organization_id=organization.pk, url=url, event_types=_sorted(event_types), format=format,
-        created_by=by,
+        id=new_id("we"), organization_id=organization.pk, name=name, url=url, event_types=_sorted(event_types),
+        format=format, created_by=by,
     )  # fmt: skip
     secret = _new_secret()
     endpoint.secret_sealed = seal(secret, place=secret_place(endpoint, "secret_sealed"))
     endpoint.save(force_insert=True)
     endpoint.refresh_from_db()
-    _audit(endpoint, "created", by, url=url, event_types=endpoint.event_types)
+    _audit(endpoint, "created", by, name=name, url=url, event_types=endpoint.event_types, format=format)
     return endpoint, secret
 
 
 @transaction.atomic
 def change_endpoint(
-    *, endpoint: WebhookEndpoint, url: str, event_types: Sequence[str], format: str, by: str
+    *,
+    endpoint: WebhookEndpoint,
+    by: str,
+    now: datetime.datetime,
+    name: str | None = None,
+    url: str | None = None,
+    event_types: Sequence[str] | None = None,
+    format: str | None = None,
 ) -> WebhookEndpoint:
-    """Change the address or the events of an endpoint. Raises InvalidValue, NotFound."""
-    _check(url=url, event_types=event_types, format=format)
+    """Change the settings of an endpoint; None leaves one as it is. Raises InvalidValue, NotFound."""
     endpoint = lock_row(endpoint)
-    endpoint.url, endpoint.event_types, endpoint.format = url, _sorted(event_types), format
-    endpoint.save(update_fields=["url", "event_types", "format"])
-    _audit(endpoint, "changed", by, url=url, event_types=endpoint.event_types)
+    given = {"name": name, "url": url, "event_types": event_types, "format": format}
+    wanted: dict[str, Any] = {
+        field: getattr(endpoint, field) if value is None else value for field, value in given.items()
+    }
+    wanted["name"] = wanted["name"].strip()
+    _check(**wanted)
+    wanted["event_types"] = _sorted(wanted["event_types"])
+    if all(getattr(endpoint, field) == value for field, value in wanted.items()):
+        return endpoint
+    for field, value in (wanted | {"updated_at": now}).items():
+        setattr(endpoint, field, value)
+    endpoint.save(update_fields=[*wanted, "updated_at"])
+    _audit(endpoint, "changed", by, **wanted)
     return endpoint
 
 
@@ -112,18 +134,19 @@ def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: date
 
 
 @transaction.atomic
-def rotate_secret(*, endpoint: WebhookEndpoint, by: str, now: datetime.datetime) -> str:
-    """Return a new secret, which is shown only once. For OVERLAP, deliveries are signed with the old one as well.
+def rotate_secret(*, endpoint: WebhookEndpoint, by: str, now: datetime.datetime, keeps_old: bool = True) -> str:
+    """Return a new secret, which is shown only once.
 
-    Raises NotFound.
+    For OVERLAP, deliveries are signed with the old one as well, unless `keeps_old` is false. Raises NotFound.
     """
     endpoint = lock_row(endpoint)
     old = unseal(bytes(endpoint.secret_sealed), place=secret_place(endpoint, "secret_sealed"))
     secret = _new_secret()
-    endpoint.previous_sealed = seal(old, place=secret_place(endpoint, "previous_sealed"))
-    endpoint.previous_until = now + OVERLAP
+    endpoint.previous_sealed = seal(old, place=secret_place(endpoint, "previous_sealed")) if keeps_old else None
+    endpoint.previous_until = now + OVERLAP if keeps_old else None
     endpoint.secret_sealed = seal(secret, place=secret_place(endpoint, "secret_sealed"))
-    endpoint.save(update_fields=["secret_sealed", "previous_sealed", "previous_until"])
+    endpoint.updated_at = now
+    endpoint.save(update_fields=["secret_sealed", "previous_sealed", "previous_until", "updated_at"])
     _audit(endpoint, "rotated", by)
     return secret
 
@@ -136,11 +159,13 @@ def delete_endpoint(*, endpoint: WebhookEndpoint, by: str) -> None:
 
 
 @transaction.atomic
-def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
-    """Queue an event of the type `webhook.test` for this endpoint alone.
+def send_test(*, endpoint: WebhookEndpoint, by: str, event_type: str = TEST_TYPE) -> WebhookDelivery:
+    """Queue a sample event of this type for this endpoint alone; its subject is the endpoint.
 
-    Raises InvalidState, RateLimited, NotFound.
+    Raises InvalidValue, InvalidState, RateLimited, NotFound.
     """
+    if event_type != TEST_TYPE:
+        _check_types([event_type], param="event_type")
     lock(f"webhooks:{endpoint.organization_id}")
     endpoint = lock_row(endpoint)
     _require_room(endpoint)
@@ -149,13 +174,13 @@ def send_test(*, endpoint: WebhookEndpoint, by: str) -> WebhookDelivery:
     event = OrganizationEvent.objects.create(
         id=event_id,
         organization_id=endpoint.organization_id,
-        type=TEST_TYPE,
+        type=event_type,
         subject=endpoint.pk,
         title="Test event",
         path=f"/organization/webhooks/{endpoint.pk}",
         key=event_id,
     )
-    _audit(endpoint, "tested", by)
+    _audit(endpoint, "tested", by, type=event_type)
     return queue_delivery(endpoint=endpoint, event=event)
 
 
@@ -197,7 +222,17 @@ def _require_pace(endpoint: WebhookEndpoint, action: str, most: int) -> None:
         )
 
 
-def _check(*, url: str, event_types: Sequence[str], format: str) -> None:
+def secret_hint(endpoint: WebhookEndpoint) -> str:
+    """Return the end of the secret, by which its owner tells it from others."""
+    secret = unseal(bytes(endpoint.secret_sealed), place=secret_place(endpoint, "secret_sealed"))
+    return f"whsec_…{secret[-_HINT_CHARACTERS:]}"
+
+
+def _check(*, name: str, url: str, event_types: Sequence[str], format: str) -> None:
+    if len(name) > _MAX_NAME or _NOT_OF_A_LINE.search(name):
+        raise InvalidValue(
+            gettext("A webhook's name has at most %(most)s characters on one line.") % {"most": _MAX_NAME}, param="name"
+        )
     try:
         check_url(url)
     except ValueError as error:
@@ -208,11 +243,15 @@ def _check(*, url: str, event_types: Sequence[str], format: str) -> None:
         )
     if not event_types:
         raise InvalidValue(gettext("Choose at least one type of event."), param="event_types")
+    _check_types(event_types, param="event_types")
+
+
+def _check_types(event_types: Sequence[str], *, param: str) -> None:
     if unknown := sorted(set(event_types) - set(EVENT_TYPES)):
         raise InvalidValue(
             gettext("No event has the type '%(unknown)s'. Use a type of docs/webhooks.md, such as batch.completed.")
             % {"unknown": unknown[0][:64]},
-            param="event_types",
+            param=param,
         )
 
 

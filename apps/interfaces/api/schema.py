@@ -64,7 +64,7 @@ def _operation(view: type[ApiView], method: str, path: str, name: str) -> Operat
         text=inspect.cleandoc(handler.__doc__ or vars(view).get("__doc__") or ""),
         scope=view.required_scope[method],
         query=read.query,
-        headers=HEADERS if method == "POST" else {},
+        headers=HEADERS if method == "POST" and view.takes_idempotency_key else {},
         body=read.body,
         is_body_required=read.is_body_required,
         form=read.form,

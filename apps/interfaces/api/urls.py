@@ -37,6 +37,7 @@ from apps.interfaces.api.openai import (
     models,
     stored_completions,
     uploads,
+    webhook_endpoints,
 )
 from apps.interfaces.api.requests.unknown_urls import WITHOUT_V1, unknown_url
 
@@ -48,6 +49,7 @@ _GRADERS = "v1/fine_tuning/alpha/graders"
 _PROJECT = "api/v1/projects/<str:project_id>"
 _SERVICE_ACCOUNT = "api/v1/service-accounts/<str:service_account_id>"
 _PLAN = "api/v1/fine_tuning/retraining_plans/<str:plan_id>"
+_ENDPOINT = "v1/webhook_endpoints/<str:webhook_id>"
 _WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
 
 urlpatterns = [
@@ -75,6 +77,11 @@ urlpatterns = [
     path(f"{_RUN}/cancel", evals.EvalRunCancel.as_view(), name="api_eval_run_cancel"),
     path(f"{_RUN}/output_items", evals.OutputItemList.as_view(), name="api_output_item_list"),
     path(f"{_RUN}/output_items/<str:output_item_id>", evals.OutputItemDetail.as_view(), name="api_output_item_detail"),
+    path("v1/webhook_endpoints", webhook_endpoints.EndpointList.as_view(), name="api_endpoint_list"),
+    path(_ENDPOINT, webhook_endpoints.EndpointDetail.as_view(), name="api_endpoint_detail"),
+    path(f"{_ENDPOINT}/rotate_secret", webhook_endpoints.EndpointRotation.as_view(), name="api_endpoint_rotate"),
+    path(f"{_ENDPOINT}/test", webhook_endpoints.EndpointTest.as_view(), name="api_endpoint_test"),
+    path("v1/webhook_event_types", webhook_endpoints.EventTypeNames.as_view(), name="api_event_types"),
     path("v1/models", models.ModelList.as_view(), name="api_model_list"),
     path("v1/models/<path:model>", models.ModelDetail.as_view(), name="api_model_detail"),
     path("v1/fine_tuning/jobs", fine_tuning.JobList.as_view(), name="api_job_list"),

@@ -17,8 +17,9 @@ from apps.accounts.members.visibility import seeing, sight_of_key
 from apps.accounts.models import Organization, User
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
-from apps.core.database.idempotency import answer_once
+from apps.core.database.idempotency import HEADER, answer_once
 from apps.core.database.tenancy import tenant
+from apps.core.errors import InvalidValue
 from apps.core.http.origin import with_key
 from apps.interfaces.api.requests.handlers import read_arguments
 from apps.interfaces.api.requests.idempotency import read_idempotency_key, request_digest
@@ -41,6 +42,10 @@ class ApiView(APIView):
     examples: ClassVar[dict[str, object]] = {}  # of the body of each method, for the OpenAPI document
     identity: KeyIdentity
     organization: Organization
+    takes_idempotency_key: ClassVar[bool] = True
+    # Set by a handler whose answer needs the effects of its own transaction. It runs once they are committed, and may
+    # complete the answer or raise. Such a call takes no Idempotency-Key, which stores the answer in that transaction.
+    after_commit: Callable[[], None] | None = None
 
     def dispatch(self, request: HttpRequest, *args: str, **kwargs: str) -> HttpResponseBase:
         """Dispatch as APIView does, but let an error leave the transaction before it becomes a response."""
@@ -68,14 +73,18 @@ class ApiView(APIView):
             self.check_permissions(request)
             self.check_throttles(request)
             if key := read_idempotency_key(request):
+                if not self.takes_idempotency_key:
+                    raise InvalidValue(f"This call takes no {HEADER}. Send it without one.", param=HEADER)
                 return self._answer_once(request, handler, key)
             answer = self._answer(request, handler)
-            if isinstance(answer, HttpResponseBase):
-                return answer
-            response = Response(answer)
-            if request.method in ("GET", "HEAD"):
-                response.add_post_render_callback(lambda rendered: _unless_known(request._request, rendered))
-            return response
+        if self.after_commit is not None:
+            self.after_commit()
+        if isinstance(answer, HttpResponseBase):
+            return answer
+        response = Response(answer)
+        if request.method in ("GET", "HEAD"):
+            response.add_post_render_callback(lambda rendered: _unless_known(request._request, rendered))
+        return response
 
     def _answer(self, request: Request, handler: Callable[..., object]) -> object:
         return handler(request, *self.args, **self.kwargs, **read_arguments(request, handler))

@@ -28,6 +28,7 @@ from apps.serving.evals.costs import require_model
 from apps.serving.evals.criteria import Criterion, SentCriterion, check_criteria, models_of
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalRunStatus
 from apps.serving.evals.models import Eval, EvalRun
+from apps.serving.evals.notices import announce_end
 from apps.serving.evals.quotes import check_run
 from apps.serving.evals.sources import DataSource
 
@@ -235,6 +236,7 @@ def stop_run(*, run: EvalRun, by: str, now: datetime.datetime) -> EvalRun:
         with suppress(InvalidState):  # it is ending: all its requests are answered
             stop_batch(batch=run.batch, by=by, now=now)
     audit.record(organization=run.organization_id, by=by, action="eval_run.canceled", target=run.pk)
+    announce_end(run)
     return run
 
 

@@ -27,6 +27,7 @@ from apps.datasets.intake.versions import storage_left
 from apps.serving.evals.costs import Asked, asked_by
 from apps.serving.evals.lifecycle import ACTIVE, RUN_TRANSITIONS, EvalPhase, EvalRunStatus
 from apps.serving.evals.models import EvalItem, EvalRun
+from apps.serving.evals.notices import announce_end
 from apps.serving.evals.plans import SAMPLE, Answers, Requests, RunPlan
 from apps.serving.evals.quotes import asked_about, cost_of
 from apps.serving.evals.results import finish
@@ -251,4 +252,6 @@ def _answer_of(line: Mapping[str, Any]) -> dict[str, object]:
 def fail(run: EvalRun, code: str, message: str) -> None:
     """End a run that cannot begin."""
     error = {"code": code, "message": message}
-    try_advance(run, to=EvalRunStatus.FAILED, transitions=RUN_TRANSITIONS, error=error, finished_at=db_now())
+    with transaction.atomic():
+        if try_advance(run, to=EvalRunStatus.FAILED, transitions=RUN_TRANSITIONS, error=error, finished_at=db_now()):
+            announce_end(run)

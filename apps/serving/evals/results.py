@@ -12,6 +12,7 @@ from apps.core.database.transitions import try_advance
 from apps.serving.evals.criteria import Criterion, Grade, ScoreModelCriterion, grade_of
 from apps.serving.evals.lifecycle import RUN_TRANSITIONS, EvalRunStatus, ItemStatus
 from apps.serving.evals.models import EvalItem, EvalRun
+from apps.serving.evals.notices import announce_end
 from apps.serving.evals.sources import SourceItem, names_with
 
 MAX_COMPARED = 10_000_000  # characters of all texts whose similarity a run computes: ten seconds
@@ -46,6 +47,8 @@ def finish(*, run: EvalRun, error: dict[str, str] | None = None) -> None:
         changes = counts.changes(criteria)
         if not try_advance(run, to=to, transitions=RUN_TRANSITIONS, error=error, finished_at=db_now(), **changes):
             transaction.set_rollback(True)  # canceled, or another process was first
+            return
+        announce_end(run)
 
 
 class _Counts:

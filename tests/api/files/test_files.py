@@ -28,7 +28,7 @@ from apps.interfaces.api.openai import files
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl, make_ready_version, make_version
-from tests.support.sdk import openai_client
+from tests.support.sdk import extended_client, openai_client
 
 OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
 BOUNDARY = "anneal-boundary"
@@ -230,11 +230,11 @@ class TestList:
         assert [file.id for file in client.files.list(order="asc", limit=2)] == newest_first[::-1]
         assert [file.id for file in client.files.list(after=newest_first[0])] == newest_first[1:]
 
-    def test_chooses_by_purpose(self, client, organization) -> None:
+    def test_chooses_by_purpose(self, key, organization) -> None:
         make_version(organization)
         wanted = make_version(organization, purpose="evals")
 
-        assert [file.id for file in client.files.list(purpose="evals")] == [wanted.pk]
+        assert [file.id for file in extended_client(key).files.list(purpose="evals")] == [wanted.pk]
 
     @pytest.mark.parametrize(
         ("query", "param"),

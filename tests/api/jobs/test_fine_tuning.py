@@ -7,7 +7,7 @@ from apps.finetuning.models import FineTuningJob
 from tests.factories.accounts import make_key
 from tests.factories.chat import PAIR
 from tests.factories.datasets import jsonl_of, make_ready_version
-from tests.support.sdk import create, openai_client
+from tests.support.sdk import create, extended_client, openai_client
 
 
 def test_a_job_is_created_with_everything_client_code_reads(sdk, file_id):
@@ -77,11 +77,12 @@ def test_preferences_are_no_conversations_to_fine_tune_on(sdk, floor):
     assert refused.value.param == "training_file" and "preference rows" in str(refused.value)
 
 
-def test_preferences_are_trained_without_a_reference_where_that_is_asked(sdk, floor):
+@pytest.mark.slow
+def test_preferences_are_trained_without_a_reference_where_that_is_asked(sdk, key, floor):
     version = make_ready_version(floor.organization, jsonl_of(PAIR) * 12)
     asked = {"type": "orpo", "orpo": {"hyperparameters": {"n_epochs": 2, "beta": 0.3}}}
 
-    dpo, orpo = create(sdk, version.pk), create(sdk, version.pk, extra_body={"method": asked})
+    dpo, orpo = create(sdk, version.pk), create(extended_client(key), version.pk, extra_body={"method": asked})
 
     assert dpo.method.type == "dpo" and dpo.model_extra["recipe"]["dpo_beta"] == 0.1
     assert orpo.method.type == "orpo" and orpo.method.model_extra["orpo"]["hyperparameters"]["beta"] == 0.3
@@ -177,6 +178,7 @@ def test_a_maximum_above_the_quoted_one_is_refused_and_named(sdk, file_id):
     assert job.model_extra["spend_cap_usd"] == maximum
 
 
+@pytest.mark.slow
 def test_a_clients_retry_does_not_make_a_second_job(sdk, file_id):
     first = create(sdk, file_id)
     again = create(sdk, file_id, extra_headers={"x-stainless-retry-count": "1"})
@@ -200,6 +202,7 @@ def test_grader_and_exports_reach_the_worker(sdk, file_id, claim):
     assert (spec.evaluation.grader.kind, spec.evaluation.grader.pattern) == ("regex", "^a")
 
 
+@pytest.mark.slow
 def test_lists_page_through_the_sdk(sdk, file_id):
     created = [create(sdk, file_id).id for _ in range(3)]
 
@@ -209,6 +212,7 @@ def test_lists_page_through_the_sdk(sdk, file_id):
     assert len({event.id for event in events}) == len(events) >= 2
 
 
+@pytest.mark.slow
 def test_a_filter_that_is_not_understood_is_refused_instead_of_ignored(sdk, file_id):
     labelled, plain = create(sdk, file_id, metadata={"team": "a"}), create(sdk, file_id)
 
@@ -250,6 +254,7 @@ def test_two_fields_that_contradict_each_other_are_both_named(sdk, file_id):
     assert refused.value.body["message"] == told
 
 
+@pytest.mark.slow
 def test_the_method_replaces_the_older_hyperparameters(sdk, file_id):
     method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 3}}}
     both = create(sdk, file_id, hyperparameters={"n_epochs": 2, "batch_size": 4}, method=method)
@@ -278,11 +283,12 @@ def test_hyperparameters_that_are_null_are_the_defaults_in_every_place(sdk, floo
     assert (job.method.type, job.hyperparameters.n_epochs) == (kind, "auto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["apply.name", "imported_from"])
 def test_a_key_that_may_not_move_aliases_makes_no_job_that_apply_or_import_takes_for_its_own(
     floor, file_id, alice, mark
 ):
-    narrow = openai_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write"})))
+    narrow = extended_client(make_key(floor.organization, alice, scopes=frozenset({"view", "job.write"})))
     marked = {"metadata": {mark: "support-bot"}}
 
     with pytest.raises(openai.PermissionDeniedError, match="lacks the scope") as refused:
@@ -292,6 +298,7 @@ def test_a_key_that_may_not_move_aliases_makes_no_job_that_apply_or_import_takes
     assert create(narrow, file_id, metadata={"applied": "a"}).id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["method", "hyperparameters"])
 def test_hyperparameters_come_back_as_they_were_sent(sdk, file_id, place):
     given = {"n_epochs": 2, "batch_size": "auto", "learning_rate_multiplier": 0.5}
@@ -344,6 +351,7 @@ def test_cancel_takes_an_empty_body_and_only_a_live_job(sdk, file_id):
     assert refused.value.code == "invalid_state"
 
 
+@pytest.mark.slow
 def test_another_tenants_job_and_file_do_not_exist(sdk, floor, file_id, rival, charlie):
     job = create(sdk, file_id)
     outsider = openai_client(make_key(rival, charlie))

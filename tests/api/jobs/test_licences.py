@@ -6,7 +6,7 @@ import pytest
 from apps.catalog.models import LicenceAcceptance
 from apps.finetuning.models import FineTuningJob
 from tests.factories.finetuning import TrainingSetup
-from tests.support.sdk import openai_client
+from tests.support.sdk import extended_client, openai_client
 
 LICENCE = "Llama 3.1 Community License"
 URL = "/api/v1/models/anneal-demo/licence"
@@ -44,7 +44,7 @@ def test_a_job_is_refused_until_the_licence_is_accepted(client, key, file_id):
 
 
 def test_a_dry_run_says_that_the_licence_is_missing(key, file_id):
-    answer = openai_client(key).fine_tuning.jobs.create(
+    answer = extended_client(key).fine_tuning.jobs.create(
         model="anneal-demo", training_file=file_id, extra_body={"dry_run": True}
     )
 

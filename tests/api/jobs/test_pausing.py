@@ -5,7 +5,7 @@ import pytest
 
 from tests.factories.accounts import make_key
 from tests.support.attempts import Attempt
-from tests.support.sdk import create
+from tests.support.sdk import create, extended_client
 
 
 def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):
@@ -17,8 +17,10 @@ def test_pausing_a_queued_job_is_a_wrong_state(sdk, file_id):
     assert refused.value.code == "invalid_state"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
-def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, claim):
+def test_a_running_job_pauses_and_resumes_through_the_sdk(key, floor, file_id, claim):
+    sdk = extended_client(key)
     job = create(sdk, file_id, extra_body={"budget": {"max_cost_usd": "0.09"}})
     attempt: Attempt = claim().start()
 
@@ -35,6 +37,7 @@ def test_a_running_job_pauses_and_resumes_through_the_sdk(sdk, floor, file_id, c
     assert refused.value.code == "invalid_state"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("metered")
 def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):
     job = floor.job(spend_cap_nano=60_000_000)
@@ -54,6 +57,7 @@ def test_a_resume_may_raise_the_cap(api_client, key, floor, claim):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["pause", "resume"])
 def test_who_may_pause_and_resume(
     action,

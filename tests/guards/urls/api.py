@@ -38,6 +38,17 @@ API: dict[str, Url] = {
     "api_webhook_test": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK),
     "api_webhook_deliveries": api(GET=P.WEBHOOK_MANAGE, ids=WEBHOOK),
     "api_webhook_replay": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK | {"delivery_id": "webhook_delivery"}),
+    "api_endpoint_list": api(
+        GET=P.WEBHOOK_MANAGE,
+        POST=P.WEBHOOK_MANAGE,
+        data={"name": "a", "url": "https://hooks.example.com/anneal", "event_types": ["batch.completed"]},
+    ),
+    "api_endpoint_detail": api(
+        GET=P.WEBHOOK_MANAGE, POST=P.WEBHOOK_MANAGE, DELETE=P.WEBHOOK_MANAGE, ids=WEBHOOK, data={"name": "other"}
+    ),
+    "api_endpoint_rotate": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK),
+    "api_endpoint_test": api(POST=P.WEBHOOK_MANAGE, ids=WEBHOOK, data={"event_type": "batch.completed"}),
+    "api_event_types": api(GET=P.WEBHOOK_MANAGE),
     "api_me": api(GET=P.VIEW),
     "api_integration_list": api(GET=P.VIEW),
     "api_integration_detail": api(

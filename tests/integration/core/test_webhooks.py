@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import aiohttp
 import openai
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 
 from apps.accounts.models import DeliveryStatus, Notification, OrganizationEvent, WebhookDelivery, WebhookEndpoint
 from apps.accounts.notices import deliveries, endpoints, notifications, outgoing
@@ -19,7 +19,9 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.messages.outbox import deliver_due
 from apps.core.models import OutboxMessage
+from tests.factories.accounts import make_key
 from tests.support.database import beside
+from tests.support.sdk import openai_client
 from tests.twins.http_server import Answer, Request, serve_http
 
 pytestmark = pytest.mark.django_db
@@ -76,6 +78,7 @@ def unwrap(request: Request, secret: str) -> object:
     return client.webhooks.unwrap(request.body.decode(), dict(request.headers))
 
 
+@pytest.mark.slow
 def test_events_are_verified_by_openais_sdk_also_after_a_rotation(organization, rival, alice, create, receiver):
     endpoint, secret = create()
     succeed(organization)
@@ -96,6 +99,10 @@ def test_events_are_verified_by_openais_sdk_also_after_a_rotation(organization, 
     endpoints.send_test(endpoint=endpoint, by=alice.pk)
     send_due()
     assert unwrap(receiver.requests[-1], secret).type == unwrap(receiver.requests[-1], renewed).type == "webhook.test"
+    endpoints.send_test(endpoint=endpoint, by=alice.pk, event_type="eval.run.succeeded")
+    send_due()
+    sample = unwrap(receiver.requests[-1], renewed)
+    assert (sample.type, sample.data.id) == ("eval.run.succeeded", endpoint.pk)
 
     WebhookEndpoint.objects.update(previous_until=db_now())
     endpoints.send_test(endpoint=endpoint, by=alice.pk)
@@ -104,6 +111,7 @@ def test_events_are_verified_by_openais_sdk_also_after_a_rotation(organization, 
         unwrap(receiver.requests[-1], secret)
 
 
+@pytest.mark.slow
 def test_a_failed_delivery_is_retried_with_its_id_then_fails_and_is_replayed(organization, alice, create, receiver):
     endpoint, _ = create()
     receiver.status = 500
@@ -203,6 +211,29 @@ def test_beyond_the_limit_of_pending_deliveries_an_event_waits_for_its_replay(
     endpoints.replay(endpoint=endpoint, delivery_id=failed.pk, by=alice.pk)
     send_due()
     assert receiver.requests[-1].headers["webhook-id"] == failed.event_id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_openais_call_sends_a_sample_while_it_waits_for_the_answer(organization, alice, create, receiver):
+    endpoint, secret = create()
+    sdk, is_over = openai_client(make_key(organization, alice)), threading.Event()
+    receiver.status = 418
+
+    def deliver() -> None:
+        while not is_over.wait(0.05):
+            send_due()
+        connection.close()
+
+    worker = threading.Thread(target=deliver)
+    worker.start()
+    try:
+        result = sdk.webhooks.test(endpoint.pk, event_type="batch.completed")
+    finally:
+        is_over.set()
+        worker.join()
+
+    assert (result.status_code, result.event_type) == (418, "batch.completed")
+    assert unwrap(receiver.requests[0], secret).data.id == endpoint.pk
 
 
 def test_an_organization_tests_and_replays_a_limited_number_of_times_an_hour(
@@ -326,7 +357,7 @@ def test_an_organization_has_a_limited_number_and_sees_only_its_own(organization
 
 @pytest.mark.parametrize("act", [
     lambda endpoint, by: endpoints.change_endpoint(
-        endpoint=endpoint, url=endpoint.url, event_types=TYPES, format="standard", by=by
+        endpoint=endpoint, url=endpoint.url, event_types=TYPES, format="standard", by=by, now=db_now()
     ),
     lambda endpoint, by: endpoints.set_paused(endpoint=endpoint, is_paused=True, by=by, now=db_now()),
     lambda endpoint, by: endpoints.rotate_secret(endpoint=endpoint, by=by, now=db_now()),

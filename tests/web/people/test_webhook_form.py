@@ -25,3 +25,17 @@ def test_a_webhook_keeps_the_events_that_were_chosen(organization, client_for, a
     page = text(browser.get(made["Location"]))
     assert page.count('class="check pick"') == len(EVENT_TYPES) and page.count(" checked>") == len(chosen)
     assert "Members and webhooks</legend>" in page and "All<span" in page
+
+
+def test_a_webhook_is_listed_by_its_name_if_it_has_one(organization, client_for, alice):
+    browser, url = client_for(alice), "/organization/webhooks"
+    given = {"url": "https://hooks.example.com/a", "format": "standard", "event_types": ["batch.completed"]}
+
+    page = browser.post(url, given)["Location"]
+    unnamed = text(browser.get(url))
+    wrong = browser.post(page, given | {"name": "a" * 101})
+    browser.post(page, given | {"name": "Jobs of <Acme>"})
+
+    assert ">https://hooks.example.com/a</a>" in unnamed
+    assert wrong.status_code == 422 and "100" in text(wrong)
+    assert ">Jobs of &lt;Acme&gt;</a>" in browser.get(url).content.decode()

@@ -24,11 +24,13 @@ class WebhookRequest(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     event_types: EventTypes
     format: str = "standard"
+    name: str = ""
 
 
 class WebhookChange(msgspec.Struct, forbid_unknown_fields=True):
     """What is left out stays as it is. `is_paused: false` also resumes a webhook that failures disabled."""
 
+    name: str | None = None
     url: str | None = None
     event_types: EventTypes | None = None
     format: str | None = None
@@ -38,12 +40,14 @@ class WebhookChange(msgspec.Struct, forbid_unknown_fields=True):
 class WebhookObject(TypedDict):
     object: Literal["webhook_endpoint"]
     id: str
+    name: str
     url: str
     event_types: list[str]
     format: str
     status: EndpointStatus
     disabled_because: str | None
     created_at: int
+    updated_at: int
 
 
 class WebhookWithSecret(WebhookObject):
@@ -91,8 +95,8 @@ class WebhookList(ApiView):
     def post(self, request: Request, body: WebhookRequest) -> WebhookWithSecret:
         """Create a webhook. Its secret is only in this answer."""
         endpoint, secret = endpoints.create_endpoint(
-            organization=self.organization, url=body.url, event_types=body.event_types, format=body.format,
-            by=self.actor,
+            organization=self.organization, name=body.name, url=body.url, event_types=body.event_types,
+            format=body.format, by=self.actor,
         )  # fmt: skip
         return {**_object(endpoint), "secret": secret}
 
@@ -108,14 +112,9 @@ class WebhookDetail(WebhookView):
     def post(self, request: Request, webhook_id: str, body: WebhookChange) -> WebhookObject:
         """Change, pause or resume a webhook."""
         endpoint = self.endpoint(webhook_id)
-        if body.url is not None or body.event_types is not None or body.format is not None:
-            endpoint = endpoints.change_endpoint(
-                endpoint=endpoint,
-                url=endpoint.url if body.url is None else body.url,
-                event_types=endpoint.event_types if body.event_types is None else body.event_types,
-                format=endpoint.format if body.format is None else body.format,
-                by=self.actor,
-            )
+        wanted = {field: getattr(body, field) for field in ("name", "url", "event_types", "format")}
+        if any(value is not None for value in wanted.values()):
+            endpoint = endpoints.change_endpoint(endpoint=endpoint, by=self.actor, now=db_now(), **wanted)
         if body.is_paused is not None:
             endpoint = endpoints.set_paused(
                 endpoint=endpoint, is_paused=body.is_paused, by=self.actor, now=db_now()
@@ -169,12 +168,14 @@ def _object(row: WebhookEndpoint) -> WebhookObject:
     return {
         "object": "webhook_endpoint",
         "id": row.pk,
+        "name": row.name,
         "url": row.url,
         "event_types": row.event_types,
         "format": row.format,
         "status": row.status,
         "disabled_because": row.disabled_because or None,
         "created_at": int(row.created_at.timestamp()),
+        "updated_at": int(row.updated_at.timestamp()),
     }
 
 

@@ -32,10 +32,9 @@ _NOT_OFFERED = (
     ("/v1/vaults", "Vaults are"),
     ("/v1/vector_stores", "Vector stores are"),
     ("/v1/videos", "Videos are"),
-    ("/v1/webhook_endpoints", "OpenAI's addresses of webhooks are"),
-    ("/v1/webhook_event_types", "OpenAI's addresses of webhooks are"),
 )
-_OFFERED = ("chat", "completions", "embeddings", "files", "fine_tuning", "models", "responses", "uploads")
+_OFFERED = ("chat", "completions", "embeddings", "files", "fine_tuning", "models", "responses", "uploads",
+            "webhook_endpoints", "webhook_event_types")  # fmt: skip
 # First parts of addresses requested by a client whose base URL lacks /v1. /organization and /projects are pages
 # as well, and so is /batches.
 WITHOUT_V1 = sorted({*_OFFERED, *(prefix.split("/")[2] for prefix, _ in _NOT_OFFERED)} - {"organization", "projects"})
@@ -51,8 +50,7 @@ def unknown_url(request: HttpRequest, rest: str = "") -> HttpResponse:
     address = request.path.rstrip("/")
     name = next((name for prefix, name in _NOT_OFFERED if address.startswith(prefix)), None)
     if name:
-        hint = " Create webhooks at /api/v1/webhooks." if "webhook" in address else ""
-        return error_response(NotOffered(f"{name} not offered by Anneal: {request.method} {request.path}.{hint}"))
+        return error_response(NotOffered(f"{name} not offered by Anneal: {request.method} {request.path}."))
     text = f"Unknown request URL: {request.method} {request.path}. {_hint(request.path)}"
     return error_response(UnknownUrl(text))
 

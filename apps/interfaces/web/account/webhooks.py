@@ -30,6 +30,7 @@ _AT_FIRST = [each for each in EVENT_TYPES if each.startswith(("fine_tuning.", "b
 _SUBJECTS = (
     (later("Fine-tunes"), ("fine_tuning",)),
     (later("Batches"), ("batch",)),
+    (later("Evals"), ("eval",)),
     (later("Adapters"), ("adapter",)),
     (later("Retraining"), ("retraining",)),
     (later("Money"), ("budget", "balance", "credit", "invoice")),
@@ -38,6 +39,9 @@ _SUBJECTS = (
 
 
 class WebhookForm(forms.Form):
+    name = forms.CharField(
+        label=later("Name"), max_length=100, required=False, help_text=later("Shown in your list of webhooks.")
+    )
     url = forms.CharField(
         label="URL",
         max_length=400,
@@ -88,11 +92,13 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
     """Show a webhook with its delivery log. A POST changes it."""
     endpoint = _get(request, webhook_id)
-    initial = {"url": endpoint.url, "format": endpoint.format, "event_types": endpoint.event_types}
+    initial = {name: getattr(endpoint, name) for name in WebhookForm.base_fields}
     form = WebhookForm(request.POST if request.method == "POST" else None, initial=initial)
     if request.method == "POST" and form.is_valid():
         with domain_errors_on(form):
-            endpoints.change_endpoint(endpoint=endpoint, by=request.membership.user_id, **form.cleaned_data)
+            endpoints.change_endpoint(
+                endpoint=endpoint, by=request.membership.user_id, now=db_now(), **form.cleaned_data
+            )
             messages.success(request, gettext("The webhook is saved."))
             return redirect("web:webhook_detail", webhook_id=webhook_id)
     before = request.GET.get("before", "").replace("\x00", "")
@@ -169,7 +175,7 @@ def _get(request: OrganizationRequest, webhook_id: str) -> WebhookEndpoint:
 def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
     rows = endpoints.list_endpoints(organization=request.organization).filter(pk__in=ids)
     effect = gettext("It gets no more events, and its delivery log is deleted.")
-    return [AffectedRow(row.pk, row.url, effect) for row in rows]
+    return [AffectedRow(row.pk, row.url, f"{row.name}: {effect}" if row.name else effect) for row in rows]
 
 
 def _delete(request: OrganizationRequest, webhook_id: str) -> None:

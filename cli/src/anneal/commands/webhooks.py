@@ -17,14 +17,22 @@ WebhookId = Annotated[str, typer.Argument(metavar="WEBHOOK", help="The id of a w
 @app.command("list")
 def list_webhooks(context: typer.Context, as_json: AsJson = False) -> None:
     """List webhooks, oldest first."""
-    head = ("ID", "URL", "FORMAT", "STATUS", "EVENTS", "CREATED")
+    head = ("ID", "NAME", "URL", "FORMAT", "STATUS", "EVENTS", "CREATED")
     emit_list(context, session_of(context).api.get(_WEBHOOKS)["data"], head, _cells)
 
 
 def _cells(webhook: dict[str, Any]) -> tuple[object, ...]:
     status = ": ".join(filter(None, (webhook["status"], webhook["disabled_because"])))
     events = ", ".join(webhook["event_types"])
-    return webhook["id"], webhook["url"], webhook["format"], status, events, moment(webhook["created_at"])
+    return (
+        webhook["id"],
+        webhook["name"],
+        webhook["url"],
+        webhook["format"],
+        status,
+        events,
+        moment(webhook["created_at"]),
+    )
 
 
 @app.command()
@@ -33,10 +41,11 @@ def create(
     url: Annotated[str, typer.Argument(help="Where the events are sent: an https address.")],
     event: Annotated[list[str], typer.Option(help="A type of event, such as batch.completed; may be given again.")],
     format_: Annotated[str, typer.Option("--format", help="standard, or slack for Slack's webhooks.")] = "standard",
+    name: Annotated[str, typer.Option(help="Shown in lists of webhooks.")] = "",
     as_json: AsJson = False,
 ) -> None:
     """Create a webhook and print the secret of its signatures, which is shown only now."""
-    body = {"url": url, "event_types": event, "format": format_}
+    body = {"url": url, "event_types": event, "format": format_, "name": name}
     emit_secret(context, session_of(context).api.post_once(_WEBHOOKS, body))
 
 

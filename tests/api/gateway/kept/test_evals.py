@@ -8,6 +8,7 @@ import pytest
 from openai.types.evals import RunRetrieveResponse
 
 from apps.accounts.login.key_operations import revoke_key
+from apps.accounts.models import OrganizationEvent
 from apps.batches import worker
 from apps.batches.models import Batch, BatchFile
 from apps.billing.models import UsageConflict
@@ -18,7 +19,7 @@ from apps.serving.evals import operations
 from apps.serving.evals.models import Eval, EvalItem, EvalRun
 from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway.processes import usage_of, wait_until
-from tests.support.sdk import openai_client
+from tests.support.sdk import extended_client
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
@@ -72,8 +73,9 @@ def items_of(sdk: openai.OpenAI, run: RunRetrieveResponse, **query: object) -> l
     return list(sdk.evals.runs.output_items.list(run.id, eval_id=run.eval_id, **query))
 
 
+@pytest.mark.slow
 def test_a_run_asks_grades_counts_and_is_charged_like_any_request(tenant, engine):
-    sdk = openai_client(tenant.key)
+    sdk = extended_client(tenant.key)
     run = begin(sdk, [EXACT, CLOSE], inline(ITEMS, sampling_params={"max_completion_tokens": 16}), metadata={"a": "b"})
     assert (run.status, run.model, run.metadata, run.error) == ("queued", BASE_MODEL, {"a": "b"}, None)
 
@@ -106,6 +108,8 @@ def test_a_run_asks_grades_counts_and_is_charged_like_any_request(tenant, engine
     wait_until(lambda: len(usage_of(tenant)) == 2, "not charged once for each answer")
     assert all(event.key_id == tenant.key.key.pk and event.pk.startswith("useb_") for event in usage_of(tenant))
     assert not UsageConflict.objects.filter(organization=tenant.organization).exists()
+    (event,) = OrganizationEvent.objects.filter(organization=tenant.organization, subject=run.id)
+    assert (event.type, event.path) == ("eval.run.succeeded", f"/evals/{run.eval_id}/runs/{run.id}")
     assert list(sdk.batches.list()) == [] and not [file for file in sdk.files.list() if "eval" in file.purpose]
     assert not BatchFile.objects.filter(organization=tenant.organization, deleted_at=None).exists()
 
@@ -123,7 +127,7 @@ def test_models_grade_by_label_by_score_and_in_pairs(tenant, engine):
         grading("score_model", "score {{sample.output_text}}", pass_threshold=0.6),
         {"type": "pairwise_model", "name": "pair", "model": BASE_MODEL, "baseline_model": tenant.model_name},
     ]
-    sdk = openai_client(tenant.key)
+    sdk = extended_client(tenant.key)
 
     done = end(sdk, begin(sdk, criteria, inline([{"item": {"question": "hail"}}])))
 
@@ -146,7 +150,7 @@ def test_models_grade_by_label_by_score_and_in_pairs(tenant, engine):
 
 @pytest.mark.slow
 def test_files_datasets_and_stored_completions_are_sources(gateway, tenant, engine):
-    sdk = openai_client(tenant.key)
+    sdk = extended_client(tenant.key)
     lines = "\n".join(json.dumps(each | {"sample": {"output_text": "Bye."}}) for each in ITEMS[:2])
     file = sdk.files.create(file=("items.jsonl", lines.encode()), purpose="evals")
     row = {"messages": [{"role": "user", "content": "greet"}, {"role": "assistant", "content": "Hello there."}]}
@@ -181,12 +185,14 @@ def test_files_datasets_and_stored_completions_are_sources(gateway, tenant, engi
     assert end(sdk, of_logs).result_counts.total == 1
 
 
+@pytest.mark.slow
 def test_a_run_is_bounded_canceled_and_deleted_with_its_results(tenant, world, monkeypatch):
-    sdk = openai_client(tenant.key)
+    sdk = extended_client(tenant.key)
     poor = make_tenant("Poor", world.base_model, credit_nano=1)
     dear = end(sdk, begin(sdk, [EXACT], inline(ITEMS), extra_body={"max_cost_usd": "0.000001"}))
-    broke = end(openai_client(poor.key), begin(openai_client(poor.key), [EXACT], inline(ITEMS)))
+    broke = end(extended_client(poor.key), begin(extended_client(poor.key), [EXACT], inline(ITEMS)))
     assert (dear.status, dear.error.code, broke.status) == ("failed", "insufficient_quota", "failed")
+    assert OrganizationEvent.objects.get(subject=dear.id).type == "eval.run.failed"
     assert "max_cost_usd" in dear.error.message and "is available" in broke.error.message
     assert usage_of(tenant) == usage_of(poor) == []
 
@@ -204,6 +210,7 @@ def test_a_run_is_bounded_canceled_and_deleted_with_its_results(tenant, world, m
         sdk.evals.runs.create(run.eval_id, data_source=inline(ITEMS))
     canceled = sdk.evals.runs.cancel(run.id, eval_id=run.eval_id)
     assert canceled.status == sdk.evals.runs.cancel(run.id, eval_id=run.eval_id).status == "canceled"
+    assert OrganizationEvent.objects.get(subject=run.id).type == "eval.run.canceled"
     worker.work(seconds=10)
     deliver_due(lane="data-small")
     assert Batch.objects.get(eval_run=run.id).status == "cancelled"
@@ -217,8 +224,9 @@ def test_a_run_is_bounded_canceled_and_deleted_with_its_results(tenant, world, m
     assert stored_bytes(organizations=[tenant.organization.pk])[tenant.organization.pk] == before
 
 
+@pytest.mark.slow
 def test_a_run_whose_key_is_revoked_keeps_what_it_has_and_says_why(tenant, engine):
-    sdk = openai_client(tenant.key)
+    sdk = extended_client(tenant.key)
     run = begin(sdk, [EXACT], inline(ITEMS[:2]))
     deliver_due(lane="data-small")
     revoke_key(organization=tenant.organization, key_id=tenant.key.key.pk, by=tenant.owner, now=db_now())
@@ -248,13 +256,14 @@ def test_a_run_whose_key_is_revoked_keeps_what_it_has_and_says_why(tenant, engin
 )
 def test_a_criterion_that_cannot_be_used_is_named(tenant, change, param, code):
     with pytest.raises(openai.BadRequestError) as refused:
-        openai_client(tenant.key).evals.create(data_source_config=CUSTOM, testing_criteria=[change])
+        extended_client(tenant.key).evals.create(data_source_config=CUSTOM, testing_criteria=[change])
 
     assert (refused.value.param, refused.value.code) == (param, code)
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_be_used_is_named_and_evals_can_be_changed_and_listed(tenant, world):
-    sdk, rival = openai_client(tenant.key), openai_client(world.rival.key)
+    sdk, rival = extended_client(tenant.key), extended_client(world.rival.key)
     made = sdk.evals.create(name="one", data_source_config=CUSTOM, testing_criteria=[EXACT], metadata={"a": "b"})
     other = sdk.evals.create(data_source_config={"type": "stored_completions"}, testing_criteria=[CLOSE])
     foreign = rival.files.create(file=("items.jsonl", b'{"item": {}}'), purpose="evals")

@@ -14,7 +14,7 @@ from apps.finetuning.usage.storage import stored_bytes
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES
 from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway.processes import HI, WEATHER, error_of, wait_until
-from tests.support.sdk import openai_client
+from tests.support.sdk import extended_client
 from tests.twins.scripted_engine import Script
 
 pytestmark = pytest.mark.django_db
@@ -29,9 +29,10 @@ def ask(gateway, tenant, text: str = "Hi", **fields: object) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_a_stored_completion_is_the_answer_and_can_be_listed_changed_and_deleted(gateway, tenant, engine):
     engine.scripts["sunny?"] = Script(calls=(("call_1", "weather", ('{"place":', '"Oslo"}')),), finish="tool_calls")
-    sdk, completions = openai_client(tenant.key), openai_client(tenant.key).chat.completions
+    sdk, completions = extended_client(tenant.key), extended_client(tenant.key).chat.completions
     given = {"temperature": 0.5, "seed": 7, "user": "u", "n": 2, "logprobs": True}
     first = ask(gateway, tenant, "Größe\0", metadata={"topic": "size", "step": "1"}, **given)
     second = ask(gateway, tenant, "sunny?", metadata={"topic": "weather"}, tools=[WEATHER], stream=True)
@@ -78,7 +79,7 @@ def test_messages_with_parts_are_kept_as_they_were_sent_and_paged(gateway, tenan
         {"role": "user", "content": "x" * LARGE_BYTES},
     ]
     kept = ask(gateway, tenant, messages=messages, max_tokens=3)
-    listing = openai_client(tenant.key).chat.completions.messages
+    listing = extended_client(tenant.key).chat.completions.messages
 
     found = list(listing.list(kept, limit=3))
 
@@ -147,10 +148,11 @@ def test_what_a_killed_gateway_had_answered_is_stored_by_the_next(gateway, tenan
     wait_until(lambda: set(stored.values_list("pk", flat=True)) == set(answered), "a completion is lost", seconds=60)
 
 
+@pytest.mark.slow
 def test_stored_completions_become_a_dataset_and_end_with_their_time(gateway, tenant, settings, monkeypatch):
     ask(gateway, tenant, "one", metadata={"use": "yes"})
     ask(gateway, tenant, "two", metadata={"use": "no"})
-    sdk = openai_client(tenant.key)
+    sdk = extended_client(tenant.key)
     source = {"metadata": {"use": "yes"}}
 
     file = sdk.post("/../api/v1/datasets", cast_to=object, body={"name": "distilled", "stored_completions": source})
