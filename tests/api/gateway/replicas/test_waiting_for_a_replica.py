@@ -17,6 +17,7 @@ from apps.serving.operations import desired_state
 from tests.factories.accounts import make_key
 from tests.factories.finetuning import find_pool, make_checkpoint, make_pool
 from tests.factories.serving import (
+    CONTEXT_LENGTH,
     INPUT_NANO,
     OUTPUT_NANO,
     PER,
@@ -152,9 +153,15 @@ def test_a_model_without_replica_reserves_no_more_than_the_answers_may_have(gate
     tenant = make_tenant("Careful", world.base_model, credit_nano=prompt_nano + answer_nano)
     wait_until_known(gateway, world, "long-asleep")
     body = {"model": "long-asleep", "messages": HI, "n": 128}
+    http = gateway.http(tenant.key)
 
-    answer = gateway.http(tenant.key).post("/v1/chat/completions", json=body)
+    answer = http.post("/v1/chat/completions", json=body)
 
+    with transaction.atomic():  # other modules ask the same gateway how large a body may be
+        base_model.context_length = CONTEXT_LENGTH
+        base_model.save()
+    large = b"x" * 2**20
+    wait_until(lambda: http.post("/v1/chat/completions", content=large).status_code == 413, "still a large model")
     assert answer.status_code == 503, answer.text
 
 
