@@ -1,5 +1,10 @@
 """OpenAI's calls for webhooks, through its own SDK."""
 
+import time
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+
 import openai
 import pytest
 
@@ -67,7 +72,7 @@ def test_a_sample_event_returns_the_status_of_its_answer(sdk, created, monkeypat
     def answer(seconds: float) -> None:
         WebhookDelivery.objects.update(attempts=1, response_code=status)
 
-    monkeypatch.setattr(webhook_endpoints.time, "sleep", answer)
+    monkeypatch.setattr(webhook_endpoints, "time", SimpleNamespace(monotonic=time.monotonic, sleep=answer))
 
     result = sdk.webhooks.test(created.id, event_type="batch.completed")
 
@@ -85,11 +90,12 @@ def test_a_sample_event_returns_the_status_of_its_answer(sdk, created, monkeypat
 def test_a_sample_event_without_an_answer_is_an_error_that_names_the_log(
     sdk, created, monkeypatch, changes: dict[str, object], reason: str
 ) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(webhook_endpoints.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(
-        webhook_endpoints.time, "sleep", lambda seconds: changes and WebhookDelivery.objects.update(**changes)
-    )
+    def change(seconds: float) -> None:
+        if changes:
+            WebhookDelivery.objects.update(**changes)
+
+    clock = SimpleNamespace(monotonic=partial(next, count()), sleep=change)  # a second passes at each look
+    monkeypatch.setattr(webhook_endpoints, "time", clock)
 
     with pytest.raises(openai.BadRequestError, match=reason) as refused:
         sdk.webhooks.test(created.id, event_type="batch.completed")
@@ -98,7 +104,8 @@ def test_a_sample_event_without_an_answer_is_an_error_that_names_the_log(
 
 
 def test_a_webhook_that_is_deleted_while_its_sample_waits_is_not_found(sdk, created, monkeypatch) -> None:
-    monkeypatch.setattr(webhook_endpoints.time, "sleep", lambda seconds: WebhookEndpoint.objects.all().delete())
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: WebhookEndpoint.objects.all().delete())
+    monkeypatch.setattr(webhook_endpoints, "time", clock)
 
     with pytest.raises(openai.NotFoundError):
         sdk.webhooks.test(created.id, event_type="batch.completed")
