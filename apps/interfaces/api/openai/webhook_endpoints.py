@@ -1,7 +1,7 @@
 """/v1/webhook_endpoints: OpenAI's calls for webhooks. Ours, at /api/v1/webhooks, also pause, list and replay."""
 
 import time
-from typing import Annotated, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import msgspec
 from django.utils.translation import gettext
@@ -14,13 +14,13 @@ from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.errors import InvalidState, NotFound
+from apps.interfaces.api.native.webhooks import EventTypes, WebhookView
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 
 _MANAGE = Permission.WEBHOOK_MANAGE
 # A test holds a place of the web process while it waits. Each look is one short transaction.
 _TEST_SECONDS, _LOOK_SECONDS = 3.0, 0.2
-EventTypes = Annotated[list[str], msgspec.Meta(max_length=len(EVENT_TYPES), description="Types of events to send.")]
 
 
 class CreateEndpoint(msgspec.Struct, forbid_unknown_fields=True):
@@ -83,13 +83,6 @@ class EventTypeList(TypedDict):
     data: list[str]
 
 
-class EndpointView(ApiView):
-    """The base of the calls on one endpoint."""
-
-    def endpoint(self, webhook_id: str) -> WebhookEndpoint:
-        return endpoints.get_endpoint(organization=self.organization, endpoint_id=webhook_id)
-
-
 class EndpointList(ApiView):
     required_scope = {"GET": _MANAGE, "POST": _MANAGE}
     examples = {
@@ -113,7 +106,7 @@ class EndpointList(ApiView):
         return {**_object(endpoint), "signing_secret": secret}
 
 
-class EndpointDetail(EndpointView):
+class EndpointDetail(WebhookView):
     required_scope = {"GET": _MANAGE, "POST": _MANAGE, "DELETE": _MANAGE}
     examples = {"POST": {"event_types": ["fine_tuning.job.succeeded", "fine_tuning.job.failed"]}}
 
@@ -134,7 +127,7 @@ class EndpointDetail(EndpointView):
         return {"id": webhook_id, "object": "webhook_endpoint.deleted", "deleted": True}
 
 
-class EndpointRotation(EndpointView):
+class EndpointRotation(WebhookView):
     required_scope = {"POST": _MANAGE}
     examples = {"POST": {"keep_old_secret_active_for_24_hours": True}}
 
@@ -145,7 +138,7 @@ class EndpointRotation(EndpointView):
         return {**_object(self.endpoint(webhook_id)), "signing_secret": secret}
 
 
-class EndpointTest(EndpointView):
+class EndpointTest(WebhookView):
     required_scope = {"POST": _MANAGE}
     takes_idempotency_key = False  # the answer is known only after the transaction that would store it
     examples = {"POST": {"event_type": "fine_tuning.job.succeeded"}}
