@@ -30,9 +30,9 @@ TIME = PredictionInterval(
 # The stacks that these rows come from. The formulas are further from the runs of any other: its switches were read from
 # code and documents, and no row has confirmed them. The factors are quantiles over publishers, each with the same
 # weight and with one more publisher of unknown place, half of it at either end (`tests.bench.estimates.publishers`):
-# 0.71 to 1.51 for memory and 0.81 to 1.72 for time over 16 and 11 publishers, two of which are not kept here (14 and
-# 9: 1.66 and 1.86). The upper end of memory is lower here: ATorch sets it, whose fp32 activations are a known miss.
-# 85 % of the memory rows of `unseen_measurements.jsonl` are inside, and 70 % were before the formulas were corrected.
+# 0.78 to 1.41 for memory and 0.81 to 1.72 for time over 16 and 11 publishers, two of which are not kept here (14 and
+# 9: 1.66 and 1.86).
+# 91 % of the memory rows of `unseen_measurements.jsonl` are inside, and 70 % were before the formulas were corrected.
 # For memory, ms-swift and LitGPT count as others too: three fifths of their own rows are inside the narrow interval.
 MEASURED_STACKS = {
     "memory": frozenset({"qwen", "fsdp_qlora", "peft"}),

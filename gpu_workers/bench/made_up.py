@@ -14,7 +14,7 @@ from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
 from apps.contracts.runs import Method
 from gpu_workers.train.model.hardware import Engine
-from gpu_workers.train.model.loading import Linear4bit, Params4bit, attention_implementation, quantization_config
+from gpu_workers.train.model.loading import Linear4bit, attention_implementation, quantization_config
 
 _UNCONVERTED = ["lm_head"]  # transformers leaves it in 16 bit too
 
@@ -52,7 +52,7 @@ def _fill(model: PreTrainedModel, module: torch.nn.Module, device: torch.device,
     if isinstance(module, Linear4bit):
         made_up = torch.randn(module.weight.shape, device=device, dtype=dtype) * model.config.initializer_range
         old = module.weight
-        module.weight = Params4bit(
+        module.weight = type(old)(
             made_up,
             requires_grad=False,
             blocksize=old.blocksize,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from apps.estimates.models.families import LLAMA_NAMES, NAMES, ArchitectureError, read_config
+from apps.estimates.models.families import LLAMA_NAMES, NAMES, ArchitectureError, ModuleNames, read_config
 
 ALL_LINEAR = "all-linear"  # PEFT's name for "every linear layer except the output head"
 
@@ -162,8 +162,13 @@ def lora_matrix_parameter_count(in_features: int, out_features: int, rank: int) 
     return rank * (in_features + out_features)
 
 
+def module_names(architecture: Architecture) -> ModuleNames:
+    """Return the names of the family's linear layers."""
+    return NAMES.get(architecture.model_type, LLAMA_NAMES)
+
+
 def _attention_layers(a: Architecture) -> tuple[LinearLayer, ...]:
-    names, layers = NAMES.get(a.model_type, LLAMA_NAMES), a.n_layers
+    names, layers = module_names(a), a.n_layers
     output = LinearLayer(names.output, a.query_size, a.hidden_size, layers, layers, a.output_bias)
     if names.fused_qkv:
         width = a.query_size + 2 * a.key_value_size
@@ -183,7 +188,7 @@ def _mlp_layers(a: Architecture) -> tuple[LinearLayer, ...]:
 
 
 def _mlp(a: Architecture, size: int, copies: int, active: int) -> tuple[LinearLayer, ...]:
-    names = NAMES.get(a.model_type, LLAMA_NAMES)
+    names = module_names(a)
     down = LinearLayer(names.down, size, a.hidden_size, copies, active, a.mlp_bias)
     up_width = 2 * size if names.fused_gate_up else size
     up = LinearLayer(names.up, a.hidden_size, up_width, copies, active, a.mlp_bias)

@@ -8,6 +8,7 @@ from apps.estimates.models.architectures import (
     expert_parameter_count,
     head_parameter_count,
     linear_layers,
+    module_names,
     other_parameter_count,
     target_layers,
 )
@@ -25,7 +26,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     query: int
     key_value: int
     active_ff: int  # intermediate values of one token in one layer, over the experts it visits
-    ff_copies: int  # intermediate tensors kept for the backward pass: 3 with a gate, else 2
+    ff_copies: int  # intermediate tensors kept for the backward pass
     vocabulary: int
     linear: int
     active_linear: int
@@ -40,6 +41,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     adapted_inputs: int  # values entering adapted modules of one layer, each module counted
     adapted_outputs: int
     distinct_adapted_inputs: int  # values entering adapted modules of one layer, shared inputs counted once
+    linear_inputs: int  # values entering linear layers of one layer, each counted
+    has_adapted_down: bool  # the MLP's last matrix has an adapter
+    has_fused_qkv: bool  # query, key and value are one matrix
     adapted_weights: int  # base weights of adapted modules
     active_modules: int  # linear modules one token passes through, in the whole model
 
@@ -50,7 +54,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 def shape_of(architecture: Architecture, *, rank: int, target_modules: tuple[str, ...], use_dora: bool) -> Shape:
     """Return the sums over the model's layers; DoRA adds a magnitude for every output of an adapted module."""
-    a, layers = architecture, linear_layers(architecture)
+    a, layers, names = architecture, linear_layers(architecture), module_names(architecture)
     targets = target_layers(architecture, target_modules)
     n, head, other = a.n_layers, head_parameter_count(a), other_parameter_count(a)
     linear = sum(layer.weights * layer.copies for layer in layers)
@@ -63,7 +67,7 @@ def shape_of(architecture: Architecture, *, rank: int, target_modules: tuple[str
         query=a.query_size,
         key_value=a.key_value_size,
         active_ff=_active_ff(a),
-        ff_copies=3 if a.mlp_gated else 2,
+        ff_copies=_ff_copies(a),
         vocabulary=a.vocab_size,
         linear=linear,
         active_linear=sum(layer.weights * layer.active_copies for layer in layers),
@@ -78,6 +82,9 @@ def shape_of(architecture: Architecture, *, rank: int, target_modules: tuple[str
         adapted_inputs=inputs // n,
         adapted_outputs=sum(layer.active_copies * layer.out_features for layer in targets) // n,
         distinct_adapted_inputs=_distinct_inputs(targets) // n,
+        linear_inputs=sum(layer.active_copies * layer.in_features for layer in layers) // n,
+        has_adapted_down=any(layer.name.endswith(names.down) for layer in targets),
+        has_fused_qkv=bool(names.fused_qkv),
         adapted_weights=sum(layer.weights * layer.copies for layer in targets),
         active_modules=sum(layer.active_copies for layer in layers),
     )
@@ -106,3 +113,12 @@ def _active_ff(a: Architecture) -> int:
         return a.intermediate_size
     experts = (a.experts_per_token or 0) * (a.moe_intermediate_size or 0) + a.shared_expert_intermediate_size
     return max(experts, a.intermediate_size if a.n_dense_layers else 0)
+
+
+def _ff_copies(a: Architecture) -> int:
+    """Return how many values per intermediate value the MLP keeps.
+
+    With a gate: its product, its activation and the other product. gpt-oss also keeps the clamped gate, its sigmoid,
+    and the other product plus one.
+    """
+    return 6 if a.attention_sinks else 3 if a.mlp_gated else 2

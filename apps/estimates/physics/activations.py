@@ -1,10 +1,13 @@
 """Bytes per token of a training step: what the forward and backward pass keep, and the loss."""
 
+from typing import NamedTuple
+
 from apps.contracts.runs import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.physics.stacks import StackProfile
+from apps.estimates.physics.states import is_autocast_of_fp32
 
 # LoRA's dropout saves a byte mask on a GPU (native_dropout); on a CPU the mask has the type of its input.
 _GPU_DROPOUT_MASK_BYTES = 1
@@ -17,10 +20,12 @@ _TILE_VOCABULARY = 32768
 # at once in fp32, and one boolean mask (trl/kernels/chunked_logprob.py _backward_tile).
 _TORCH_TILE_BYTES = 8 * 4 + 1
 
-# Eager attention keeps softmax in fp32 and its 16-bit copy for the backward pass (transformers
-# eager_attention_forward), and also makes the gradient of each.
-_EAGER_SAVED_BYTES = 4 + 2
-_EAGER_WORKING_BYTES = 4 + 4 + 2
+# Eager attention: bytes per score that a layer keeps, and that are alive in its attention's backward pass. transformers
+# (eager_attention_forward) keeps the softmax in fp32 and its 16-bit copy, and makes the gradient of each and of the
+# scores. Gemma 2 also keeps the tanh of its cap. gpt-oss computes with its sinks' type, and makes most copies in the
+# forward pass.
+_EAGER_BYTES, _CAPPED_BYTES, _SINK_BYTES, _WIDE_SINK_BYTES = (6, 16), (8, 14), (2, 6), (6, 12)
+_EAGER_MASK_BYTES = 2 + 2  # full and sliding, in 16 bits
 # A padded batch needs a mask of length x length per row: boolean, and expanded to 16 bits by the kernel.
 _MASK_BYTES_PER_SCORE = 1 + 2
 # Under DeepSpeed the model runs in 16 bits without autocast: logits, shifted copy, log-probabilities, gradient.
@@ -28,40 +33,101 @@ _DEEPSPEED_LOSS_BYTES = 8.0
 _FP32_LOSS_BYTES = 12.0  # stacks that keep at least so much of each logit keep it in fp32, also under a 16-bit head
 
 
+class Activations(NamedTuple):
+    """Bytes of a micro-step's activations.
+
+    `kept` by the forward pass, `kept_first` of them when the backward pass reaches the first layer, and `working`, what
+    the backward pass of a layer adds. Without checkpointing, the end of the forward pass may add more.
+    """
+
+    kept: float
+    kept_first: float
+    working: float
+
+
 class TokenBytes:
-    """Bytes per token of activations and loss, operator by operator, as transformers' modelling code runs them."""
+    """Bytes per token of activations and loss, operator by operator, as transformers' modelling code runs them.
+
+    Of one layer: `layer` is kept for its backward pass, or with checkpointing `checkpoint`; `forward` and `backward`
+    are the temporaries of its passes.
+    """
 
     def __init__(self, shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, width: int) -> None:
-        s = shape
+        s, a = shape, shape.architecture
         if plan.method == Method.QLORA and stack.quantized_activation_bytes:
             width = stack.quantized_activation_bytes
         self.shape, self.plan, self.stack, self.width, self.is_cpu = shape, plan, stack, width, gpu.is_cpu
-        is_fused = stack.fused_kernels or plan.is_compiled
-        norm_bytes = width if is_fused else 4  # RMSNorm works on an fp32 copy unless fused
-        norms = s.architecture.norms_per_layer * norm_bytes * s.hidden
-        key_values = s.query if stack.repeats_key_values else s.key_value
-        attention = width * (2 * s.query + 2 * key_values)
-        ff_copies = s.ff_copies - 1 if is_fused else s.ff_copies
+        self.has_dropout = plan.lora_dropout > 0 and not plan.is_preference  # TRL turns it off for pairs
+        self.is_fused = stack.fused_kernels or plan.is_compiled
+        is_nf4 = plan.method == Method.QLORA and plan.quantization == "nf4"
+        self.has_wide_norms = is_nf4 and plan.compute_dtype in stack.wide_norms
         # Most norms in fp32 give fp32 results, and bitsandbytes' layers return the type they are given.
-        is_wide = plan.method == Method.QLORA and plan.quantization == "nf4" and stack.has_wide_norms
-        ff_width = 4 if is_wide and not s.architecture.keeps_norm_type else width
-        self.layer = norms + attention + ff_copies * ff_width * s.active_ff + self._adapter_inputs()
-        self.working = width * 2 * s.hidden + ff_width * 3 * s.active_ff
+        is_wide = self.has_wide_norms and not a.keeps_norm_type
+        ff_width = 4 if is_wide else width
+        self.is_cast = is_autocast_of_fp32(plan, stack)
+        self.residual = s.hidden * (4 if is_wide or self.is_cast else width)
+        # The result of each expert is kept, because the router's weight of it has a gradient.
+        routed = (a.experts_per_token or 0) * s.hidden * width * (2 if a.attention_sinks else 1)
+        self.mlp = self._ff_copies() * ff_width * s.active_ff + routed
+        self.layer = self._norms() + self._attention() + self.mlp + self._inputs()
+        self.forward, self.backward = self._temporaries(ff_width, 3 * routed)
         is_offloaded = stack.offloads_checkpoints or plan.offloads_activations
-        self.checkpoint = 0 if is_offloaded else s.n_layers * s.hidden * width
+        self.checkpoint = 0 if is_offloaded else self.residual
+        # A norm keeps its input in fp32. If the checkpoint is in fp32, it is the input of the layer's first norm.
+        self.shared = self.residual if self.residual == 4 * s.hidden and not (is_offloaded or self.is_fused) else 0
         self.head_gradient = s.head * 4 if plan.method == Method.FULL and stack.is_tiled_loss else 0
 
-    def activations(self, rows: int, length: int, checkpointing: bool) -> tuple[float, float]:
-        """Return the bytes kept by the forward pass of all layers, and those the backward pass of one layer adds."""
-        s, tokens = self.shape, rows * length
-        layer, working = tokens * self.layer, tokens * self.working
+    def activations(self, rows: int, length: int, checkpointing: bool) -> "Activations":
+        """Return the bytes of the activations in one micro-step."""
+        s, tokens, mask = self.shape, rows * length, self._mask(rows, length)
+        kept, alive = self._scores(rows, length)
+        layer, forward, backward = (tokens * each for each in (self.layer, self.forward, self.backward))
+        if not checkpointing:
+            working = max(forward, backward, alive - kept)
+            return Activations(s.n_layers * (layer + kept) + mask, layer + kept + mask, working)
+        output = tokens * 2 * self.width * s.hidden  # the gradients of the layer's output and of the next norm's input
+        in_mlp = layer + kept + max(forward + output, backward)
+        in_attention = layer - tokens * self.mlp + alive + output  # the MLP's backward pass is over
+        checkpoint = tokens * self.checkpoint
+        working = max(in_mlp, in_attention) - tokens * self.shared
+        return Activations(s.n_layers * checkpoint + mask, checkpoint + mask, working)
+
+    def _scores(self, rows: int, length: int) -> tuple[int, int]:
+        """Return the bytes of eager attention's scores that a layer keeps, and those alive in its attention."""
+        a = self.shape.architecture
+        if self.plan.attention != "eager":
+            return 0, 0
+        each = _CAPPED_BYTES if a.has_score_cap else _EAGER_BYTES
+        if a.attention_sinks:
+            each = _WIDE_SINK_BYTES if self.has_wide_norms else _SINK_BYTES
+        scores = rows * a.n_heads * length**2
+        return scores * each[0], scores * each[1]
+
+    def _mask(self, rows: int, length: int) -> int:
         if self.plan.attention == "eager":
-            scores = rows * s.architecture.n_heads * length**2
-            layer, working = layer + scores * _EAGER_SAVED_BYTES, working + scores * _EAGER_WORKING_BYTES
-        mask = 0 if rows == 1 or self.plan.is_packed else rows * length**2 * _MASK_BYTES_PER_SCORE
-        if checkpointing:
-            return tokens * self.checkpoint + mask, layer + working
-        return s.n_layers * layer + mask, working
+            return rows * length**2 * _EAGER_MASK_BYTES
+        return 0 if rows == 1 or self.plan.is_packed else rows * length**2 * _MASK_BYTES_PER_SCORE
+
+    def _norms(self) -> float:
+        """Return the inputs of the norms, which compute in fp32 unless fused, and what their gradients need."""
+        s, a = self.shape, self.shape.architecture
+        heads = s.query + s.key_value if a.qk_norm else 0
+        kept = (self.width if self.is_fused else 4) * (a.norms_per_layer * s.hidden + heads)
+        if self.plan.method == Method.FULL and not self.is_fused:
+            kept += a.norms_per_layer * self.residual + self.width * heads
+        return kept
+
+    def _attention(self) -> float:
+        s, stack = self.shape, self.stack
+        is_apart = stack.packs_micro_batches and self.plan.is_packed and self.plan.attention == "flash"
+        if is_apart and not self.is_cpu:
+            whole = s.query + s.key_value if s.has_fused_qkv else 0  # the value is a view of the whole product
+            return self.width * (2 * s.query + 2 * s.key_value + whole)
+        key_value = s.query if stack.repeats_key_values else s.key_value
+        return self.width * (2 * s.query + 2 * key_value)
+
+    def _ff_copies(self) -> int:
+        return self.shape.ff_copies - 1 if self.is_fused else self.shape.ff_copies
 
     def loss(self, tokens: int) -> float:
         """Return the bytes of the loss at the head's peak."""
@@ -92,16 +158,36 @@ class TokenBytes:
         per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else self.stack.loss_bytes
         return tokens * self.shape.vocabulary * min(per_logit * 5 / 6, self.width + 4 + 4)
 
-    def _adapter_inputs(self) -> float:
+    def _inputs(self) -> float:
+        """Return the inputs of linear layers, of which each trained weight needs its own."""
         s, plan, width = self.shape, self.plan, self.width
-        # inputs of the two blocks and of the down projection; the layers of a block share them
         if plan.method == Method.FULL:
-            return width * (2 * s.hidden + s.active_ff)
+            # Autocast converts the input of each matrix anew. Otherwise the layers of a block share theirs.
+            return width * (s.linear_inputs if self.is_cast else 2 * s.hidden + s.active_ff)
         rank = plan.lora_rank * s.adapter_modules / s.n_layers * width
         # DoRA scales the results of base and adapter by a trained magnitude, and so keeps both.
-        dora = s.adapted_outputs * (width + 4) if plan.use_dora else 0
+        dora = s.adapted_outputs * (width + (width if self._converts_inputs() else 4)) if plan.use_dora else 0
         # each module has its own dropped-out copy, and a mask
-        if plan.lora_dropout > 0 and not self.stack.fused_kernels:
+        if self.has_dropout and not self.stack.fused_kernels:
             mask = width if self.is_cpu else _GPU_DROPOUT_MASK_BYTES
             return s.adapted_inputs * (width + mask) + rank + dora
+        if self._converts_inputs():
+            return s.adapted_inputs * width + rank + dora
         return s.distinct_adapted_inputs * width + rank + dora
+
+    def _converts_inputs(self) -> bool:
+        """Return whether PEFT converts each module's input to the adapter's fp32, and autocast converts it back."""
+        plan, stack = self.plan, self.stack
+        is_wide = stack.quantized_adapter_bytes if plan.method == Method.QLORA else stack.adapter_bytes
+        return is_wide == 4 and stack.is_autocast and not self.is_fused and not self.is_cpu and self.width == 2
+
+    def _temporaries(self, ff_width: int, routed: int) -> tuple[float, float]:
+        """Return the temporaries at the peaks of a layer's forward and backward pass, both in the MLP."""
+        s, width, ff = self.shape, self.width, self.shape.active_ff
+        is_full, adapts_down = self.plan.method == Method.FULL, s.has_adapted_down and not self.is_cpu
+        forward = ff_width * ff + self.residual + 2 * width * s.hidden
+        if adapts_down and not is_full and self._converts_inputs():
+            # the input in fp32, where it is not anyway, and its dropped-out copy
+            forward += (0 if ff_width == 4 else 4 * ff) + (4 * ff if self.has_dropout else 0)
+        freed = width * ff if is_full or adapts_down else 0  # the last matrix's input, of which the gradient is done
+        return max(forward, routed), max(3 * ff_width * ff - freed, routed) + 2 * width * s.hidden

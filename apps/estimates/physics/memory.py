@@ -15,15 +15,20 @@ from apps.estimates.models.architectures import Architecture
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.activations import TokenBytes
 from apps.estimates.physics.gpus import GIB, MIB, Gpu
-from apps.estimates.physics.plans import Parallelism, TrainingPlan
+from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL, StackProfile
 from apps.estimates.physics.states import (
     CPU_PROCESS_BYTES,
     DTYPE_BYTES,
     Shards,
     buckets,
+    computed_weight_bytes,
+    converted_weights,
     dora_scratch,
+    gathered_bytes,
     host_bytes,
+    is_autocast_of_fp32,
+    keeps_fp32_weights,
     passing_gradients,
     root_unit,
     step_copy,
@@ -51,9 +56,6 @@ _VARIED_RESERVE_SHARE = 1.6
 # parameters, 512 to 2,048 tokens per micro-step, fp32, with and without checkpointing) was 1.44 to 1.88 times the live
 # memory.
 _CPU_ALLOCATOR_SHARE = 0.75
-
-# ZeRO-3 keeps up to this many gathered parameters (stage3_max_live_parameters; DeepSpeed config docs).
-_LIVE_PARAMETERS = 1e9
 
 
 class MemoryPart(msgspec.Struct, frozen=True):
@@ -109,8 +111,8 @@ def device_bytes(*, allocated: int, resting: int, gpu_count: int = 1, is_cpu: bo
 
 
 def weight_bytes(*, architecture: Architecture, plan: TrainingPlan, stack: StackProfile = ANNEAL) -> int:
-    """Return the bytes of all base model weights, as this method stores them."""
-    return round(stored_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
+    """Return the bytes of all base model weights, without the fp32 copies of full training."""
+    return round(computed_weight_bytes(shape_of_plan(architecture, plan), plan, stack))
 
 
 class MemoryModel:
@@ -121,14 +123,15 @@ class MemoryModel:
         self.sequences = 2 if plan.is_preference else 1
         self.width = DTYPE_BYTES[plan.compute_dtype]
         shards = Shards(plan)
-        weights = stored_weight_bytes(shape, plan, stack)
+        weights, computed = stored_weight_bytes(shape, plan, stack), computed_weight_bytes(shape, plan, stack)
         state = training_state(shape, plan, stack)
         self.refers = plan.is_preference and plan.has_reference
         self.scores = stack.evaluates or self.refers  # a forward pass without gradients
         self.keeps_reference = self.refers and not stack.reference_ahead
         if self.keeps_reference and plan.method == Method.FULL:
-            weights *= 2  # the original model; with an adapter, the base itself is the reference
-        self.weights = weights / shards.weights * (0 if plan.cpu_offload else 1)
+            weights, computed = 2 * weights, 2 * computed  # the original; with an adapter, the base is the reference
+        here = 0.0 if plan.cpu_offload else 1 / shards.weights
+        self.weights, self.known = weights * here, computed * here
         self.adapter = state.adapter / shards.weights
         self.gradients = state.gradients / shards.gradients
         if plan.cpu_offload and not plan.is_deepspeed:
@@ -139,7 +142,7 @@ class MemoryModel:
         self.optimizer = 0.0 if plan.cpu_offload else state.optimizer / shards.optimizer
         self.step_copy = 0.0 if plan.cpu_offload else step_copy(state, plan, shards.optimizer)
         self.buckets = buckets(plan, state)
-        self.gathered = self.buckets + _gathered(shape, plan, stack, weights)
+        self.gathered = self.buckets + gathered_bytes(shape, plan, stack, computed)
         self.root = root_unit(shape, plan)
         self.root_gradients = self.root if plan.method == Method.FULL else 0.0
         self.tied = tied_gradients(shape, plan, stack)
@@ -153,9 +156,10 @@ class MemoryModel:
         self.workspace = quantized + dora
         self.per_token = TokenBytes(shape, plan, gpu, stack, self.width)
         self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
-        is_kept = plan.gradient_accumulation_steps > 1 or plan.parallelism == Parallelism.DDP
-        self.keeps_gradients = is_kept and not plan.steps_in_backward
-        self.copies = _autocast_copies(shape, plan, stack) if self.keeps_gradients else 0.0
+        self.keeps_gradients = plan.gradient_accumulation_steps > 1 and not plan.steps_in_backward
+        self.copies, self.layer_copies = converted_weights(shape, plan, stack)
+        self.cached = self.copies if is_autocast_of_fp32(plan, stack) else 0.0  # by torch.amp, until the forward ends
+        self.last_gradients, self.first_gradients = self._passing_gradients()
 
     def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
         moments = self._moments(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
@@ -169,11 +173,15 @@ class MemoryModel:
         if self.gpu.memory_bytes:
             reserved = min(reserved, max(self.gpu.memory_bytes, highest))
         peak = moments[totals.index(highest)]
+        # Listed as in ZeRO's paper (arXiv 1910.02054, section 3.1): weights and gradients of 16 bits, and an optimizer
+        # state with the fp32 copy. Weights and gradients in fp32 have the same sum.
+        is_wide = keeps_fp32_weights(plan, self.stack)
+        half_weights, half_gradients = (self.weights / 2, peak.gradients / 2) if is_wide else (0.0, 0.0)
         amounts = {
-            "weights": self.weights,
+            "weights": self.weights - half_weights,
             "adapter": self.adapter,
-            "gradients": peak.gradients,
-            "optimizer": peak.optimizer,
+            "gradients": peak.gradients - half_gradients,
+            "optimizer": peak.optimizer + half_weights + half_gradients,
             "activations": peak.activations + peak.copies,
             "logits": peak.logits,
             "dequantization": peak.dequantization,
@@ -188,8 +196,8 @@ class MemoryModel:
             phase=peak.phase,
             parts=listed,
             phase_bytes={
-                moment.phase: min(round(total), rounded) if moment is not peak else rounded
-                for moment, total in zip(moments, totals, strict=True)
+                moment.phase: rounded if moment.phase == peak.phase else round(total)
+                for total, moment in sorted(zip(totals, moments, strict=True), key=lambda each: each[0])
             },
             reserved_bytes=round(reserved - self.framework + _CUBLAS_BYTES),
             allocated_bytes=round(max(alive) - self.framework),
@@ -200,59 +208,80 @@ class MemoryModel:
         """Return the peak of `estimate` without its parts, for searches."""
         rows *= self.sequences
         t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
-        saved, working = t.activations(rows, length, checkpointing)
+        saved, saved_first, working = t.activations(rows, length, checkpointing)
         at_rest = self.weights + self.adapter + self.framework
         held = at_rest + self.optimizer + self.gathered
         kept = self.gradients if self.keeps_gradients else 0.0
         beside = saved + t.loss(tokens) if self.keeps_reference else 0.0
+        copies, own_copies = (0.0, self.layer_copies) if checkpointing else (self.copies, 0.0)
         return max(
             at_rest + widened * self.load,
-            held + kept + self.copies + widened * (saved + t.loss(tokens)),
+            held + kept + self.cached + widened * (saved + tokens * t.forward) if self.cached else 0.0,
+            held + kept + copies + widened * (saved + t.loss(tokens)),
             held
-            + (self.gradients if checkpointing else kept + self.copies)
+            + self.last_gradients
+            + copies
+            + own_copies
             + self.root_gradients
             + widened * (saved + working + self.workspace),
+            held
+            + self.first_gradients
+            + self.layer_copies
+            + self.root_gradients
+            + widened * (saved_first + working + self.workspace),
             held + kept + max(0, 2 - self.stack.fsdp_root_copies) * self.root,
             at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
             at_rest + self.gradients + self.tied + self.buckets + 2 * self.root_gradients + self.optimizer,
             held + widened * (beside + working + t.evaluation(tokens) + self.workspace) if self.scores else 0.0,
         )
 
+    def _passing_gradients(self) -> tuple[float, float]:
+        """Return the gradients alive in the backward pass of the last layer, which comes first, and of the first one.
+
+        With full training, the last layer's pass has only the head's gradient beside it, and the checkpoints of all
+        layers. The first layer's has all other gradients, and one checkpoint.
+        """
+        shape, plan, whole = self.shape, self.plan, self.gradients
+        if plan.method != Method.FULL or plan.steps_in_backward or plan.cpu_offload:
+            return whole, whole
+        kept = whole if self.keeps_gradients else 0.0
+        if self.root:  # the root's gradients are counted apart
+            return kept, whole
+        head = shape.head / shape.total * whole
+        return kept + head, whole if shape.architecture.tie_word_embeddings else whole - head
+
     def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
         """Return the peak with a margin on the whole and on all parts except weights."""
         whole, rest = margin
-        return whole * (self.weights + rest * (self.peak(rows, length, checkpointing) - self.weights))
+        return whole * (self.known + rest * (self.peak(rows, length, checkpointing) - self.known))
 
     def _moments(self, rows: int, length: int, checkpointing: bool) -> tuple["_Moment", ...]:
         rows *= self.sequences
         tokens, t = rows * length, self.per_token
-        saved, working = t.activations(rows, length, checkpointing)
+        saved, saved_first, working = t.activations(rows, length, checkpointing)
         kept = self.gradients if self.keeps_gradients else 0.0
-        optimizer, gathered, workspace, copies = self.optimizer, self.gathered, self.workspace, self.copies
+        optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
+        copies, own_copies = (0.0, self.layer_copies) if checkpointing else (self.copies, 0.0)
         reference: tuple[_Moment, ...] = ()
         if self.refers:
-            first, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
+            trained, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
             state = optimizer if self.keeps_reference else 0.0
-            judged = (first + working, logits + t.evaluation(tokens))
+            judged = (trained + working, logits + t.evaluation(tokens))
             reference = (_Moment("reference", 0.0, state, *judged, workspace, gathered),)
         scored = (working, t.evaluation(tokens), workspace, gathered)
         evaluation = (_Moment("evaluation", 0.0, optimizer, *scored),) if self.stack.evaluates else ()
         whole = gathered + (2 - self.stack.fsdp_root_copies) * self.root
         shared = self.buckets + 2 * self.root_gradients  # at the end of the backward pass
+        within = (optimizer, saved + tokens * t.forward, 0.0, 0.0, gathered, self.cached)
+        forward = (_Moment("forward", kept, *within),) if self.cached else ()
+        last, first, beside = saved + working, saved_first + working, (workspace, gathered + self.root_gradients)
         gather = (_Moment("gather", kept, optimizer, 0.0, 0.0, 0.0, whole),) if self.root else ()
         return (
             _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
+            *forward,
             _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered, copies),
-            _Moment(
-                "backward",
-                self.gradients if checkpointing else kept,
-                optimizer,
-                saved + working,
-                0.0,
-                workspace,
-                gathered + self.root_gradients,
-                0.0 if checkpointing else copies,
-            ),
+            _Moment("backward", self.last_gradients, optimizer, last, 0.0, *beside, copies + own_copies),
+            _Moment("backward", self.first_gradients, optimizer, first, 0.0, *beside, self.layer_copies),
             *gather,
             _Moment("tied_weights", self.gradients + self.tied, optimizer, 0.0, 0.0, 0.0, shared),
             _Moment("optimizer_step", self.gradients, optimizer + self.step_copy, 0.0, 0.0, 0.0, self.buckets),
@@ -285,27 +314,3 @@ class _Moment(NamedTuple):
 
 def shape_of_plan(architecture: Architecture, plan: TrainingPlan) -> Shape:
     return shape_of(architecture, rank=plan.lora_rank, target_modules=plan.target_modules, use_dora=plan.use_dora)
-
-
-def _gathered(shape: Shape, plan: TrainingPlan, stack: StackProfile, weights: float) -> float:
-    """Return the bytes of the whole layers gathered from sharded weights while computing."""
-    if plan.parallelism != Parallelism.ZERO3:
-        return 0.0
-    width, outside = DTYPE_BYTES[plan.compute_dtype], shape.total - shape.layer * shape.n_layers
-    layer = shape.layer * (weights - outside * width) / (shape.layer * shape.n_layers)
-    if plan.is_deepspeed:
-        return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
-    # The root stays gathered from the forward to the backward pass.
-    return stack.fsdp_units * layer + stack.fsdp_root_copies * root_unit(shape, plan)
-
-
-def _autocast_copies(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
-    """Return the 16-bit copies of trained fp32 weights that torch.amp's cache keeps until the forward pass ends.
-
-    While gradients accumulate, they add to 16 bytes per parameter: 4 + 8 + 4. Without accumulation, the count of 2 + 12
-    + 2 is right, because copies and gradients are not alive together. FSDP casts the weights it gathers instead.
-    """
-    is_cast = plan.method == Method.FULL and stack.casts_trained_weights and plan.compute_dtype != "float32"
-    if not is_cast or plan.parallelism == Parallelism.ZERO3:
-        return 0.0
-    return float((shape.linear + shape.head) * DTYPE_BYTES[plan.compute_dtype])

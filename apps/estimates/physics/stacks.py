@@ -16,6 +16,8 @@ import msgspec
 
 from apps.estimates.models.architectures import Architecture
 
+_SHORT_TYPES = ("bfloat16", "float16")
+
 
 class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     """How one training framework uses memory and time.
@@ -34,7 +36,8 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     quantized_adapter_bytes: int = 4  # the same, if the base is 4-bit
     is_autocast: bool = True  # fp32 adapters are cast to 16 bits at each use, and the copies are kept for the step
     upcasts_unquantized: bool = False  # prepare_model_for_kbit_training: embeddings, norms and head to fp32
-    has_wide_norms: bool = False  # prepare_model_for_kbit_training: at least the norms over a 4-bit base in fp32
+    # prepare_model_for_kbit_training: at least the norms over a 4-bit base in fp32, if computing in one of these types.
+    wide_norms: tuple[str, ...] = ()
     # Of each weight of a mixture's experts over a 4-bit base. transformers 5 keeps a layer's experts in one tensor,
     # which bitsandbytes does not quantise. None: one matrix per expert (transformers 4), quantised like all others.
     expert_bytes: int | None = None
@@ -72,7 +75,7 @@ ANNEAL = StackProfile(
     is_tiled_loss=True,
     heads_trained_only=True,
     expert_bytes=2,
-    has_wide_norms=True,
+    wide_norms=("float16",),
     casts_trained_weights=True,
     packs_micro_batches=True,
     fsdp_units=2,
@@ -84,7 +87,7 @@ ANNEAL = StackProfile(
         "TRL 1.16 trl/kernels/chunked_logprob.py; trl/trainer/utils.py add_fused_lm_head: only valid positions",
         "gpu_workers/train/loop/sft.py _score_selected, on a CPU",
         "PEFT autocast_adapter_dtype; gpu_workers/train/loop/sft.py _adapter_in_float32",
-        "gpu_workers/train/model/loading.py _prepare_quantized",
+        "gpu_workers/train/model/loading.py _widen_norms",
         "gpu_workers/train/loop/dpo.py",
     ),
 )
@@ -96,7 +99,7 @@ _PROFILES = (
         name="transformers, TRL, PEFT",
         has_step_copy=True,
         upcasts_unquantized=True,
-        has_wide_norms=True,
+        wide_norms=_SHORT_TYPES,
         full_state="pure",
         sources=(
             "transformers 5 loss_utils.ForCausalLMLoss",
@@ -105,13 +108,20 @@ _PROFILES = (
         ),
     ),
     StackProfile(
+        key="fms",
+        name="transformers, TRL, PEFT with accelerated-peft-bnb",
+        has_step_copy=True,
+        full_state="pure",
+        sources=("fms-acceleration, accelerated-peft README: 16-bit weights beside the 4-bit ones are not upcast",),
+    ),
+    StackProfile(
         key="loop",
         name="PyTorch loop around transformers and PEFT",
         loss_bytes=16.0,
         is_autocast=False,
         has_step_copy=True,
         upcasts_unquantized=True,
-        has_wide_norms=True,
+        wide_norms=_SHORT_TYPES,
         full_state="pure",
         sources=(
             "`output` alive through backward, as in the loop of fsdp_qlora",
@@ -126,7 +136,7 @@ _PROFILES = (
         is_autocast=False,
         has_step_copy=True,
         upcasts_unquantized=True,
-        has_wide_norms=True,
+        wide_norms=_SHORT_TYPES,
         full_state="pure",
         sources=("torch.nn.functional.cross_entropy of the head's type: logits, shifted, log-probabilities, gradient",),
     ),
@@ -314,7 +324,7 @@ STACKS |= {
         loss_bytes=14.0,
         compiled_loss_bytes=14.0,
     )
-    for key in ("hf", f"hf{MIXED_SUFFIX}")
+    for key in ("hf", "fms", f"hf{MIXED_SUFFIX}")
 }
 # Any of them with a fused head and loss (Liger, cut cross entropy): the logits are never complete.
 TILED_SUFFIX = "+tiled"

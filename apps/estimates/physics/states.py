@@ -39,6 +39,8 @@ MERGE_BYTES = 32 * MIB  # rows that are merged at a time, in float32
 # two of the first (overlap_comm). ZeRO-3 steps its optimizer over 1e9 parameters at a time (sub_group_size).
 _BUCKETS, _BUCKET_ELEMENTS = 3, 2e8
 _STEP_GROUP = 1e9
+# ZeRO-3 keeps up to this many gathered parameters (stage3_max_live_parameters; DeepSpeed config docs).
+_LIVE_PARAMETERS = 1e9
 
 
 class Shards:
@@ -59,8 +61,27 @@ class TrainingState(msgspec.Struct):
     trained: float = 0.0
 
 
+def keeps_fp32_weights(plan: TrainingPlan, stack: StackProfile) -> bool:
+    """Return whether full training keeps weights and gradients in fp32, and computes with 16-bit copies of them.
+
+    ZeRO 1 and 2 keep 16 bits instead, and divide the fp32 copy with the optimizer's state.
+    """
+    is_cast = plan.method == Method.FULL and stack.casts_trained_weights and plan.compute_dtype != "float32"
+    return is_cast and plan.parallelism not in (Parallelism.ZERO1, Parallelism.ZERO2)
+
+
+def is_autocast_of_fp32(plan: TrainingPlan, stack: StackProfile) -> bool:
+    """Return whether autocast makes these copies. FSDP converts the weights it gathers instead."""
+    return keeps_fp32_weights(plan, stack) and plan.parallelism != Parallelism.ZERO3
+
+
 def stored_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
     """Return the bytes of all base weights, as this method stores them."""
+    return shape.total * _FP32 if keeps_fp32_weights(plan, stack) else computed_weight_bytes(shape, plan, stack)
+
+
+def computed_weight_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> float:
+    """Return the bytes of all base weights, as they are computed with and gathered from other GPUs."""
     width = DTYPE_BYTES[plan.compute_dtype]
     if plan.method != Method.QLORA:
         return shape.total * width
@@ -84,6 +105,8 @@ def training_state(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> Tra
         Parallelism.ZERO1, Parallelism.ZERO2, Parallelism.ZERO3
     ) and plan.is_deepspeed  # fmt: skip
     if plan.method == Method.FULL:
+        if keeps_fp32_weights(plan, stack):
+            return _state(shape.total, _FP32, False, plan, stack, False, adapter=0.0)
         trained, is_mixed = shape.total, (stack.full_state == "mixed" or is_deepspeed) and width < _FP32
         return _state(trained, width, is_mixed, plan, stack, is_deepspeed, adapter=0.0)
     adapter_width = stack.quantized_adapter_bytes if plan.method == Method.QLORA else stack.adapter_bytes
@@ -186,10 +209,37 @@ def root_unit(shape: Shape, plan: TrainingPlan) -> float:
     return float((shape.total - shape.layer * shape.n_layers) * DTYPE_BYTES[plan.compute_dtype])
 
 
+def gathered_bytes(shape: Shape, plan: TrainingPlan, stack: StackProfile, weights: float) -> float:
+    """Return the bytes of the whole layers gathered from sharded weights while computing."""
+    if plan.parallelism != Parallelism.ZERO3:
+        return 0.0
+    width, outside = DTYPE_BYTES[plan.compute_dtype], shape.total - shape.layer * shape.n_layers
+    layer = shape.layer * (weights - outside * width) / (shape.layer * shape.n_layers)
+    if plan.is_deepspeed:
+        return min(_LIVE_PARAMETERS * width, weights) + shape.head * width
+    # The root stays gathered from the forward to the backward pass.
+    return stack.fsdp_units * layer + stack.fsdp_root_copies * root_unit(shape, plan)
+
+
+def converted_weights(shape: Shape, plan: TrainingPlan, stack: StackProfile) -> tuple[float, float]:
+    """Return the bytes of the 16-bit copies of weights that the backward pass needs: of all layers, and of one.
+
+    Full training makes them of its fp32 weights, DoRA of the adapted weights.
+    """
+    is_full = is_autocast_of_fp32(plan, stack)
+    count = shape.linear if is_full else shape.adapted_weights if plan.use_dora and stack.is_autocast else 0
+    whole = float(count * DTYPE_BYTES[plan.compute_dtype])
+    return whole, whole / shape.n_layers
+
+
 def dora_scratch(shape: Shape, plan: TrainingPlan, width: int) -> int:
-    """Return the bytes while PEFT norms one weight: B A of the unit matrix in fp32, and the sum of both in fp32."""
+    """Return the bytes while PEFT norms one weight.
+
+    It multiplies B A with a unit matrix in fp32, converted to 16 bits, and then adds the weight to the product in fp32.
+    """
     return max(
-        layer.in_features**2 * (4 + width) + layer.weights * (width + 4 + 4)
+        max(layer.in_features**2 * (4 + width), layer.in_features**2 * width + layer.weights * (4 + 4))
+        + layer.weights * width
         for layer in target_layers(shape.architecture, plan.target_modules)
     )
 

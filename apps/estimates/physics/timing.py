@@ -12,7 +12,7 @@ from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import StackProfile
-from apps.estimates.physics.states import DTYPE_BYTES, quantized_linear, stored_weight_bytes
+from apps.estimates.physics.states import DTYPE_BYTES, computed_weight_bytes, quantized_linear
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +263,7 @@ def _communication(
     """Return the seconds of the exchange that the rest of the micro-step, `meanwhile` seconds, cannot hide."""
     n, width = plan.gpu_count, DTYPE_BYTES[plan.compute_dtype]
     if plan.cpu_offload:
-        host = (3 if plan.gradient_checkpointing else 2) * stored_weight_bytes(shape, plan, stack) / max(n, 1)
+        host = (3 if plan.gradient_checkpointing else 2) * computed_weight_bytes(shape, plan, stack) / max(n, 1)
         if plan.method == Method.FULL:
             host += shape.total * DTYPE_BYTES["float32"] / max(n, 1)  # gradients, as they are reduced
     else:
@@ -276,7 +276,7 @@ def _communication(
         if plan.parallelism == Parallelism.ZERO3:
             # FSDP gathers a layer for the forward and for the backward pass; ZeRO-3 gathers it again to recompute it.
             gathers = 3 if plan.is_deepspeed and plan.gradient_checkpointing else 2
-            gathered = gathers * ring * stored_weight_bytes(shape, plan, stack)
+            gathered = gathers * ring * computed_weight_bytes(shape, plan, stack)
             exchanged = gathered + ring * trained * width
             between_copies = 2 * (1 - 1 / plan.copies) * trained * width
         else:

@@ -176,6 +176,8 @@ def framework(row: MeasurementRow) -> str:
     found = next((key for key, pattern in _FRAMEWORKS if re.search(pattern, text, re.IGNORECASE)), "hf")
     if "chunked_ce=False" in settings:
         found = f"{found}{WHOLE_SUFFIX}"
+    if found == "hf" and "accelerated-peft-bnb" in settings:
+        found = "fms"
     if found == "hf" and _holds_fp32(row):
         found = f"{found}{MIXED_SUFFIX}"
     is_tiled = _FUSED_LOSS.search(settings) is not None

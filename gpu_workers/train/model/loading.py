@@ -17,9 +17,9 @@ from gpu_workers.train.model.hardware import Engine, choose_engine, detect
 from gpu_workers.train.model.sharding import shard_model
 
 try:
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn import Linear4bit
 except ImportError:  # only for QLoRA (gpu_workers/trainer/child.py)
-    Linear4bit = Params4bit = ()  # an instance of no class
+    Linear4bit = ()  # an instance of no class
 
 try:
     from liger_kernel.transformers import _apply_liger_kernel_to_instance
@@ -88,32 +88,21 @@ def adapt(
             module.support_avx512bf16_for_cpu = False
     if hyperparameters.method is Method.FULL:
         return base
-    if is_sharded:  # one layer's shards must have one dtype: NF4 is stored as the compute dtype, nothing is cast up
+    if is_sharded:  # one layer's shards must have one dtype
         _cast_float_weights(base, engine.torch_dtype)
-    elif hyperparameters.method is Method.QLORA:
-        base = _prepare_quantized(base, hyperparameters, engine)
+    elif hyperparameters.method is Method.QLORA and engine.dtype == "float16":
+        _widen_norms(base)
     return peft.get_peft_model(base, lora_config(hyperparameters))
 
 
-def _prepare_quantized(base: PreTrainedModel, hyperparameters: Hyperparameters, engine: Engine) -> PreTrainedModel:
-    """Freeze the base and convert its norms to float32, but not embeddings, head and a mixture's experts.
+def _widen_norms(base: PreTrainedModel) -> None:
+    """Convert the norms to float32, and so the values between the layers.
 
-    Their products round to 16 bits again. Experts are one tensor per layer, which bitsandbytes leaves in 16 bits; in
-    float32 they would be larger than before the quantization.
+    Values that a model learned in bfloat16 can exceed float16. On cards with bfloat16, they need no conversion.
     """
-    matrices = [
-        (parameter, parameter.data)
-        for parameter in base.parameters()
-        if parameter.ndim > 1 and not isinstance(parameter, Params4bit)
-    ]
-    for parameter, data in matrices:
-        parameter.data = data.new_empty(0)
-    base = peft.prepare_model_for_kbit_training(base, use_gradient_checkpointing=hyperparameters.gradient_checkpointing)
-    for parameter, data in matrices:
-        parameter.data = data
-    if not engine.is_gpu:
-        _cast_float_weights(base, engine.torch_dtype)
-    return base
+    for parameter in base.parameters():
+        if parameter.ndim == 1:
+            parameter.data = parameter.data.float()
 
 
 def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
@@ -130,7 +119,7 @@ def lora_config(hyperparameters: Hyperparameters) -> peft.LoraConfig:
 
 
 def _cast_float_weights(base: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Convert norms and embeddings back from float32. On a GPU, autocast converts anyway; on a CPU, float32 is slow."""
+    """Convert what a model keeps in float32. Autocast converts it at each use anyway."""
     for parameter in base.parameters():
         if parameter.dtype is torch.float32:
             parameter.data = parameter.data.to(dtype)

@@ -4,13 +4,19 @@ import msgspec
 import pytest
 
 from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
+from apps.estimates.models.architectures import from_catalog_row
+from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.memory import peak_memory
 from gpu_workers.common.config import child_environment
 from gpu_workers.common.preflight import GpuMemory
 from gpu_workers.rehearsal.rehearse import rehearse_memory
 from gpu_workers.rehearsal.trace import run_spec
 from gpu_workers.trainer import run_checks
 from gpu_workers.trainer.idle import rehearsals
+from tests.bench.rehearsal.grid import catalog_cases, plan_of
 from tests.bench.rehearsal.real import real_peak_bytes
+
+GPU = Gpu(key="gpu", name="gpu", memory_bytes=0)
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 6, "hidden_size": 128, "intermediate_size": 352,
@@ -30,6 +36,23 @@ def test_fake_tensors_take_what_real_ones_take(method: Method) -> None:
     asked = msgspec.structs.replace(request(method=method), is_on_cpu=True, is_full_depth=True)
 
     assert rehearse_memory(asked).allocated_bytes == pytest.approx(real_peak_bytes(asked), rel=0.03)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "lora, 8 rows", "lora without checkpoints, 16 rows", "qlora, 8 rows", "dora without checkpoints, 4 rows",
+        "full, 8 rows", "full, 8 rows twice a step", "full without checkpoints, 8 rows",
+    ],
+)  # fmt: skip
+def test_the_formula_counts_what_the_trainer_keeps_of_each_row(recipe: str) -> None:
+    [case] = [case for case in catalog_cases() if case.name == f"Qwen3-0.6B: {recipe}"]
+    architecture = from_catalog_row(case.row)
+
+    said = peak_memory(architecture=architecture, plan=plan_of(case.request, architecture), gpu=GPU)
+
+    assert said.allocated_bytes == pytest.approx(rehearse_memory(case.request).allocated_bytes, rel=0.03)
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_optimizers_keep_what_their_papers_say(models, optimizer, bytes_each):
 
 def test_dora_needs_more_than_lora_and_less_than_twice_its_activations(models):
     plain, dora = (
-        peak(models["Llama-3.1-8B"], CARD, method="lora", max_length=2048, use_dora=use, gradient_checkpointing=False)
+        peak(models["Llama-3.1-8B"], CARD, method="lora", max_length=16384, use_dora=use, gradient_checkpointing=False)
         for use in (False, True)
     )
 
@@ -197,5 +197,5 @@ def test_full_training_that_accumulates_holds_gradients_and_16_bit_copies_at_onc
         return estimate.peak_bytes / 8_030_261_248
 
     assert 16 <= size() < 16.5
-    assert 18 <= size(gradient_accumulation_steps=2) < 18.6
+    assert 17.7 <= size(gradient_accumulation_steps=2) < 18.3  # of the layers' matrices only
     assert size(gradient_accumulation_steps=2, stack="foundry") < 16.5

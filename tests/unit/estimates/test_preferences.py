@@ -12,6 +12,7 @@ from tests.unit.estimates.pools import pool
 def test_pairs_of_answers_take_the_memory_of_two_rows_and_a_reference_ahead(ask, models, gpu_types):
     shape = {"architecture": models["Llama-3.1-8B"], "max_length": 1024, "longest_row_tokens": 1024}
     shape |= {"tokens": 1_000_000, "gradient_checkpointing": False}
+    shape |= {"lora_dropout": 0.0, "packing": False}  # as pairs are trained
     pairs = ask(**shape, is_preference=True, rows=500, micro_batch_size=1)
     rows = ask(**shape, rows=1000, micro_batch_size=2, batch_size=32)
     card = pool(None, gpu=gpu_types["h100-sxm-80"])
