@@ -66,47 +66,45 @@ class TokenBytes:
         ff_width = 4 if is_wide else width
         self.is_cast = is_autocast_of_fp32(plan, stack)
         self.residual = s.hidden * (4 if is_wide or self.is_cast else width)
+        self.converts_inputs = self._converts_inputs()
         # The result of each expert is kept, because the router's weight of it has a gradient.
         routed = (a.experts_per_token or 0) * s.hidden * width * (2 if a.attention_sinks else 1)
         self.mlp = self._ff_copies() * ff_width * s.active_ff + routed
         self.layer = self._norms() + self._attention() + self.mlp + self._inputs()
-        self.forward, self.backward = self._temporaries(ff_width, 3 * routed)
+        self.forward, backward = self._temporaries(ff_width, 3 * routed)
         is_offloaded = stack.offloads_checkpoints or plan.offloads_activations
         self.checkpoint = 0 if is_offloaded else self.residual
         # A norm keeps its input in fp32. If the checkpoint is in fp32, it is the input of the layer's first norm.
-        self.shared = self.residual if self.residual == 4 * s.hidden and not (is_offloaded or self.is_fused) else 0
+        shared = self.residual if self.residual == 4 * s.hidden and not (is_offloaded or self.is_fused) else 0
+        output = 2 * width * s.hidden  # the gradients of the layer's output and of the next norm's input
+        self.working = max(self.forward, backward)
+        self.working_in_mlp = self.layer - shared + max(self.forward + output, backward)
+        self.working_in_attention = self.layer - shared - self.mlp + output  # the MLP's backward pass is over
+        self.mask = 0 if plan.is_packed else _MASK_BYTES_PER_SCORE
+        self.score, self.score_peak = self._score_bytes() if plan.attention == "eager" else (0, 0)
         self.head_gradient = s.head * 4 if plan.method == Method.FULL and stack.is_tiled_loss else 0
 
-    def activations(self, rows: int, length: int, checkpointing: bool) -> "Activations":
+    def activations(self, rows: int, length: int, checkpointing: bool) -> Activations:
         """Return the bytes of the activations in one micro-step."""
-        s, tokens, mask = self.shape, rows * length, self._mask(rows, length)
-        kept, alive = self._scores(rows, length)
-        layer, forward, backward = (tokens * each for each in (self.layer, self.forward, self.backward))
-        if not checkpointing:
-            working = max(forward, backward, alive - kept)
-            return Activations(s.n_layers * (layer + kept) + mask, layer + kept + mask, working)
-        output = tokens * 2 * self.width * s.hidden  # the gradients of the layer's output and of the next norm's input
-        in_mlp = layer + kept + max(forward + output, backward)
-        in_attention = layer - tokens * self.mlp + alive + output  # the MLP's backward pass is over
-        checkpoint = tokens * self.checkpoint
-        working = max(in_mlp, in_attention) - tokens * self.shared
-        return Activations(s.n_layers * checkpoint + mask, checkpoint + mask, working)
+        tokens, layers = rows * length, self.shape.n_layers
+        mask = self.mask * tokens * length if rows > 1 else 0
+        kept = alive = 0
+        if self.score:
+            scores = self.shape.architecture.n_heads * tokens * length
+            kept, alive, mask = scores * self.score, scores * self.score_peak, tokens * length * _EAGER_MASK_BYTES
+        if checkpointing:
+            checkpoint = tokens * self.checkpoint
+            working = max(tokens * self.working_in_mlp + kept, tokens * self.working_in_attention + alive)
+            return Activations(layers * checkpoint + mask, checkpoint + mask, working)
+        layer = tokens * self.layer + kept
+        return Activations(layers * layer + mask, layer + mask, max(tokens * self.working, alive - kept))
 
-    def _scores(self, rows: int, length: int) -> tuple[int, int]:
-        """Return the bytes of eager attention's scores that a layer keeps, and those alive in its attention."""
+    def _score_bytes(self) -> tuple[int, int]:
+        """Return the bytes of eager attention's score that a layer keeps, and those alive in its attention."""
         a = self.shape.architecture
-        if self.plan.attention != "eager":
-            return 0, 0
-        each = _CAPPED_BYTES if a.has_score_cap else _EAGER_BYTES
         if a.attention_sinks:
-            each = _WIDE_SINK_BYTES if self.has_wide_norms else _SINK_BYTES
-        scores = rows * a.n_heads * length**2
-        return scores * each[0], scores * each[1]
-
-    def _mask(self, rows: int, length: int) -> int:
-        if self.plan.attention == "eager":
-            return rows * length**2 * _EAGER_MASK_BYTES
-        return 0 if rows == 1 or self.plan.is_packed else rows * length**2 * _MASK_BYTES_PER_SCORE
+            return _WIDE_SINK_BYTES if self.has_wide_norms else _SINK_BYTES
+        return _CAPPED_BYTES if a.has_score_cap else _EAGER_BYTES
 
     def _norms(self) -> float:
         """Return the inputs of the norms, which compute in fp32 unless fused, and what their gradients need."""
@@ -166,12 +164,12 @@ class TokenBytes:
             return width * (s.linear_inputs if self.is_cast else 2 * s.hidden + s.active_ff)
         rank = plan.lora_rank * s.adapter_modules / s.n_layers * width
         # DoRA scales the results of base and adapter by a trained magnitude, and so keeps both.
-        dora = s.adapted_outputs * (width + (width if self._converts_inputs() else 4)) if plan.use_dora else 0
+        dora = s.adapted_outputs * (width + (width if self.converts_inputs else 4)) if plan.use_dora else 0
         # each module has its own dropped-out copy, and a mask
         if self.has_dropout and not self.stack.fused_kernels:
             mask = width if self.is_cpu else _GPU_DROPOUT_MASK_BYTES
             return s.adapted_inputs * (width + mask) + rank + dora
-        if self._converts_inputs():
+        if self.converts_inputs:
             return s.adapted_inputs * width + rank + dora
         return s.distinct_adapted_inputs * width + rank + dora
 
@@ -186,7 +184,7 @@ class TokenBytes:
         s, width, ff = self.shape, self.width, self.shape.active_ff
         is_full, adapts_down = self.plan.method == Method.FULL, s.has_adapted_down and not self.is_cpu
         forward = ff_width * ff + self.residual + 2 * width * s.hidden
-        if adapts_down and not is_full and self._converts_inputs():
+        if adapts_down and not is_full and self.converts_inputs:
             # the input in fp32, where it is not anyway, and its dropped-out copy
             forward += (0 if ff_width == 4 else 4 * ff) + (4 * ff if self.has_dropout else 0)
         freed = width * ff if is_full or adapts_down else 0  # the last matrix's input, of which the gradient is done

@@ -159,6 +159,7 @@ class MemoryModel:
         self.keeps_gradients = plan.gradient_accumulation_steps > 1 and not plan.steps_in_backward
         self.copies, self.layer_copies = converted_weights(shape, plan, stack)
         self.cached = self.copies if is_autocast_of_fp32(plan, stack) else 0.0  # by torch.amp, until the forward ends
+        self.trains_all = plan.method == Method.FULL
         self.last_gradients, self.first_gradients = self._passing_gradients()
 
     def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
@@ -224,11 +225,15 @@ class MemoryModel:
             + own_copies
             + self.root_gradients
             + widened * (saved + working + self.workspace),
-            held
-            + self.first_gradients
-            + self.layer_copies
-            + self.root_gradients
-            + widened * (saved_first + working + self.workspace),
+            (
+                held
+                + self.first_gradients
+                + self.layer_copies
+                + self.root_gradients
+                + widened * (saved_first + working + self.workspace)
+                if self.trains_all
+                else 0.0
+            ),
             held + kept + max(0, 2 - self.stack.fsdp_root_copies) * self.root,
             at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
             at_rest + self.gradients + self.tied + self.buckets + 2 * self.root_gradients + self.optimizer,
@@ -242,7 +247,7 @@ class MemoryModel:
         layers. The first layer's has all other gradients, and one checkpoint.
         """
         shape, plan, whole = self.shape, self.plan, self.gradients
-        if plan.method != Method.FULL or plan.steps_in_backward or plan.cpu_offload:
+        if not self.trains_all or plan.steps_in_backward or plan.cpu_offload:
             return whole, whole
         kept = whole if self.keeps_gradients else 0.0
         if self.root:  # the root's gradients are counted apart

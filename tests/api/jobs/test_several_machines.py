@@ -98,7 +98,7 @@ def test_a_failed_job_is_started_again_on_as_many_machines(post, body) -> None:
 @pytest.mark.slow
 def test_a_model_that_one_gpu_does_not_hold_is_divided_within_each_machine(post, body) -> None:
     """Only one GPU of each machine: the whole model crosses the network. With several, only the gradients do."""
-    GpuPool.objects.filter(name="h200").update(memory_bytes=26 * 2**30)
+    GpuPool.objects.filter(name="h200").update(memory_bytes=28 * 2**30)
 
     options = {option["id"]: option for option in post(URL, body | {"node_count": 2})["pools"]}
     post(JOBS, body | {"compute": {"pool": "h200", "gpu_count": 8, "node_count": 2}})
