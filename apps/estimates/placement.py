@@ -100,11 +100,14 @@ def _choose_plan(
     found: list[tuple[TrainingPlan, MemoryModel]] = []
     smallest: tuple[float, TrainingPlan, MemoryModel] | None = None
     for parallelism, copies in _sharings(task.request, gpu, gpu_count):
-        base = _base_plan(task.request, gpu, gpu_count, parallelism, copies)
+        base = _with_rows(_base_plan(task.request, gpu, gpu_count, parallelism, copies), task.request, sizes[0], True)
+        shared = _model(task, base, gpu)
         for checkpointing in (False, True) if asked is None else (asked,):
-            plan, model, needed = _largest(task, base, sizes, gpu, margin, checkpointing)
+            plan, model, needed = _largest(task, base, shared, sizes, margin, checkpointing)
             if needed <= gpu.memory_bytes:
                 found.append((plan, model))
+                if plan.micro_batch_size == sizes[-1]:
+                    break  # the same rows at once with recomputed activations take longer
             elif smallest is None or needed < smallest[0]:
                 smallest = (needed, plan, model)
     if not found:
@@ -216,14 +219,18 @@ def _micro_batch_sizes(request: QuoteRequest, gpu_count: int) -> tuple[int, ...]
 
 
 def _largest(
-    task: Task, base: TrainingPlan, sizes: tuple[int, ...], gpu: Gpu, margin: Margin, checkpointing: bool
+    task: Task,
+    base: TrainingPlan,
+    model: MemoryModel,
+    sizes: tuple[int, ...],
+    margin: Margin,
+    checkpointing: bool,
 ) -> tuple[TrainingPlan, MemoryModel, float]:
     """Return the plan with the largest micro-batch that fits, its model, and its need with the margin.
 
-    Bisection works, because memory never decreases with the micro-batch.
+    `model` is that of `base`. Bisection works, because memory never decreases with the micro-batch.
     """
-    request = task.request
-    model = _model(task, _with_rows(base, request, sizes[0], checkpointing), gpu)
+    request, gpu = task.request, model.gpu
     low, high, needed = 0, len(sizes), 0.0
     while low < high:
         middle = (low + high) // 2

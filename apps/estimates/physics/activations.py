@@ -149,10 +149,13 @@ class TokenBytes:
             plan.compute_dtype == "float32" or (stack.has_head_loss and is_head_wide)
         )
 
-    def evaluation(self, tokens: int) -> float:
-        """Return the bytes of the loss without gradient: logits, their fp32 copy and log-probabilities, or a tile."""
+    def evaluation(self, tokens: int, loss: float) -> float:
+        """Return the bytes of the loss without gradient: logits, their fp32 copy and log-probabilities, or a tile.
+
+        `loss` are the bytes of the loss with its gradient.
+        """
         if self.stack.is_tiled_loss:
-            return self.loss(tokens) - self.head_gradient
+            return loss - self.head_gradient
         per_logit = _DEEPSPEED_LOSS_BYTES if self.plan.is_deepspeed else self.stack.loss_bytes
         return tokens * self.shape.vocabulary * min(per_logit * 5 / 6, self.width + 4 + 4)
 

@@ -33,6 +33,7 @@ _MULTIPROCESSORS = {
     "rtx-pro-6000": (188, 2.6), "a10g": (80, 1.695), "t4": (40, 1.59), "v100": (80, 1.53), "rtx-a6000": (84, 1.80),
     "rtx-3090": (82, 1.695), "rtx-4080": (76, 2.505),
 }  # fmt: skip
+_LONGEST_PREFIXES = sorted(_MULTIPROCESSORS, key=len, reverse=True)  # "l40s" is found before "l40"
 # GeForce cards multiply 16-bit numbers with fp32 sums at half the rate of their units (Ampere and Ada white papers),
 # and clock above the data sheet. Feeding the units is never the limit, so they reach the sheet's figure.
 _GEFORCE_PREFIXES, _GEFORCE_SHARE = ("rtx-30", "rtx-40", "rtx-50"), 1.0
@@ -100,7 +101,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exponentials_per_second(self) -> float:
         """Return the rate that limits softmax; an unlisted type is assumed to have an A100's ratio to bandwidth."""
-        for prefix in sorted(_MULTIPROCESSORS, key=len, reverse=True):
+        for prefix in _LONGEST_PREFIXES:
             if self.key.startswith(prefix):
                 count, gigahertz = _MULTIPROCESSORS[prefix]
                 return count * gigahertz * 1e9 * _EXPONENTIALS_PER_CLOCK

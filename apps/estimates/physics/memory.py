@@ -156,11 +156,15 @@ class MemoryModel:
         self.workspace = quantized + dora
         self.per_token = TokenBytes(shape, plan, gpu, stack, self.width)
         self.reserve_share = _CPU_ALLOCATOR_SHARE if gpu.is_cpu else _RESERVE_SHARE
-        self.keeps_gradients = plan.gradient_accumulation_steps > 1 and not plan.steps_in_backward
+        keeps_gradients = plan.gradient_accumulation_steps > 1 and not plan.steps_in_backward
+        self.kept = self.gradients if keeps_gradients else 0.0
         self.copies, self.layer_copies = converted_weights(shape, plan, stack)
         self.cached = self.copies if is_autocast_of_fp32(plan, stack) else 0.0  # by torch.amp, until the forward ends
         self.trains_all = plan.method == Method.FULL
         self.last_gradients, self.first_gradients = self._passing_gradients()
+        self.at_rest = self.weights + self.adapter + self.framework
+        self.held = self.at_rest + self.optimizer + self.gathered
+        self.least = self._least()
 
     def estimate(self, plan: TrainingPlan) -> MemoryEstimate:
         moments = self._moments(plan.micro_batch_size, plan.max_length, plan.gradient_checkpointing)
@@ -210,35 +214,22 @@ class MemoryModel:
         rows *= self.sequences
         t, tokens, widened = self.per_token, rows * length, 1 + self.reserve_share
         saved, saved_first, working = t.activations(rows, length, checkpointing)
-        at_rest = self.weights + self.adapter + self.framework
-        held = at_rest + self.optimizer + self.gathered
-        kept = self.gradients if self.keeps_gradients else 0.0
-        beside = saved + t.loss(tokens) if self.keeps_reference else 0.0
+        working, loss = working + self.workspace, t.loss(tokens)
         copies, own_copies = (0.0, self.layer_copies) if checkpointing else (self.copies, 0.0)
-        return max(
-            at_rest + widened * self.load,
-            held + kept + self.cached + widened * (saved + tokens * t.forward) if self.cached else 0.0,
-            held + kept + copies + widened * (saved + t.loss(tokens)),
-            held
-            + self.last_gradients
-            + copies
-            + own_copies
-            + self.root_gradients
-            + widened * (saved + working + self.workspace),
-            (
-                held
-                + self.first_gradients
-                + self.layer_copies
-                + self.root_gradients
-                + widened * (saved_first + working + self.workspace)
-                if self.trains_all
-                else 0.0
-            ),
-            held + kept + max(0, 2 - self.stack.fsdp_root_copies) * self.root,
-            at_rest + self.gradients + self.optimizer + self.step_copy + self.buckets,
-            at_rest + self.gradients + self.tied + self.buckets + 2 * self.root_gradients + self.optimizer,
-            held + widened * (beside + working + t.evaluation(tokens) + self.workspace) if self.scores else 0.0,
+        held, returning = self.held, self.held + self.root_gradients
+        peak = max(
+            self.least,
+            held + self.kept + copies + widened * (saved + loss),
+            returning + self.last_gradients + copies + own_copies + widened * (saved + working),
         )
+        if self.cached:
+            peak = max(peak, held + self.kept + self.cached + widened * (saved + tokens * t.forward))
+        if self.trains_all:
+            peak = max(peak, returning + self.first_gradients + self.layer_copies + widened * (saved_first + working))
+        if self.scores:
+            beside = saved + loss if self.keeps_reference else 0.0
+            peak = max(peak, held + widened * (beside + working + t.evaluation(tokens, loss)))
+        return peak
 
     def _passing_gradients(self) -> tuple[float, float]:
         """Return the gradients alive in the backward pass of the last layer, which comes first, and of the first one.
@@ -249,11 +240,20 @@ class MemoryModel:
         shape, plan, whole = self.shape, self.plan, self.gradients
         if not self.trains_all or plan.steps_in_backward or plan.cpu_offload:
             return whole, whole
-        kept = whole if self.keeps_gradients else 0.0
         if self.root:  # the root's gradients are counted apart
-            return kept, whole
+            return self.kept, whole
         head = shape.head / shape.total * whole
-        return kept + head, whole if shape.architecture.tie_word_embeddings else whole - head
+        return self.kept + head, whole if shape.architecture.tie_word_embeddings else whole - head
+
+    def _least(self) -> float:
+        """Return the largest of the moments that do not depend on the micro-batch."""
+        stepping = self.at_rest + self.gradients + self.optimizer + self.buckets
+        return max(
+            self.at_rest + (1 + self.reserve_share) * self.load,
+            self.held + self.kept + max(0, 2 - self.stack.fsdp_root_copies) * self.root,
+            stepping + self.step_copy,
+            stepping + self.tied + 2 * self.root_gradients,
+        )
 
     def needed(self, rows: int, length: int, checkpointing: bool, margin: tuple[float, float]) -> float:
         """Return the peak with a margin on the whole and on all parts except weights."""
@@ -264,16 +264,16 @@ class MemoryModel:
         rows *= self.sequences
         tokens, t = rows * length, self.per_token
         saved, saved_first, working = t.activations(rows, length, checkpointing)
-        kept = self.gradients if self.keeps_gradients else 0.0
-        optimizer, gathered, workspace = self.optimizer, self.gathered, self.workspace
+        loss = t.loss(tokens)
+        kept, optimizer, gathered, workspace = self.kept, self.optimizer, self.gathered, self.workspace
         copies, own_copies = (0.0, self.layer_copies) if checkpointing else (self.copies, 0.0)
         reference: tuple[_Moment, ...] = ()
         if self.refers:
-            trained, logits = (saved, t.loss(tokens)) if self.keeps_reference else (0.0, 0.0)
+            trained, logits = (saved, loss) if self.keeps_reference else (0.0, 0.0)
             state = optimizer if self.keeps_reference else 0.0
-            judged = (trained + working, logits + t.evaluation(tokens))
+            judged = (trained + working, logits + t.evaluation(tokens, loss))
             reference = (_Moment("reference", 0.0, state, *judged, workspace, gathered),)
-        scored = (working, t.evaluation(tokens), workspace, gathered)
+        scored = (working, t.evaluation(tokens, loss), workspace, gathered)
         evaluation = (_Moment("evaluation", 0.0, optimizer, *scored),) if self.stack.evaluates else ()
         whole = gathered + (2 - self.stack.fsdp_root_copies) * self.root
         shared = self.buckets + 2 * self.root_gradients  # at the end of the backward pass
@@ -284,7 +284,7 @@ class MemoryModel:
         return (
             _Moment("load", 0.0, 0.0, 0.0, 0.0, self.load, 0.0),
             *forward,
-            _Moment("loss", kept, optimizer, saved, t.loss(tokens), 0.0, gathered, copies),
+            _Moment("loss", kept, optimizer, saved, loss, 0.0, gathered, copies),
             _Moment("backward", self.last_gradients, optimizer, last, 0.0, *beside, copies + own_copies),
             _Moment("backward", self.first_gradients, optimizer, first, 0.0, *beside, self.layer_copies),
             *gather,
@@ -297,7 +297,7 @@ class MemoryModel:
 
     def _alive(self, moment: "_Moment") -> float:
         held = moment.gradients + moment.optimizer + moment.communication + moment.copies + moment.varying
-        return self.weights + self.adapter + self.framework + held
+        return self.at_rest + held
 
 
 class _Moment(NamedTuple):
