@@ -28,6 +28,7 @@ from apps.payments.models import CardRefund, TopUp
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused
 from apps.payments.stripe.objects import Refund
+from apps.payments.topups import GIVEN_UP_AFTER
 
 logger = logging.getLogger(__name__)
 
@@ -114,13 +115,19 @@ def tax_share(topup: TopUp, credit_cents: int) -> int:
 
 
 def send_refund(*, refund_id: str) -> None:
-    """Have Stripe send the refund, once. Calls Stripe. Raises StripeUnavailable, after which it may be repeated."""
+    """Have Stripe send the refund, once. Calls Stripe. Raises StripeUnavailable, after which it may be repeated.
+
+    Stripe may no longer know the key of a first attempt long ago, whose answer was lost. So it is asked for the refund.
+    """
     refund = CardRefund.objects.select_related("topup").get(pk=refund_id)
     if refund.status != RefundStatus.REQUESTED:
         return
+    payment_intent_id, sent = refund.topup.payment_intent_id or "", None
+    if refund.created_at <= db_now() - GIVEN_UP_AFTER:
+        sent = gateway.find_refund(payment_intent_id=payment_intent_id, refund_id=refund.pk)
     try:
-        sent = gateway.create_refund(
-            payment_intent_id=refund.topup.payment_intent_id or "",
+        sent = sent or gateway.create_refund(
+            payment_intent_id=payment_intent_id,
             amount_cents=refund.credit_cents + refund.tax_cents,
             refund_id=refund.pk,
             key=refund.pk,

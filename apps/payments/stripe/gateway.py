@@ -263,6 +263,14 @@ def create_refund(*, payment_intent_id: str, amount_cents: int, refund_id: str, 
         return read_refund(services().refunds.create(params, keyed(key)))
 
 
+def find_refund(*, payment_intent_id: str, refund_id: str) -> Refund | None:
+    """Return the payment's refund that `create_refund` made for this id, None if there is none."""
+    with translated():
+        listed = services().refunds.list({"payment_intent": payment_intent_id, "limit": _PAGE})
+        found = [read_refund(each) for each in listed.auto_paging_iter()]
+    return next((each for each in found if each.metadata.get("refund_id") == refund_id), None)
+
+
 def get_refund(*, refund_id: str) -> Refund:
     with translated():
         return read_refund(services().refunds.retrieve(refund_id))

@@ -234,6 +234,12 @@ def create_refund(twin: Twin, *, payment_intent: str, amount: str, metadata: Any
     return made
 
 
+@answers("GET /v1/refunds")
+def list_refunds(twin: Twin, *, payment_intent: str = "", **params: Any) -> Object:
+    rows = [each for each in twin.of_kind("refund") if payment_intent in ("", each["payment_intent"])]
+    return listed(rows, params, "/v1/refunds")
+
+
 @answers("GET /v1/refunds/{refund}")
 def get_refund(twin: Twin, refund: str, **_: Any) -> Object:
     return twin.get(refund)

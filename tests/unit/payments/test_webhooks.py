@@ -241,13 +241,17 @@ def test_after_stripe_has_forgotten_our_key_no_page_is_made_blindly(
     assert near_twin.of_kind("checkout.session") == []
 
 
-def test_a_refund_whose_answer_was_lost_is_sent_once(near_twin: Twin, organization: Organization) -> None:
+@pytest.mark.parametrize("days", [0, 2])
+def test_a_refund_whose_answer_was_lost_is_sent_once(near_twin: Twin, organization: Organization, days: int) -> None:
     topup = paid_topup(near_twin, organization, 2500)
     refund = refunds.request_refund(topup=topup, credit_cents=1000, by="user_2", reason="asked for")
     near_twin.faults.append(Fault("after", "POST /v1/refunds", times=9))
     with pytest.raises(StripeUnavailable):
         refunds.send_refund(refund_id=refund.pk)
     near_twin.faults.clear()
+    if days:
+        near_twin._kept.clear()  # keys are forgotten after a day
+        CardRefund.objects.update(created_at=db_now() - datetime.timedelta(days=days))
 
     refunds.send_refund(refund_id=refund.pk)
 
@@ -255,6 +259,20 @@ def test_a_refund_whose_answer_was_lost_is_sent_once(near_twin: Twin, organizati
     assert len(near_twin.of_kind("refund")) == 1
     assert (balance.available_nano, balance.held_nano) == (1500 * NANO_PER_CENT, 0)
     assert total(AccountKind.CASH_CLEARING) == -1500
+
+
+def test_a_refund_that_was_approved_late_is_sent(near_twin: Twin, organization: Organization) -> None:
+    topup = paid_topup(near_twin, organization, 2500)
+    first, late = (
+        refunds.request_refund(topup=topup, credit_cents=cents, by="user_2", reason="asked for")
+        for cents in (1000, 700)
+    )
+    refunds.send_refund(refund_id=first.pk)
+    CardRefund.objects.filter(pk=late.pk).update(created_at=db_now() - datetime.timedelta(days=2))
+
+    refunds.send_refund(refund_id=late.pk)
+
+    assert [each["amount"] for each in near_twin.of_kind("refund")] == [1000, 700]
 
 
 def test_a_refund_that_stripe_refuses_returns_the_credit(near_twin: Twin, organization: Organization) -> None:
