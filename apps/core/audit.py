@@ -20,8 +20,8 @@ MAX_PER_HOUR = 5_000  # of one organization
 _FEW = 100  # most organizations make fewer: then no more of the log is read
 # What these take away was made by an entry that counted. So they need no limit, and a full log keeps no key alive.
 _TAKES_AWAY = frozenset({
-    "cancel_requested", "canceled", "cancelled", "deleted", "let_cool", "pause_requested", "remove", "removed",
-    "revoke", "revoke_all", "undeployed", "uninvite",
+    "archive", "cancel_requested", "canceled", "cancelled", "deleted", "let_cool", "member_remove", "pause_requested",
+    "remove", "removed", "revoke", "revoke_all", "undeployed", "uninvite",
 })  # fmt: skip
 # Operators, tasks and workers have other roles. Sign-ins, which strangers can fail at, and what operators view do not
 # count.

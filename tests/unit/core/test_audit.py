@@ -33,7 +33,9 @@ def test_beyond_the_limit_of_an_hour_a_change_is_refused(full, organization, riv
     assert not AuditEntry.objects.filter(target="thing_3").exists()
 
 
-@pytest.mark.parametrize("action", ["key.revoke", "member.remove", "dataset.deleted"])
+@pytest.mark.parametrize(
+    "action", ["key.revoke", "member.remove", "project.member_remove", "project.archive", "dataset.deleted"]
+)
 def test_what_takes_something_away_is_recorded_beyond_it(full, organization, action):
     with tenant(organization=organization):
         record(organization=organization, by="user_1", action=action, target="thing_1")
