@@ -21,7 +21,7 @@ def render_pool_metrics() -> str:
         oldest_at=Min("created_at", filter=is_queued),
     )
     held = {pool: rest for pool, *rest in counted}
-    running = CapacityNode.objects.filter(status=NodeStatus.RUNNING).order_by()
+    running = CapacityNode.objects.filter(status=NodeStatus.RUNNING, fleet=None).order_by()
     nodes = dict(running.values_list("pool_id").annotate(Count("pk")))
     now = db_now()
 
@@ -38,7 +38,7 @@ def render_pool_metrics() -> str:
         "leased_runs": ("Runs that a worker has.", leased),
         "oldest_wait_seconds": ("How long the oldest queued run has waited.", waited),
         "wanted_nodes": ("Nodes that the queue needs within the limits; 0 for a static pool.", _wanted),
-        "running_nodes": ("Requested nodes that enrolled.", lambda pool: nodes.get(pool.pk, 0)),
+        "running_nodes": ("Requested nodes that train and have enrolled.", lambda pool: nodes.get(pool.pk, 0)),
         "borrows": ("1 for a pool that borrows the machines of another one.", lambda pool: pool.machines_id != pool.pk),
     }
     return "".join(

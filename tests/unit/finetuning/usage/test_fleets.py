@@ -13,6 +13,7 @@ from apps.finetuning.models import CapacityNode, GpuPool, PoolCapacity
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import fleets
 from apps.finetuning.pools.capacity.demand import wanted_replicas
+from apps.finetuning.pools.capacity.metrics import render_pool_metrics
 from apps.interfaces.gateway.engines.routes import Routes, _Table
 from apps.serving.isolation import isolate_replica
 from apps.serving.models import Deployment, Placement, Replica, ReplicaFleet
@@ -79,6 +80,15 @@ def test_a_request_starts_a_replica_and_without_requests_there_is_none_again(flo
     with tenant(organization=floor.organization):
         state = serving_states(versions=[version])[version.pk]
     assert state.state == "cold", "the next request starts a replica"
+
+
+def test_a_replica_is_no_machine_that_trains_for_the_alerts(floor, engine, elastic, fleet):
+    ask(fleet)
+    elastic()
+    engine.serve(engine.started[0])
+
+    assert elastic() == ["running"]
+    assert f'anneal_pool_running_nodes{{pool="{floor.pool.name}"}} 0\n' in render_pool_metrics()
 
 
 def is_draining(replica: Replica) -> bool:
