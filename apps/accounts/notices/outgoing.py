@@ -22,7 +22,7 @@ from apps.contracts.addresses.customer_servers import MAX_URL, check_server
 from apps.contracts.addresses.networks import is_loopback, is_public
 
 MAX_ANSWER_BYTES = 2_000
-_TIMEOUT = aiohttp.ClientTimeout(total=15, sock_connect=5, sock_read=10)
+_TIMEOUT = aiohttp.ClientTimeout(total=15, sock_connect=5)
 _EXAMPLE = "hooks.example.com/anneal"
 
 
