@@ -86,6 +86,15 @@ def test_a_wrong_manifest_is_refused_with_the_member_that_is_wrong(anneal, folde
     assert refused.exit_code == 2 and named in refused.errors and network.paths("POST") == []
 
 
+def test_a_rehearsed_job_that_would_be_refused_ends_with_the_status_of_refusals(anneal, folder) -> None:
+    (folder / "anneal.yaml").write_text(TEXT + "max_cost_usd: 5000\n")
+
+    refused = anneal("apply", "--dry-run", "--json")
+
+    assert refused.exit_code == 5 and "It would not start" in refused.json["note"], refused.errors
+    assert not FineTuningJob.objects.exists()
+
+
 @pytest.mark.slow
 def test_an_alias_that_moved_or_has_a_canary_is_left_as_it_is(anneal, folder, train, monkeypatch) -> None:
     def improved() -> None:

@@ -67,11 +67,9 @@ def apply(
     if job is not None and not dry_run:
         _ended(session.api, manifest, job, result, wait=wait)
     emit(context, result, lambda: _text(result))
-    if (
-        (result["note"] or "").startswith("It would not start")
-        or any(not gate["passed"] for gate in result["gates"])
-        or result.get("status") in SETTLED - {SUCCEEDED}
-    ):
+    if (result["note"] or "").startswith("It would not start"):
+        raise typer.Exit(ExitCode.REFUSED)
+    if any(not gate["passed"] for gate in result["gates"]) or result.get("status") in SETTLED - {SUCCEEDED}:
         raise typer.Exit(ExitCode.NEGATIVE)
 
 
