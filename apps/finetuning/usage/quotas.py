@@ -174,7 +174,7 @@ def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse
         raise QuotaExceeded(
             gettext(
                 "This job needs %(gpu_count)s GPUs at once and your organization allows %(whose)s "
-                "%(concurrent_gpus)s: choose fewer, or ask an owner or admin for more."
+                "%(concurrent_gpus)s: choose fewer, or ask an owner for more."
             )
             % {
                 "gpu_count": job.gpu_count, "whose": words_of(allowance), "concurrent_gpus": allowance.concurrent_gpus,
@@ -188,7 +188,7 @@ def _require_allowed_room(job: FineTuningJob, seconds: float, each: AllowanceUse
         gettext(
             "This job needs about %(seconds)s GPU-seconds. Your organization allows %(whose)s "
             "%(gpu_seconds_per_month)s this month: %(used)s are used and about %(promised)s are held for unfinished "
-            "jobs. Choose a smaller job, or ask an owner or admin for more."
+            "jobs. Choose a smaller job, or ask an owner for more."
         )
         % {
             "seconds": f"{seconds:.0f}",
@@ -311,13 +311,13 @@ def _reason_of_allowance(job: FineTuningJob, limit: ReachedLimit, known: Mapping
     if limit is ReachedLimit.MONTH:
         text = gettext(
             "Waiting for next month: the %(seconds)s GPU-seconds that your organization allows %(whose)s are used or "
-            "in use. An owner or admin can allow more."
+            "in use. An owner can allow more."
         )
     else:
         text = ngettext(
-            "Waiting for a GPU: your organization allows %(whose)s %(gpus)s at once. An owner or admin can allow more.",
-            "Waiting for %(wanted)s GPUs: your organization allows %(whose)s %(gpus)s at once. An owner or admin can "
-            "allow more.",
+            "Waiting for a GPU: your organization allows %(whose)s %(gpus)s at once. An owner can allow more.",
+            "Waiting for %(wanted)s GPUs: your organization allows %(whose)s %(gpus)s at once. An owner can allow "
+            "more.",
             job.gpu_count,
         )
     return text % known
@@ -351,7 +351,7 @@ def _require_allowed_place(count: int, allowance: Allowance) -> None:
         raise QuotaExceeded(
             gettext(
                 "Your organization allows %(whose)s %(limit)s unfinished jobs, and there are %(count)s: wait for one "
-                "to finish, cancel one, or ask an owner or admin for more."
+                "to finish, cancel one, or ask an owner for more."
             )
             % {"count": count, "whose": words_of(allowance), "limit": limit}
         )
