@@ -10,6 +10,7 @@ class StoredCompletion(OrganizationModel):
     """A request and its answer, as the customer sent and received them. The gateway's recorder adds the row."""
 
     id = IdField(prefix="chatcmpl", separator="-")
+    project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")
     key_id = models.CharField(max_length=64)
     request_id = models.CharField(max_length=64)
     model_name = models.CharField(max_length=200)

@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.queries import list_completions, read_answer, read_request
@@ -28,9 +29,13 @@ _ROW_MEMBERS = ("role", "content", "name", "tool_calls", "tool_call_id")
 
 
 @transaction.atomic
-def set_metadata(*, completion: StoredCompletion, metadata: Mapping[str, str]) -> StoredCompletion:
-    """Replace the metadata of a stored completion. Raises InvalidValue, and NotFound for a deleted one."""
+def set_metadata(*, completion: StoredCompletion, metadata: Mapping[str, str], by: str) -> StoredCompletion:
+    """Replace the metadata of a stored completion.
+
+    Raises InvalidValue, NotFound for a deleted one, and PermissionDenied for a viewer of its project.
+    """
     check_metadata(metadata)
+    require_work_in(project_id=completion.project_id, actor=by)
     completion = lock_row(completion)
     if completion.deleted_at is not None:
         raise NotFound(gettext("This was deleted in the meantime."))
@@ -61,7 +66,11 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 
 @transaction.atomic
 def delete_completion(*, completion: StoredCompletion, by: str, now: datetime.datetime) -> None:
-    """Delete the content of a stored completion for good. The empty row is deleted after TOMBSTONE."""
+    """Delete the content of a stored completion for good. The empty row is deleted after TOMBSTONE.
+
+    Raises PermissionDenied for a viewer of its project.
+    """
+    require_work_in(project_id=completion.project_id, actor=by)
     completion.request = completion.answer = "{}"
     completion.metadata, completion.bytes, completion.deleted_at = {}, 0, now
     completion.save(update_fields=["request", "answer", "metadata", "bytes", "deleted_at"])
@@ -86,12 +95,16 @@ def create_dataset(
     now: datetime.datetime,
     model_name: str | None = None,
     metadata: Mapping[str, str] | None = None,
+    of_project: str = "",
+    project: str = "",
 ) -> DatasetVersion:
     """Make a dataset of the newest stored completions, within the limits above. It is validated like an upload.
 
-    Raises InvalidValue if there are none, StorageFull.
+    With `of_project`, all are of this project. The dataset is in `project`, or else in that of `by`. Raises
+    InvalidValue if there are none, StorageFull, and as `project_of_new`.
     """
     found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
+    found = found.filter(project=of_project) if of_project else found
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
         text = gettext(
@@ -106,6 +119,7 @@ def create_dataset(
         by=by,
         now=now,
         dataset_name=name,
+        project=project,
     )
 
 

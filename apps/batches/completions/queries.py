@@ -7,6 +7,7 @@ import msgspec
 from django.db.models import QuerySet
 from django.utils.translation import gettext
 
+from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
 from apps.core.errors import NotFound
@@ -20,9 +21,12 @@ _MOST_READ, _MOST_SHOWN = 64 * 1024, 200  # bytes of a completion that a list re
 def list_completions(
     *, organization: Organization | str, model_name: str | None = None, metadata: Mapping[str, str] | None = None
 ) -> QuerySet[StoredCompletion]:
-    """Return the organization's stored completions, oldest first. Each has all pairs of `metadata`."""
+    """Return the organization's stored completions, oldest first. Each has all pairs of `metadata`.
+
+    Those of private projects that the request does not see are left out.
+    """
     kept = StoredCompletion.objects.for_organization(organization).filter(deleted_at=None)
-    found = kept.order_by("created_at", "id")
+    found = visible(kept).order_by("created_at", "id")
     if model_name is not None:
         found = found.filter(model_name=model_name) if "\x00" not in model_name else found.none()
     if metadata:
@@ -56,7 +60,7 @@ def read_answer(completion: StoredCompletion) -> dict[str, Any]:
 
 def list_model_names(*, organization: Organization | str) -> list[str]:
     """Return the names of models with stored completions, the first ones in their order."""
-    rows = StoredCompletion.objects.for_organization(organization).order_by("model_name")
+    rows = visible(StoredCompletion.objects.for_organization(organization)).order_by("model_name")
     return list(rows.values_list("model_name", flat=True).distinct()[:_MOST_NAMES])
 
 

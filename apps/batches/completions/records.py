@@ -7,6 +7,7 @@ import msgspec
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from apps.accounts.models import ApiKey, default_project_id
 from apps.batches.completions.models import StoredCompletion
 
 MAX_COMPLETIONS = 100_000  # of an organization
@@ -56,11 +57,17 @@ def get_allowance(*, organization: str) -> CompletionAllowance:
 
 
 def record_completions(*, records: Sequence[CompletionRecord]) -> None:
-    """Store the completions. One that is already stored, or was deleted within the last hour, stays as it is."""
+    """Store the completions in the projects of their keys.
+
+    One that is already stored, or was deleted within the last hour, stays as it is.
+    """
+    keys = ApiKey.objects.filter(pk__in={record.key_id for record in records})
+    projects = dict(keys.values_list("pk", "project_id"))
     rows = [
         StoredCompletion(
             id=record.id,
             organization_id=record.organization_id,
+            project_id=projects.get(record.key_id) or default_project_id(record.organization_id),
             key_id=record.key_id,
             request_id=record.request_id,
             model_name=record.model_name,

@@ -71,7 +71,9 @@ def _may_try(run: EvalRun) -> bool:
 def _prepare(plan: RunPlan) -> None:
     run = plan.run
     metadata = run.evaluated.data_source_config.get("metadata") or {}
-    items = read_items(plan.source, organization=run.organization_id, metadata=metadata)
+    items = read_items(
+        plan.source, organization=run.organization_id, project_id=run.evaluated.project_id, metadata=metadata
+    )
     rows: list[EvalItem] = []
 
     def asked() -> Iterator[Asked]:

@@ -42,8 +42,10 @@ class RunQuote:
     highest_cost_nano: int
 
 
-def quote_run(*, organization: Organization | str, criteria: Sequence[SentCriterion], source: DataSource) -> RunQuote:
-    """Return the requests and the cost of a run with these criteria. Nothing is stored.
+def quote_run(
+    *, organization: Organization | str, project_id: str, criteria: Sequence[SentCriterion], source: DataSource
+) -> RunQuote:
+    """Return the requests and the cost of a run with these criteria, of an eval in the project. Nothing is stored.
 
     Raises InvalidValue, UnknownFile, PriceMissing.
     """
@@ -57,7 +59,7 @@ def quote_run(*, organization: Organization | str, criteria: Sequence[SentCriter
             testing_criteria=msgspec.to_builtins(checked),
         )
     )
-    items = read_items(plan.source, organization=organization, metadata={})
+    items = read_items(plan.source, organization=organization, project_id=project_id, metadata={})
     reasons: list[str] = []
     requests = 0
 

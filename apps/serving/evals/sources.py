@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from apps.accounts.members.visibility import Sight, seeing
 from apps.accounts.models import Organization
 from apps.batches.completions.queries import list_completions, read_answer, read_request
 from apps.batches.queries import find_file
@@ -122,11 +123,12 @@ def check_source(source: DataSource, *, organization: Organization | str) -> Non
 
 
 def read_items(
-    source: DataSource, *, organization: Organization | str, metadata: Mapping[str, str]
+    source: DataSource, *, organization: Organization | str, project_id: str, metadata: Mapping[str, str]
 ) -> list[SourceItem]:
     """Return the items of a run, in order. `metadata` selects the stored completions, as the eval defines it.
 
-    Raises InvalidValue for data that cannot be used, UnknownFile.
+    Of private projects, only completions of the run's own are read, because all who see the run see its items. Raises
+    InvalidValue for data that cannot be used, UnknownFile.
     """
     assert not isinstance(source, ResponsesSource)
     found: Iterable[SourceItem]
@@ -136,7 +138,7 @@ def read_items(
         case FileId(id=file_id):
             found = _of_file(file_id, organization)
         case StoredCompletions() as wanted:
-            found = _of_completions(wanted, organization, metadata)
+            found = _of_completions(wanted, organization, project_id, metadata)
     items: list[SourceItem] = []
     size = 0
     for item in found:
@@ -203,11 +205,12 @@ def _item_of(row: dict[str, Any], number: int) -> SourceItem:
 
 
 def _of_completions(
-    wanted: StoredCompletions, organization: Organization | str, metadata: Mapping[str, str]
+    wanted: StoredCompletions, organization: Organization | str, project_id: str, metadata: Mapping[str, str]
 ) -> Iterator[SourceItem]:
-    found = list_completions(
-        organization=organization, model_name=wanted.model, metadata={**metadata, **(wanted.metadata or {})}
-    )
+    with seeing(Sight(project_ids=frozenset({project_id}))):
+        found = list_completions(
+            organization=organization, model_name=wanted.model, metadata={**metadata, **(wanted.metadata or {})}
+        )
     for name, seconds in (("gt", wanted.created_after), ("lt", wanted.created_before)):
         if seconds is not None:
             try:

@@ -1,17 +1,26 @@
-"""What a private project hides beside jobs and keys: batches, their files, evals and retraining plans."""
+"""What a private project hides beside jobs and keys: batches, their files, evals, retraining plans and stored
+completions."""
 
+import msgspec
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from apps.accounts.models import Project, default_project_id
+from apps.batches.completions.models import StoredCompletion
+from apps.batches.completions.records import record_completions
 from apps.batches.models import Batch, BatchFile
+from apps.core.database.clock import db_now
+from apps.core.errors import InvalidValue
 from apps.finetuning.jobs.retraining.plans import list_plans
 from apps.finetuning.models import FineTuningJob
 from apps.serving.evals.models import Eval, EvalRun
+from apps.serving.evals.sources import CompletionsSource, StoredCompletions, read_items
 from tests.factories.accounts import SCOPED, give_project_role, make_key, make_private_project, make_project_key
 from tests.factories.retraining import make_plan, make_production
+from tests.factories.usage import make_completion
 
 BATCHES, EVALS, PLANS = "/v1/batches", "/v1/evals", "/api/v1/fine_tuning/retraining_plans"
+COMPLETIONS = "/v1/chat/completions"
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
 CRITERION = {"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}
 
@@ -132,3 +141,57 @@ def test_a_retraining_plan_is_in_the_project_of_its_job(
     tried = [post(other, one, enabled=False), post(other, f"{one}/retrainings"), other.delete(one)]
     assert {each.status_code for each in tried} == {403}
     assert list_plans(organization=organization).get().is_enabled
+
+
+def test_stored_completions_are_in_the_project_of_their_key_and_hidden_with_it(
+    api_client, client_for, organization, alice, ann, bob, rival, charlie, secret_project
+):
+    key = make_project_key(secret_project, bob)
+    choices = [{"index": 0, "message": {"role": "assistant", "content": "Yes."}}]
+    record = make_completion(
+        organization_id=organization.pk, key_id=key.key.pk, created=int(db_now().timestamp()),
+        model_name="hidden-model",
+        answer=msgspec.Raw(msgspec.json.encode({"choices": choices, "usage": {}})),
+    )  # fmt: skip
+    record_completions(records=[record])
+    path, page = f"{COMPLETIONS}/{record.id}", f"/stored-completions/{record.id}"
+
+    readers = {
+        "its member": (api_client(key), 200),
+        "an owner's key": (api_client(make_key(organization, alice)), 200),
+        "an admin": (api_client(make_key(organization, ann, scopes=SCOPED)), 404),
+        "an outsider": (api_client(make_key(rival, charlie)), 404),
+        "nobody": (api_client(None), 401),
+    }
+    for who, (client, status) in readers.items():
+        assert {client.get(each).status_code for each in (path, f"{path}/messages")} == {status}, who
+        if status != 401:
+            assert (record.id in client.get(COMPLETIONS).content.decode()) == (status == 200), who
+    admin = readers["an admin"][0]
+    assert {post(admin, path, metadata={"a": "b"}).status_code, admin.delete(path).status_code} == {404}
+    seen = {who: client_for(who).get(page).status_code for who in (alice, bob, ann)}
+    assert seen == {alice: 200, bob: 200, ann: 404}
+    listed = client_for(ann).get("/stored-completions").content
+    exported = b"".join(client_for(ann).get("/stored-completions/export"))
+    assert record.id not in (listed + exported).decode() and "hidden-model" not in listed.decode()
+
+    wanted = CompletionsSource(source=StoredCompletions())
+    assert len(read_items(wanted, organization=organization, project_id=secret_project.pk, metadata={})) == 1
+    with pytest.raises(InvalidValue, match="no items"):  # all members see the items of a run in an open project
+        read_items(wanted, organization=organization, project_id=default_project_id(organization), metadata={})
+
+
+def test_a_viewer_of_a_project_changes_none_of_its_stored_completions(
+    api_client, organization, alice, bob, secret_project
+):
+    key = make_project_key(secret_project, alice)
+    record = make_completion(organization_id=organization.pk, key_id=key.key.pk, created=int(db_now().timestamp()))
+    record_completions(records=[record])
+    give_project_role(secret_project, alice, bob, "viewer")
+    Project.objects.filter(pk=secret_project.pk).update(is_private=False)
+    viewer, path = api_client(make_key(organization, bob, scopes=SCOPED)), f"{COMPLETIONS}/{record.id}"
+
+    refused = [post(viewer, path, metadata={"a": "b"}), viewer.delete(path)]
+
+    assert viewer.get(path).status_code == 200 and {each.status_code for each in refused} == {403}
+    assert StoredCompletion.objects.get().deleted_at is None

@@ -53,7 +53,7 @@ def test_a_deleted_completion_is_empty_and_does_not_return_from_the_spool(organi
         get_completion(organization=organization, id=record.id)
     stale = StoredCompletion(pk=record.id, metadata={"topic": "secret"}, bytes=record.bytes)
     with pytest.raises(NotFound):  # of a request that read it before its deletion
-        operations.set_metadata(completion=stale, metadata={"topic": "secret"})
+        operations.set_metadata(completion=stale, metadata={"topic": "secret"}, by="user_1")
     assert operations.delete_expired(now=now + datetime.timedelta(minutes=59)) == 0
     assert operations.delete_expired(now=now + datetime.timedelta(minutes=61)) == 1
 

@@ -100,7 +100,7 @@ class StoredCompletionDetail(ApiView):
     def post(self, request: Request, completion_id: str, body: UpdateCompletion) -> StoredCompletionObject:
         """Replace the metadata of a stored completion; null removes it."""
         completion = get_completion(organization=self.organization, id=completion_id)
-        return completion_object(set_metadata(completion=completion, metadata=body.metadata or {}))
+        return completion_object(set_metadata(completion=completion, metadata=body.metadata or {}, by=self.actor))
 
     def delete(self, request: Request, completion_id: str) -> DeletedCompletion:
         """Delete a stored completion for good."""

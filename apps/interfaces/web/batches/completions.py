@@ -26,6 +26,7 @@ from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.current_project import find_current_project, of_project, project_of_new_work
 from apps.interfaces.web.shell.downloads import download_csv
 
 _PAGE = 25
@@ -96,11 +97,14 @@ def make_dataset(request: OrganizationRequest) -> HttpResponse:
     form, chosen = CompletionDatasetForm(request.POST), _filter(request)
     if form.is_valid() and chosen.is_valid():
         with domain_errors_on(form):
+            project, current = project_of_new_work(request), find_current_project(request)
             version = operations.create_dataset(
                 organization=request.organization,
                 name=form.cleaned_data["name"],
                 by=request.membership.user_id,
                 now=db_now(),
+                of_project=current.pk if current else "",
+                project=project.pk,
                 **chosen.chosen,
             )
             messages.success(request, gettext("The dataset is created. Its rows are being checked."))
@@ -114,7 +118,8 @@ def _filter(request: OrganizationRequest) -> CompletionFilterForm:
 
 def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResponse:
     chosen = _filter(request)
-    rows = _found(request, chosen).defer("request", "answer")
+    project = find_current_project(request)
+    rows = of_project(project, _found(request, chosen)).defer("request", "answer")
     page = read_page(rows, request.GET, order=("-created_at", "-id"), size=_PAGE)
     openings = queries.last_questions(completions=page.rows)
     asked = {name: request.GET[name] for name in ("model", "metadata") if request.GET.get(name)}
@@ -126,6 +131,7 @@ def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResp
         ],
         "filter": chosen,
         "is_filtered": bool(asked),
+        "project": project,
         "form": form,
         "export_url": f"{reverse('web:completion_export')}?{urlencode(asked)}",
         "dataset_url": f"{reverse('web:completion_dataset')}?{urlencode(asked)}",
@@ -144,12 +150,13 @@ def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResp
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
     """Send the newest completions that the filter in the address shows as a CSV file, with question and answer."""
+    project, found = find_current_project(request), _found(request, _filter(request))
     rows = [
         (
             row.pk, row.model_name, row.created_at.isoformat(), msgspec.json.encode(row.metadata).decode(), row.bytes,
             question, answer,
         )
-        for row, question, answer in queries.read_newest(completions=_found(request, _filter(request)))
+        for row, question, answer in queries.read_newest(completions=of_project(project, found))
     ]  # fmt: skip
     return download_csv(request, _EXPORTED, rows, filename="stored-completions.csv")
 

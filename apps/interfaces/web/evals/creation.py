@@ -114,7 +114,7 @@ def run(request: OrganizationRequest, eval_id: str) -> HttpResponse:
         initial=request.GET.dict(),
     )
     graded_by = msgspec.convert(evaluated.testing_criteria, list[SentCriterion])
-    price = _price(request, form, graded_by) if form.is_valid() else None
+    price = _price(request, form, graded_by, evaluated=evaluated) if form.is_valid() else None
     if price and (started := _start_once(request, form, price, lambda: evaluated)):
         return started
     return _answer(request, form, None, price, evaluated=evaluated, again=again)
@@ -150,6 +150,7 @@ def _price(
     form: RunForm,
     graded_by: Sequence[SentCriterion],
     criteria: CriteriaForms | None = None,
+    evaluated: Eval | None = None,
 ) -> EvalPrice | None:
     """Return the price of the runs; return None if one cannot be created. The forms then have the error."""
     runs: list[QuotedRun] = []
@@ -157,7 +158,12 @@ def _price(
         if _is_compared_with_itself(form, criteria, graded_by, field, source):
             return None
         try:
-            quote = quote_run(organization=request.organization, criteria=graded_by, source=source)
+            quote = quote_run(
+                organization=request.organization,
+                project_id=evaluated.project_id if evaluated else "",  # a new eval reads files only
+                criteria=graded_by,
+                source=source,
+            )
         except DomainError as error:
             if criteria is None or not criteria.place_error(error):
                 form.place_error(error, model_field=field)
