@@ -8,10 +8,11 @@ thief of the key may have chosen the address.
 import datetime
 import hashlib
 import hmac
+import math
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Min, Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.login.addresses import has_verified_address, plain_address, spellings_of
@@ -110,17 +111,21 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     today = rows.filter(created_at__gt=now - _A_DAY)
     if today.filter(email__iexact=email).exists():
         raise TooManyInvitations(
-            gettext("%(email)s already got an invitation today. Try again tomorrow.") % {"email": email}, param="email"
+            gettext("%(email)s already got an invitation today. Try again tomorrow.") % {"email": email},
+            param="email",
+            retry_after_seconds=_seconds_until_tomorrow(today.filter(email__iexact=email), now),
         )
     if rows.still_open().filter(expires_at__gt=now).exclude(email__iexact=email).count() >= MAX_OPEN:
         raise TooManyInvitations(
             gettext("%(max_open)s invitations are open. Withdraw one, or wait until one is accepted.")
-            % {"max_open": MAX_OPEN}
+            % {"max_open": MAX_OPEN},
+            retry_after_seconds=3600,
         )
     if today.count() >= MAX_A_DAY:
         raise TooManyInvitations(
             gettext("An organization can send %(max_a_day)s invitations a day. Try again tomorrow.")
-            % {"max_a_day": MAX_A_DAY}
+            % {"max_a_day": MAX_A_DAY},
+            retry_after_seconds=_seconds_until_tomorrow(today, now),
         )
     local, _, domain = email.rpartition("@")
     name = local.partition("+")[0] or local  # what comes after a plus leads to the same person
@@ -131,12 +136,19 @@ def _require_room(organization: Organization, by: User, email: str, now: datetim
     with share_of(organization) as sharing, all_tenants():
         sent = Invitation.objects.filter(theirs, created_at__gt=now - _A_DAY)
         of_all, of_one = sent.count(), sent.filter(organization__in=sharing).count()
+        wait = _seconds_until_tomorrow(sent, now)
     if of_all >= MAX_TO_ADDRESS or of_one >= MAX_OF_ONE_TO_ADDRESS:
         message = gettext("%(email)s already got %(max_to_address)s invitations today. Try again tomorrow.") % {
             "email": email,
             "max_to_address": MAX_TO_ADDRESS if of_all >= MAX_TO_ADDRESS else MAX_OF_ONE_TO_ADDRESS,
         }
-        raise TooManyInvitations(message, param="email")
+        raise TooManyInvitations(message, param="email", retry_after_seconds=wait)
+
+
+def _seconds_until_tomorrow(sent: QuerySet[Invitation], now: datetime.datetime) -> int:
+    """Return the seconds until the first of these invitations is a day old."""
+    first = sent.aggregate(at=Min("created_at"))["at"] or now
+    return math.ceil((first + _A_DAY - now).total_seconds())
 
 
 def _mail(organization: Organization, email: str, now: datetime.datetime, **fields: object) -> Invitation:

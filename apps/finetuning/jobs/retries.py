@@ -71,7 +71,7 @@ def retry_job(
     suggestion = suggest(job=job, now=now)
     if suggestion.hold_nano is None:
         raise CannotLaunch(f"{translated(suggestion.text)} {translated(suggestion.obstacle)}", param="job_id")
-    cap_nano = spend_cap_nano or suggestion.hold_nano
+    cap_nano = suggestion.hold_nano if spend_cap_nano is None else spend_cap_nano
     require_maximum(cap_nano=cap_nano, shown_nano=shown_max_nano)
     files = _files(job, suggestion, by=by, now=now)
     request = _request(job, suggestion, files, cap_nano=cap_nano, key=key)

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.utils.translation import gettext
 
+from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK, NewVersion
@@ -62,13 +63,16 @@ def require_checkpoint(*, organization: Organization | str, model_name: str) -> 
 
 
 @transaction.atomic
-def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str) -> AdapterVersion:
+def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str, by: str | None = None) -> AdapterVersion:
     """Serve the checkpoint's adapter as a version of the job's adapter; a second call returns the same version.
 
-    Raises NotFound, InvalidState, AdapterRejected.
+    `by` asked for it, if it is not a request to its model. Raises NotFound, InvalidState, AdapterRejected, and
+    PermissionDenied for a viewer of its project.
     """
     checkpoint = find_checkpoint(organization, checkpoint_id, is_locked=True)
     job = checkpoint.job
+    if by is not None:
+        require_work_in(project_id=job.project_id, actor=by)
     version = AdapterVersion.objects.filter(model_name=name_of(checkpoint)).first()
     if version is not None and version.deleted_at is None:
         return version

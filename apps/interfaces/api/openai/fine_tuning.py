@@ -294,7 +294,7 @@ class CheckpointServing(ApiView):
     required_scope = {"POST": Permission.ADAPTER_WRITE}
 
     def post(self, request: Request, checkpoint_id: str) -> ServingObject:
-        version = serve_checkpoint(organization=self.organization, checkpoint_id=checkpoint_id)
+        version = serve_checkpoint(organization=self.organization, checkpoint_id=checkpoint_id, by=self.actor)
         return serving_object(version)
 
 

@@ -130,7 +130,9 @@ def keep_warm(request: OrganizationRequest, version_id: str) -> HttpResponse:
 def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResponse:
     """Deploy the checkpoint's adapter and open it in the playground beside its base model."""
     try:
-        version = serve_checkpoint(organization=request.organization, checkpoint_id=checkpoint_id)
+        version = serve_checkpoint(
+            organization=request.organization, checkpoint_id=checkpoint_id, by=request.membership.user_id
+        )
     except NotFound:
         raise
     except DomainError as refused:
