@@ -46,7 +46,13 @@ def render_metrics() -> str:
 def _replicas() -> Iterator[str]:
     replicas = list(standing_replicas().select_related("base_model").order_by("pk"))
     ready = set(ready_replicas().values_list("pk", flat=True))
-    labels = {one.pk: {"replica": one.pk, "base_model": one.base_model.name} for one in replicas}
+    labels = {
+        one.pk: {
+            "replica": one.pk, "base_model": one.base_model.name,
+            "serves": "adapters" if one.whole_model_id is None else "whole_model",
+        }
+        for one in replicas
+    }  # fmt: skip
     counts: dict[tuple[str, str], int] = {
         (replica_id, state): count
         for replica_id, state, count in LoadedAdapter.objects.values_list("replica_id", "state").annotate(Count("pk"))
