@@ -20,7 +20,7 @@ def login(
 ) -> None:
     """Check an API key and store it for this user.
 
-    The key is read from a prompt or from standard input, never from the command line, which other users can see.
+    The key comes from ANNEAL_API_KEY, a prompt or standard input. Other users could see it on the command line.
     Without a terminal, the address is the given one, else the one used last, at first http://127.0.0.1:8000.
     """
     session = session_of(context)
@@ -43,7 +43,10 @@ def login(
 
 
 def logout(context: typer.Context, as_json: AsJson = False) -> None:
-    """Delete the stored API key of this address. The key itself stays valid until you revoke it."""
+    """Delete the API key stored for this address, or for its project in --project.
+
+    The key itself stays valid until you revoke it.
+    """
     session = session_of(context)
     session.store_key(None)
     emit(context, {"base_url": session.base_url, "deleted": True}, f"Deleted the stored key for {session.base_url}.")

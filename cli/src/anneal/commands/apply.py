@@ -134,7 +134,8 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
     result["status"] = job["status"]
     if job["status"] != SUCCEEDED or manifest.alias is None:
         if job["status"] not in SETTLED:
-            result["note"] = f"{job['id']} is {job['status']}. Run `anneal apply --wait` to wait and to move the alias."
+            then = "wait" if manifest.alias is None else "wait and to move the alias"
+            result["note"] = f"{job['id']} is {job['status']}. Run `anneal apply --wait` to {then}."
         return
     new = job["fine_tuned_model"]
     names = (manifest.alias, f"{new.rsplit(':', 1)[0]}:{manifest.alias}")  # the model would take over either

@@ -20,7 +20,7 @@ def estimate(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="The base model.")] = None,
     file: Annotated[str | None, typer.Option(help="The id of an uploaded training file.")] = None,
-    quantization: Annotated[str | None, typer.Option(help="nf4 for QLoRA.")] = None,
+    quantization: Annotated[str | None, typer.Option(help="nf4 for QLoRA; offline, give --method qlora.")] = None,
     gpu: Annotated[str | None, typer.Option(help="A GPU type, for an estimate without a server.")] = None,
     nodes: Nodes = None,
     as_json: AsJson = False,
@@ -31,7 +31,11 @@ def estimate(
     published prices and speeds, and takes --method, --tokens, --rows, --seq, --rank, --gpus, --price, --within
     and more.
     """
-    if gpu is not None and file is None:
+    if gpu is not None and file is not None:
+        raise typer.BadParameter("Give --file to ask the installation, or --gpu for an offline estimate.")
+    if gpu is not None:
+        if quantization is not None:
+            raise typer.BadParameter("--quantization belongs to --file. Offline, give --method qlora instead.")
         machines = None if nodes is None else str(nodes)
         given = (("--model", model), ("--gpu", gpu), ("--nodes", machines), ("--json", "" if as_json else None))
         words = [word for name, value in given if value is not None for word in (name, value) if word]

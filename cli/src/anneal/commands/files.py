@@ -31,7 +31,10 @@ _POLL_SECONDS = 1.0
 LocalFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="The file.")]
 GivenMapping = Annotated[
     str | None,
-    typer.Option("--mapping", help='The columns, as JSON: {"format": "prompt_completion", "columns": {"prompt": "q"}}'),
+    typer.Option(
+        "--mapping",
+        help='The columns, as JSON: {"format": "prompt_completion", "columns": {"prompt": "q", "completion": "a"}}',
+    ),
 ]
 
 

@@ -72,7 +72,7 @@ def convert(
 ) -> None:
     """Order another form of a finished model. It shows the price, and asks before it orders.
 
-    Run the same command again to check its progress.
+    Run the same command again to check its progress. After a failed order, it orders again.
     """
     api, address = session_of(context).api, f"{model_path(model, is_own=True)}/conversions"
     forms = {form["kind"]: form for form in api.get(address)["data"]}
