@@ -184,7 +184,8 @@ def _require_cover(organization: Organization, asker: Attribution, issued: Issue
         raise PermissionDenied(text)
     raise PermissionDenied(
         gettext(
-            "This API key has a budget that would not cover the new key. Use an API key without a budget of its own."
+            "This API key or its project has a budget that would not cover the new key. Create the key in the same "
+            "project, or use an API key without a budget of its own."
         )
     )
 

@@ -219,7 +219,7 @@ def hold(
         return Hold.objects.get(pk=found.source)
     require_spending(wallet)
     if wallet.balance_nano < amount_nano:
-        raise insufficient_balance(wallet.balance_nano, amount_nano, otherwise=gettext(", or lower the spend cap"))
+        raise insufficient_balance(wallet.balance_nano, amount_nano)
     whose = attribution or Attribution()
     if wallet.has_budgets:
         require_room(organization=wallet.owner_id, attribution=whose, amount_nano=amount_nano)
@@ -373,18 +373,17 @@ def set_spending(*, organization: Organization | str, stopped_because: str) -> N
     LedgerAccount.objects.filter(pk=wallet.pk).update(stopped_because=stopped_because[:200])
 
 
-def insufficient_balance(balance_nano: int, required_nano: int, *, otherwise: str = "") -> InsufficientBalance:
-    """Return the error, with the missing amount; `otherwise` ends the sentence with an alternative."""
+def insufficient_balance(balance_nano: int, required_nano: int) -> InsufficientBalance:
+    """Return the error, with the missing amount."""
     return InsufficientBalance(
         gettext(
             "This needs %(required_nano)s and %(balance_nano)s is available. Add at least %(required_nano_2)s "
-            "of credit%(otherwise)s."
+            "of credit."
         )
         % {
             "required_nano": dollars(required_nano),
             "balance_nano": dollars(balance_nano),
             "required_nano_2": dollars(required_nano - balance_nano),
-            "otherwise": otherwise,
         },
         balance_nano=balance_nano,
         required_nano=required_nano,

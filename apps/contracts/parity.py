@@ -115,10 +115,11 @@ def problem_of(result: ParityResult) -> str:
         return "The adapter gives invalid numbers."
     if result.effect < MIN_EFFECT:
         return "The adapter answers exactly as the base model does."
-    if result.tuned_difference > min(result.tolerance, max(result.effect / 2, 2 * result.base_difference)):
+    allowed = min(result.tolerance, max(result.effect / 2, 2 * result.base_difference))
+    if result.tuned_difference > allowed:
         return (
-            f"The engine's log-probabilities differ from the trainer's by {result.tuned_difference:.3f} on average; "
-            f"{result.tolerance:g} is allowed: these are not the weights that were trained."
+            f"The engine's log-probabilities differ from the trainer's by {result.tuned_difference:.3g} on average; "
+            f"{allowed:.3g} is allowed: these are not the weights that were trained."
         )
     if result.is_template_equal is False:
         return "The engine writes chats with another template than the one trained with."

@@ -11,6 +11,7 @@ from apps.core.messages import outbox
 from apps.core.messages.mail import render_mail
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import latest_checkpoint
 
 
 def publish_end(*, job: FineTuningJob, by: str = "") -> None:
@@ -55,7 +56,10 @@ def send(*, job_id: str, status: str) -> None:
     if user is None:
         return
     title = lazy(_title, str)(job)
-    render_mail("job_ended", to=[user.email], language=user.language, job=job, title=title, path=_path(job)).send()
+    kept = latest_checkpoint(job=job)
+    render_mail(
+        "job_ended", to=[user.email], language=user.language, job=job, title=title, path=_path(job), checkpoint=kept
+    ).send()
 
 
 def _title(job: FineTuningJob) -> str:

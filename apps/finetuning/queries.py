@@ -112,6 +112,12 @@ def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:
     return rows.select_related("job__base_model", "job__organization").order_by("-step")
 
 
+def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
+    """Return the job's newest checkpoint that is neither quarantined nor deleted."""
+    usable = job.checkpoints.filter(quarantined_at=None, deleted_at=None).select_related("upload")
+    return usable.order_by("-step", "-created_at").first()
+
+
 def best_of(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
     """Return the checkpoint with the lowest evaluation loss; None if none was evaluated."""
     evaluated = [each for each in checkpoints if each.metrics.get("valid_loss") is not None]

@@ -47,8 +47,8 @@ Some errors have further members, such as `required_scope`. For an `openai.APISt
 `error.body["doc_url"]` in Python, and from `error.error.doc_url` in JavaScript.
 
 **Retries.** If an answer has the header `Retry-After`, send the request again after that time; OpenAI's SDKs do so. The
-header `x-should-retry: false` says that waiting does not help. Send an `Idempotency-Key` with each POST, so that a
-repeat does nothing twice ([safe repeats](limits.md#safe-repeats)).
+header `x-should-retry: false` says that waiting does not help. Send an `Idempotency-Key` with each POST that takes one,
+so that a repeat does nothing twice ([safe repeats](limits.md#safe-repeats)).
 
 **Support.** Each answer has the header `x-request-id`. Include its value when you report a problem.
 """

@@ -63,7 +63,7 @@ ERRORS: dict[str, Words] = {
     ),
     "context_length_exceeded": Words(
         "The prompt and the longest possible answer do not fit into the model's context.",
-        "Shorten the messages, or lower `max_tokens`. The message gives all three numbers.",
+        "Shorten the messages, or lower `max_tokens`. The message names the limits that are known.",
     ),
     "engine_error": Words("The model failed in the middle of an answer. You are not charged for it.", _REPEAT),
     "eval_not_found": Words(f"No eval has this id. {_NOT_YOURS}", _FIND),
@@ -80,7 +80,9 @@ ERRORS: dict[str, Words] = {
     ),
     "file_still_validating": Words("The file is still being validated, so its price is unknown.", _REPEAT),
     "file_too_large": Words(
-        "The file exceeds the size limit, and was not kept.", "Split it into several files, or compress it."
+        "The file exceeds the size limit, and was not kept.",
+        "Split it into several files. A file of "
+        "training rows can also be compressed, or sent in parts to `/v1/uploads`.",
     ),
     "files_unread": Words(
         "The platform is still reading the files that a worker delivered. Only workers receive this code.",
@@ -103,8 +105,8 @@ ERRORS: dict[str, Words] = {
     ),
     "insufficient_quota": Words(
         "A limit of the organization is reached: quota, allowance, credit, budget, storage, or a number of objects.",
-        "The message names the limit. Add credit, raise the budget or delete what you no longer need. Waiting does "
-        "not help.",
+        "The message names the limit. Add credit, raise the budget, delete what you no longer need, or wait if it is "
+        "a limit of an hour or a day.",
     ),
     "internal_error": Words(
         "Starting the job failed because of a problem on our side. Nothing is charged.", "Start the job again."
@@ -275,7 +277,8 @@ ERRORS: dict[str, Words] = {
     "still_counting": Words("A large file is still being counted or compared.", _REPEAT),
     "too_long_to_keep": Words("The conversation or its settings are too large to keep.", "Start a new conversation."),
     "too_many_invitations": Words(
-        "The organization or the address reached its limit of invitations for now.", "Invite again tomorrow."
+        "The organization or the address reached its limit of invitations for now.",
+        "Invite again tomorrow, or withdraw an open invitation. The message names the limit.",
     ),
     "unknown_parameter": Words("The API has no such field.", "Remove it, or check its spelling: `param` names it."),
     "unknown_url": Words(

@@ -152,7 +152,7 @@ def _create_postgres_account() -> None:
     if program is None:
         raise EmbeddedServiceError(
             f"PostgreSQL does not run as root, and there is no useradd to create the account {POSTGRES_ACCOUNT}. "
-            "Create it, run Anneal as another user, or set DATABASE_URL."
+            "Create it, run Anneal as another user, or set the five DATABASE_…_URL and REDIS_URL."
         )
     run_or_explain(
         [program, "--system", "--user-group", "--no-create-home", "--shell=/usr/sbin/nologin", POSTGRES_ACCOUNT]
@@ -163,7 +163,9 @@ def package_dir(name: str) -> Path:
     # The package itself is not imported: on import it warns and looks for its own runtime directory.
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:
-        raise EmbeddedServiceError(f"the package {name} is not installed: run `make setup`, or set DATABASE_URL")
+        raise EmbeddedServiceError(
+            f"the package {name} is not installed: run `make setup`, or set the five DATABASE_…_URL and REDIS_URL"
+        )
     return Path(spec.origin).parent
 
 

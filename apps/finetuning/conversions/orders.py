@@ -18,7 +18,7 @@ from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import attribution_of_actor
 from apps.billing.models import HoldPurpose
-from apps.billing.operations import InsufficientBalance, hold, insufficient_balance, settle_hold
+from apps.billing.operations import hold, settle_hold
 from apps.catalog.licences import require_licence
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import CONVERSION_SKU
@@ -217,17 +217,14 @@ def _hold(conversion: Conversion) -> str:
     """Hold the price, under the project of the model; return the hold's id."""
     whose = attribution_of_actor(organization=conversion.organization, by=conversion.created_by, labels={})
     whose = replace(whose, project_id=conversion.version.adapter.project_id)
-    try:
-        held = hold(
-            organization=conversion.organization,
-            purpose=HoldPurpose.JOB,
-            source=conversion.pk,
-            amount_nano=conversion.price_nano,
-            by=conversion.created_by,
-            idempotency_key=f"hold:{conversion.pk}",
-            attribution=whose,
-            price_rule=conversion.price_rule,
-        )
-    except InsufficientBalance as short:  # there is no spend cap to lower
-        raise insufficient_balance(short.data["balance_nano"], conversion.price_nano) from short
+    held = hold(
+        organization=conversion.organization,
+        purpose=HoldPurpose.JOB,
+        source=conversion.pk,
+        amount_nano=conversion.price_nano,
+        by=conversion.created_by,
+        idempotency_key=f"hold:{conversion.pk}",
+        attribution=whose,
+        price_rule=conversion.price_rule,
+    )
     return held.pk

@@ -20,10 +20,10 @@ from apps.finetuning.jobs.admission import CannotLaunch, choose_pool, place, pla
 from apps.finetuning.jobs.waits import Wait, WaitCause
 from apps.finetuning.lifecycle import RUN_TRANSITIONS, JobStatus, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, QueueShare
+from apps.finetuning.queries import latest_checkpoint
 from apps.finetuning.quotes.options import PoolQuote, by_use, split_key
 from apps.finetuning.quotes.queries import counting_model, find_counted, quote_counted
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
-from apps.finetuning.runs.attempts import latest_checkpoint
 from apps.finetuning.runs.specs import parallelism_of
 from apps.finetuning.usage import charges
 from apps.finetuning.usage.quotas import require_place_for_job

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypedDict, Unpack
 
 from django.db.models import Q
+from django.utils.translation import gettext
 
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import Attribution, attribution_of_actor
@@ -29,8 +30,9 @@ from apps.finetuning.lifecycle import (
     JobStatus,
     RunStatus,
 )
-from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunMember
+from apps.finetuning.models import FineTuningJob, Run, RunMember
 from apps.finetuning.notices import alert_of_overrun, publish_end
+from apps.finetuning.queries import latest_checkpoint
 from apps.finetuning.usage.charges import billed_ms, cost_of, estimate_loss_nano, is_at_cap, least_cap_nano
 
 
@@ -43,12 +45,6 @@ class JobChanges(TypedDict, total=False):
     error_code: str
     error_message: str
     error_param: str
-
-
-def latest_checkpoint(*, job: FineTuningJob) -> Checkpoint | None:
-    """Return the job's newest checkpoint that is neither quarantined nor deleted."""
-    usable = job.checkpoints.filter(quarantined_at=None, deleted_at=None).select_related("upload")
-    return usable.order_by("-step", "-created_at").first()
 
 
 def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = None) -> Run:
@@ -159,12 +155,16 @@ def pause_job(*, job: FineTuningJob, now: datetime.datetime) -> None:
     advance(job, to=JobStatus.PAUSED, transitions=JOB_TRANSITIONS, billed_gpu_ms=gpu_ms, cost_nano=cost)
     _settle(job, cost, JobStatus.PAUSED, gpu_ms)
     is_capped = job.pause_requested_by == "system" and is_at_cap(job=job, gpu_ms=gpu_ms)
-    message = "Paused at the spend cap" if is_capped else "Paused"
+    message, has_kept = "Paused at the spend cap" if is_capped else "Paused", latest_checkpoint(job=job) is not None
     if job.overran_at:
         message = "Paused by us, unbilled, because the run takes much longer than quoted"
         alert_of_overrun(job=job)
     events.append(
-        job, type="state", message=f"{message}; the last checkpoint is kept", status=JobStatus.PAUSED, cost_nano=cost
+        job,
+        type="state",
+        message=f"{message}; the last checkpoint is kept" if has_kept else f"{message}; no step is finished",
+        status=JobStatus.PAUSED,
+        cost_nano=cost,
     )
     publish_end(job=job, by=job.pause_requested_by or "")
     audit.record(
@@ -216,7 +216,7 @@ def hold_cap(
         short.param = "budget.max_cost_usd"
         least_nano = least_cap_nano(price=price_rule, gpu_count=job.gpu_count) if price_rule else 0
         if short.data["balance_nano"] >= least_nano:
-            short.message += " A lower spend cap also helps."
+            short.message += " " + gettext("You can also set a lower spend cap.")
         raise
 
 

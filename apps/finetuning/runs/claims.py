@@ -30,8 +30,8 @@ from apps.finetuning.lifecycle import (
     RunStatus,
 )
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
+from apps.finetuning.queries import latest_checkpoint
 from apps.finetuning.quotes.pool_facts import live_worker_filter
-from apps.finetuning.runs import attempts
 from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
 from apps.finetuning.runs.leases import Lease, reclaim, sha256_hex
 from apps.finetuning.runs.lending import list_borrowers, may_lend
@@ -256,7 +256,7 @@ def _lease(
     run: Run, job: FineTuningJob, worker: Worker, now: datetime.datetime, others: Sequence[Worker]
 ) -> ClaimResponse:
     lease = Lease(id=new_id("lease"), token=secrets.token_urlsafe(32))
-    checkpoint = attempts.latest_checkpoint(job=job) if run.attempt > 1 else None
+    checkpoint = latest_checkpoint(job=job) if run.attempt > 1 else None
     advance(
         run,
         to=RunStatus.LEASED,

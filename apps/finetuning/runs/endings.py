@@ -19,6 +19,7 @@ from apps.core.money import rated
 from apps.finetuning import events
 from apps.finetuning.lifecycle import NO_LEASE, RUN_TRANSITIONS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
+from apps.finetuning.queries import latest_checkpoint
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
@@ -217,7 +218,7 @@ def _quarantine(checkpoint: Checkpoint, job: FineTuningJob, now: datetime.dateti
     checkpoint.quarantined_at = now
     checkpoint.save(update_fields=["quarantined_at"])
     elsewhere = job.runs.exclude(pool=job.pool_id).order_by("-attempt").first()
-    kept = _held_by(attempts.latest_checkpoint(job=job))
+    kept = _held_by(latest_checkpoint(job=job))
     for run in job.runs.order_by("attempt"):
         step, kept_ms = kept.get(run.pk, (0, 0))
         if run.durable_step <= step:

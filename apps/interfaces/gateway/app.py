@@ -29,7 +29,7 @@ from starlette.routing import Route  # noqa: E402
 
 from apps.contracts.struct import prepare_types  # noqa: E402
 from apps.core.database.policies import refuse_unsafe_role  # noqa: E402
-from apps.core.errors import MethodNotAllowed  # noqa: E402
+from apps.core.errors import DomainError, MethodNotAllowed  # noqa: E402
 from apps.core.http.asgi import REQUEST_ID_HEADER, Application, Receive, Scope, Send, UnknownUrl, allow_origins  # noqa: E402
 from apps.core.http.fair_shares import LateRefusals  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
@@ -193,7 +193,8 @@ def _stop_when_broken(task: "asyncio.Task[None]") -> None:
 
 async def _refuse(request: Request, exception: Exception) -> Response:
     assert isinstance(exception, HTTPException)
-    kind = UnknownUrl if exception.status_code == 404 else MethodNotAllowed
-    error = kind(f"Unknown request URL: {request.method} {request.url.path}.")
+    error: DomainError = MethodNotAllowed(f"{request.url.path} does not take {request.method}: use POST.")
+    if exception.status_code == 404:
+        error = UnknownUrl(f"Unknown request URL: {request.method} {request.url.path}.")
     headers = {REQUEST_ID_HEADER: new_id("req")} | dict(exception.headers or {})
     return JSONResponse(error.as_openai(), status_code=exception.status_code, headers=headers)

@@ -65,7 +65,8 @@ def meaning_of(found: EngineFault, status: int | str | None, request: EngineRequ
     if status in (400, 422) and _NAN not in found.message:
         return _bad_request(found, request)
     if status == 413:
-        return ContextLengthExceeded("The request is too long for this model.", param=request.prompt_param)
+        text = "The request has too many bytes for this model. Send fewer messages, or smaller images."
+        return ContextLengthExceeded(text, param=request.prompt_param)
     if status == 500 and not any(text in found.message for text in _DYING):
         return RequestFailed()
     return TryAnother(

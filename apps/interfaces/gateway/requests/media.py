@@ -80,10 +80,10 @@ def _read_part(part: ContentPart, place: str, may_hold_media: bool, media: list[
     if part.type == "text" and part.text is not None:
         return {"type": "text", "text": part.text}
     if part.type not in _KINDS or not may_hold_media:
+        known = "`text`" if not may_hold_media else "`text`, " + ", ".join(f"`{kind}`" for kind in _KINDS)
         where = "" if may_hold_media else " outside messages of the user"
         raise InvalidValue(
-            f"Content of type {part.type[:40]!r} is not supported{where}: send text parts with `text` only.",
-            param=f"{place}.type",
+            f"Content of type {part.type[:40]!r} is not supported{where}: send {known} only.", param=f"{place}.type"
         )
     given = getattr(part, part.type)
     if given is None:

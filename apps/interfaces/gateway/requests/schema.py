@@ -198,11 +198,12 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
         asked, most = min(self.max_tokens or 0, context_length), self._most_tokens
         if self.is_held and asked > most:
             logprobs = "logprobs" if self.prompt_param == "prompt" else "top_logprobs"
+            limit = "max_completion_tokens" if "max_completion_tokens" in self.fields else "max_tokens"
             raise InvalidValue(
                 f"The answer could have more than {MAX_ANSWER_VALUES:,} tokens and log-probabilities: "
                 f"{MAX_ANSWER_VALUES // most:,} for each of up to {asked:,} tokens. "
-                f"Send `max_tokens` of at most {most:,}, or lower `n` or `{logprobs}`.",
-                param="max_tokens",
+                f"Send `{limit}` of at most {most:,}, or lower `n` or `{logprobs}`.",
+                param=limit,
             )
 
     def with_limit(self, context_length: int) -> "EngineRequest":
