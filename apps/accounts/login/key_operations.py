@@ -226,7 +226,7 @@ def issue_member_token(
     tokens = ApiKey.objects.for_organization(membership.organization_id).usable(now=now)
     valid = tokens.filter(kind=KeyKind.MEMBER, created_by=membership.user_id, name=name)
     if valid.count() >= (most or MAX_MEMBER_TOKENS):
-        text = gettext("You opened the playground too often in the last minutes. Wait a few minutes.")
+        text = gettext("Too many short-lived keys were made in the last minutes. Wait a few minutes.")
         raise RateLimited(text, retry_after_seconds=60)
     return _issue(
         api_keys.new_secret(api_keys.WEB_PREFIX), organization_id=membership.organization_id, kind=KeyKind.MEMBER,

@@ -33,8 +33,9 @@ class AdaptersQuery(SearchQuery):
 
 
 class AdapterObject(TypedDict):
-    """`model` is the name in requests. `state` says how it is served; `job` made it, unless `is_uploaded`.
+    """`model` is the name in requests; `job` made it, unless `is_uploaded`.
 
+    `state` is `loaded`, `waiting`, `loading`, `cold`, `off`, `failed`, `rejected` or `files_only`.
     `certificate` is `checking`, `ready`, `uncertified`, `refused`, or `no_certificate` for a whole model.
     """
 

@@ -72,7 +72,9 @@ class DatasetList(ApiView):
         return page(query, rows, _dataset_object)
 
     def post(self, request: Request, body: CreateDataset) -> FileObject:
-        """Make a dataset of stored completions, or the next version of the dataset with this name.
+        """Make a dataset of the newest stored completions, or the next version of the dataset with this name.
+
+        It takes at most 10,000 completions and 64 MiB.
 
         Each row has the messages of a request and its first answer. The file is checked like an upload.
         """
@@ -96,7 +98,7 @@ class DatasetDetail(ApiView):
         return _dataset_object(queries.get_dataset(organization=self.organization, id=dataset_id))
 
     def delete(self, request: Request, dataset_id: str) -> DeletedDataset:
-        """Delete a dataset with all its versions, or nothing if a job still uses one of them."""
+        """Delete a dataset with all its versions, or nothing while a job uses one of them or one is being checked."""
         operations.delete_dataset(organization=self.organization, dataset_id=dataset_id, by=self.actor, now=db_now())
         return {"id": dataset_id, "object": "dataset", "deleted": True}
 
@@ -174,7 +176,9 @@ class FileRows(ApiView):
         """Return rows of a file, with `model` also as that model sees them: tokens, and what is trained."""
         version = queries.get_version(organization=self.organization, id=file_id)
         if version.status != DatasetVersionStatus.READY:
-            text = f"The file is {version.status}: its rows can be read once it is ready. Try again then."
+            text = f"The file is {version.status}: its rows can be read once it is processed. Try again then."
+            if version.status == DatasetVersionStatus.INVALID:
+                text = "The file has errors, so its rows cannot be read. Fix them and upload it again."
             raise operations.NotReady(text, param="file_id")
         base_model: BaseModel | None = get_base_model(name=query.model) if query.model else None
         renderer = chat_renderer(base_model=base_model) if base_model else None

@@ -85,7 +85,7 @@ class OptionObject(TypedDict):
     `cost_usd` includes the minimum charge. `hold_usd` is the maximum that you pay. If `price_policy` is "firm", a
     slower run continues at our expense; if it is "metered", it pauses there. `least_cap_usd` is the lowest valid
     `budget.max_cost_usd`. `finish_seconds`
-    run from now and include queue, start-up and download. If no worker is online, they assume a free one.
+    run from now and include queue, start-up and download. If the wait is unknown, they assume none.
     """
 
     id: str

@@ -102,7 +102,8 @@ class KeyList(ApiView):
     def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
         """Create a key in the name of this key's creator. Its secret is in this answer only.
 
-        A key with a budget of its own cannot create keys.
+        A key with a budget of its own cannot create keys. One whose project has a budget creates keys in that project
+        only.
         """
         return create_key(self, body)
 

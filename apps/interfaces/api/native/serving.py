@@ -125,7 +125,10 @@ class ModelServing(ApiView):
     examples = {"POST": {"is_served": True}}
 
     def get(self, request: Request, model: str) -> ServingObject:
-        """Return whether a model is warm, cold or loading."""
+        """Return how a model is served.
+
+        `state` is `warm`, `loading`, `cold`, `off`, `failed`, `rejected` or `files_only`.
+        """
         if checkpoint := find_named(self.organization, model):
             base_model = checkpoint.job.base_model
             return _serving_object(model, _NEVER_ASKED_FOR, base_model=base_model, is_kept_warm=False)

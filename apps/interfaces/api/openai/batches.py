@@ -108,7 +108,10 @@ class BatchList(ApiView):
         return page(query, list_batches(organization=self.organization), batch_object)
 
     def post(self, request: Request, body: CreateBatch) -> BatchObject:
-        """Create a batch. Its requests are answered within 24 hours, behind all live requests."""
+        """Create a batch. Its requests are answered behind all live ones.
+
+        Those without an answer after 24 hours expire.
+        """
         if body.completion_window != "24h":
             raise InvalidValue("The completion_window must be '24h'.", param="completion_window")
         batch = create_batch(

@@ -25,16 +25,16 @@ ROLE_WORDS = {
     "owner": later("Full control, including organization settings"),
 }
 SCOPE_WORDS = {
-    Permission.VIEW: later("Read everything"),
+    Permission.VIEW: later("Read everything except other private projects and the audit log"),
     Permission.DATASET_WRITE: later("Upload and delete datasets"),
-    Permission.JOB_WRITE: later("Create and cancel fine-tuning jobs"),
-    Permission.ADAPTER_WRITE: later("Deploy and undeploy adapters"),
+    Permission.JOB_WRITE: later("Start and stop fine-tunes and retraining, accept licences, and store tracker keys"),
+    Permission.ADAPTER_WRITE: later("Upload, deploy, convert and push adapters, and move aliases"),
     Permission.ADAPTER_DELETE: later("Delete adapters"),
     Permission.INFERENCE: later("Call models: chat and completions"),
     Permission.AUDIT_READ: later("Read the audit log"),
     Permission.KEY_MANAGE: later("Create, rotate and revoke API keys that may do no more than this one"),
-    Permission.MEMBER_MANAGE: later("Invite and remove members, and change their roles"),
-    Permission.ORGANIZATION_MANAGE: later("Set budgets"),
+    Permission.MEMBER_MANAGE: later("Manage members, service accounts and projects"),
+    Permission.ORGANIZATION_MANAGE: later("Set budgets and allowances, and see all private projects"),
     Permission.WEBHOOK_MANAGE: later("Manage webhooks"),
 }
 EXPIRY_DAYS = {"30": later("30 days"), "90": later("90 days"), "365": later("One year"), "": later("Never")}
@@ -126,7 +126,10 @@ class KeyForm(forms.Form):
     service_account = forms.ChoiceField(
         label=later("Acts for"),
         required=False,
-        help_text=later("Your own keys end when you leave. Keys of a service account stay."),
+        help_text=later(
+            "Your own keys end when you leave. Keys of a service account stay, unless they manage members, keys or the "
+            "organization."
+        ),
     )
     name = forms.CharField(max_length=80, label=later("Name"), help_text=later("Such as “nightly evaluation”."))
     scopes = forms.MultipleChoiceField(

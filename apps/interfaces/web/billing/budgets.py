@@ -67,7 +67,7 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
         AffectedRow(
             budget.pk,
             names.get(budget.target, budget.target),
-            gettext("The limit of %(limit)s a month no longer applies. Jobs and requests that it held back can start.")
+            gettext("The limit of %(limit)s a month no longer applies. Send refused jobs and requests again.")
             % {"limit": usd(budget.limit_nano)},
         )
         for budget in budgets

@@ -94,7 +94,6 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
         }
         for line in page.rows
     ]
-    profile = get_profile(organization=request.organization)
     sums, others_cents = sum_by_label(found)
     labels = [(label or gettext("without label"), cents * 10_000_000) for label, cents in sums.items()]
     if others_cents is not None:
@@ -105,7 +104,6 @@ def invoice(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
         "total_nano": found.total_cents * 10_000_000,
         "lines": lines,
         "labels": labels if set(sums) != {""} else [],
-        "label_name": profile.chargeback_label,
         "previous": f"{address}?before={page.previous['before']}" if page.has_previous else "",
         "next": f"{address}?after={page.next['after']}" if page.has_next else "",
     }

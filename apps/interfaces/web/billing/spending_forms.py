@@ -219,7 +219,7 @@ class ProfileForm(forms.Form):
     chargeback_label = forms.SlugField(
         max_length=64,
         label=later("Group invoices by label"),
-        help_text=later("Invoices show a total for each value of this label."),
+        help_text=later("Later invoices show a total for each value of this label."),
     )
     is_daily_report_wanted = forms.BooleanField(
         required=False, label=later("Send a daily cost email to owners and admins")

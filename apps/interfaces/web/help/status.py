@@ -86,7 +86,9 @@ def _models(regions: list[str] | None) -> list[Part]:
         if model.pk in answering:
             return gettext("It and its adapters answer.")
         if model.pk in starting:
-            return gettext("A replica starts with the next request, which waits for it.")
+            return gettext(
+                "The next request starts a replica and waits up to a minute for it. Then it gets a 503 error."
+            )
         return gettext("No replica is ready. Requests get a 503 error.")
 
     works = answering | starting

@@ -170,7 +170,7 @@ def retry(request: OrganizationRequest, job_id: str) -> HttpResponse:
         return redirect("web:job_detail", job_id=job_id)
     with domain_errors_shown(request):
         again = retry_job(job=job, by=request.membership.user_id, now=db_now(), shown_max_nano=form.cap_nano)
-        messages.success(request, gettext("Started again with the change."))
+        messages.success(request, gettext("Started again as a new job."))
         return redirect("web:job_detail", job_id=again.pk)
     return redirect("web:job_detail", job_id=job_id)
 
@@ -309,6 +309,7 @@ def _pause_state(job: FineTuningJob) -> dict[str, object] | None:
         "hold_nano": attempts.resume_hold_nano(job=job),
         "is_at_cap": job.spend_cap_nano < (least_nano := charges.least_cap_of(job=job)),
         "least_cap_nano": least_nano,
+        "has_checkpoint": queries.latest_checkpoint(job=job) is not None,
         "suggested_cap": usd_decimal(_suggested_cap_nano(job, least_nano)),
     }
 

@@ -100,10 +100,10 @@ def require(membership: Membership, permission: Permission) -> None:
     if membership.organization.suspended_at:
         raise PermissionDenied(gettext("This organization is suspended. Write to the operator of this installation."))
     if not has_permission(membership.role, permission):
-        raise PermissionDenied(
-            gettext("Your role, %(role)s, does not allow this. An owner or admin can change it.")
-            % {"role": gettext(membership.role)}
-        )
+        text = gettext("Your role, %(role)s, does not allow this. An owner or admin can change it.")
+        if permission == Permission.ORGANIZATION_MANAGE:
+            text = gettext("Your role, %(role)s, does not allow this. Ask an owner.")
+        raise PermissionDenied(text % {"role": gettext(membership.role)})
 
 
 def selection_of(request: OrganizationRequest) -> str:

@@ -85,7 +85,7 @@ def train(request: OrganizationRequest) -> HttpResponse:
         messages.error(request, gettext("Open the overview again and press the button there."))
         return redirect("web:overview")
     if get_balance(organization=request.organization).available_nano < int(cap):
-        messages.error(request, gettext("Your balance does not cover this job. Request credit first."))
+        messages.error(request, gettext("Your balance does not cover this job. Get credit first."))
         return redirect("web:credit")
     with domain_errors_shown(request), transaction.atomic():  # a refused job leaves no file behind
         first = find_first_job(organization=request.organization)

@@ -45,9 +45,7 @@ def test_a_full_allowance_holds_back_its_own_runs_and_nobody_elses(roomy, organi
     with tenant(organization=organization):
         wait = explain_wait(job=FineTuningJob.objects.get(pk=second.pk), now=db_now())
     assert wait is not None and wait.cause == WaitCause.QUOTA
-    assert wait.reason == (
-        f"Waiting for a GPU: your organization allows {alice} 1 at once. An owner can allow more."
-    )
+    assert wait.reason == f"Waiting for a GPU: your organization allows {alice} 1 at once. An owner can allow more."
     allow(organization, "member", alice.pk, concurrent_gpus=2)
     assert claim().claimed.spec.job_id == second.pk
 

@@ -30,7 +30,8 @@ class ConversionObject(TypedDict):
     """One form of a model.
 
     `status` is `offered`, `refused`, `waiting`, `running`, `succeeded`, `failed` or `cancelled`.
-    `bytes` and `price_usd` are a quote until the order has succeeded. `refusal` is why it cannot be ordered now, and
+    `price_usd` is the price of an open order, or else today's quote. `bytes` is a quote until the order has succeeded.
+    `refusal` is why it cannot be ordered now, and
     `problem` why the last attempt made nothing. `cost_usd` is what was charged.
     """
 
