@@ -34,6 +34,8 @@ def test_an_argument_that_is_no_text_is_refused_and_shown(anneal, network, words
         (("jobs", "nonsense", "--json"), "No such command"),
         (("jobs", "retry", "\udcff", "--json"), "It is not UTF-8 text."),
         (("estimate", "--json", "--model", "m"), "Give --model and --file"),
+        (("estimate", "--json", "--model", "m", "--gpu", "h100", "--quantization", "nf4"), "give --method qlora"),
+        (("estimate", "--json", "--model", "m", "--gpu", "h100", "--file", "f"), "or --gpu for an offline estimate"),
     ],
 )
 def test_errors_in_the_arguments_are_json_if_that_was_asked_for(anneal, network, words, named) -> None:

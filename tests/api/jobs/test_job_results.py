@@ -140,8 +140,11 @@ def test_a_failed_job_explains_itself(sdk, floor, file_id, claim):
 
     with pytest.raises(openai.BadRequestError) as risen:
         start_again(sdk, job.id, budget={"quoted_max_usd": "0.000001"})
+    with pytest.raises(openai.BadRequestError) as nothing:
+        start_again(sdk, job.id, budget={"max_cost_usd": "0"})
     again = start_again(sdk, job.id, budget={"quoted_max_usd": extra["suggestion"]["hold_usd"]})
 
+    assert nothing.value.param == "budget.max_cost_usd", "0 is a cap, and not the suggested one"
     assert (risen.value.code, risen.value.param) == ("maximum_raised", "budget.quoted_max_usd")
     assert (again["status"], again["recipe"]["method"]) == ("queued", "qlora")
     assert again["held_usd"] == extra["suggestion"]["hold_usd"]

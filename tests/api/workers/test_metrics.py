@@ -22,9 +22,9 @@ from apps.finetuning.models import Run, Worker
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
 from apps.interfaces.worker_api.metrics import render_installation_metrics
 from apps.serving.metrics import render_metrics
-from apps.serving.models import MeteringCheck
+from apps.serving.models import MeteringCheck, Replica
 from tests.factories.finetuning import make_job, make_worker
-from tests.factories.serving import make_adapter, make_served_model
+from tests.factories.serving import make_adapter, make_replica, make_served_model
 
 MONITORING = Path(__file__).resolve().parents[3] / "deploy/monitoring"
 _SAMPLE = re.compile(r"^(\w+)(?:{(.*)})? ")
@@ -75,6 +75,18 @@ def test_jobs_workers_effects_and_books_are_counted(floor) -> None:
         'anneal_outbox_due{lane="mail"} 1', 'anneal_ledger_differences{check="balances"} 2',
     ):  # fmt: skip
         assert line in text.splitlines(), line
+
+
+def test_a_replica_says_whether_it_serves_adapters_or_one_whole_model(floor, organization) -> None:
+    shared = make_replica(floor.base_model, "unix:///shared")
+    alone = make_replica(floor.base_model, "unix:///alone")
+    Replica.objects.filter(pk=alone.pk).update(whole_model=make_adapter(organization, floor.base_model))
+
+    text = scrape()
+
+    for replica, serves in ((shared, "adapters"), (alone, "whole_model")):
+        labels = f'replica="{replica.pk}",base_model="{floor.base_model.name}",serves="{serves}"'
+        assert f"anneal_replica_ready{{{labels}}} " in text
 
 
 def test_attempts_count_for_an_hour_after_their_end(floor, claim) -> None:

@@ -246,8 +246,9 @@ def test_an_address_is_mailed_once_a_day_even_if_its_invitation_was_withdrawn(or
     first = invite(organization, alice)
     revoke_invitation(organization=organization, invitation_id=first.pk, by=alice, now=db_now())
 
-    with pytest.raises(TooManyInvitations, match="today"):
+    with pytest.raises(TooManyInvitations, match="today") as refused:
         invite(organization, alice, "NEW@example.com")
+    assert 86_000 < refused.value.data["retry_after_seconds"] <= 86_400
     age(hours=25)
 
     assert invite(organization, alice).pk != first.pk

@@ -17,7 +17,7 @@ from apps.finetuning.results.checkpoint_models import request_model
 from apps.finetuning.results.retention import sweep_checkpoints
 from apps.finetuning.tasks import serve_named_checkpoint
 from apps.serving.operations import undeploy
-from tests.factories.accounts import make_organization
+from tests.factories.accounts import give_project_role, make_organization
 from tests.factories.finetuning import adapter_files, checkpoint_files
 from tests.support.pages import text
 
@@ -49,6 +49,16 @@ def test_a_member_tries_a_checkpoint_in_the_playground_while_the_job_runs(checkp
     assert '<optgroup label="Checkpoints">' in page and "triage, step 4" in page
     client.post(f"/checkpoints/{checkpoint.pk}/try")
     assert AdapterVersion.objects.count() == 1
+
+
+@pytest.mark.slow
+def test_a_viewer_of_its_project_serves_no_checkpoint(checkpoint, organization, client_for, alice, bob) -> None:
+    job = checkpoint.job
+    give_project_role(job.project, alice, bob, "viewer")
+
+    answer = client_for(bob).post(f"/checkpoints/{checkpoint.pk}/try", follow=True)
+
+    assert "does not allow changing" in text(answer) and not AdapterVersion.objects.exists()
 
 
 @pytest.mark.slow
