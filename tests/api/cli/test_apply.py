@@ -6,7 +6,9 @@ import pytest
 from anneal import manifest
 from anneal.commands import apply as command
 
+from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.usage.quotas import set_quota
 from apps.serving.models import Alias
 from tests.factories.datasets import jsonl
 from tests.factories.serving import load, make_replica
@@ -86,8 +88,8 @@ def test_a_wrong_manifest_is_refused_with_the_member_that_is_wrong(anneal, folde
     assert refused.exit_code == 2 and named in refused.errors and network.paths("POST") == []
 
 
-def test_a_rehearsed_job_that_would_be_refused_ends_with_the_status_of_refusals(anneal, folder) -> None:
-    (folder / "anneal.yaml").write_text(TEXT + "max_cost_usd: 5000\n")
+def test_a_rehearsed_job_that_would_be_refused_ends_with_the_status_of_refusals(anneal, folder, floor) -> None:
+    set_quota(organization=floor.organization, by="system", now=db_now(), queued_jobs=0)
 
     refused = anneal("apply", "--dry-run", "--json")
 
