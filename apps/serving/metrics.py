@@ -46,19 +46,14 @@ def render_metrics() -> str:
 def _replicas() -> Iterator[str]:
     replicas = list(standing_replicas().select_related("base_model").order_by("pk"))
     ready = set(ready_replicas().values_list("pk", flat=True))
-    labels = {
-        one.pk: {
-            "replica": one.pk, "base_model": one.base_model.name,
-            "serves": "adapters" if one.whole_model_id is None else "whole_model",
-        }
-        for one in replicas
-    }  # fmt: skip
+    labels = {one.pk: {"replica": one.pk, "base_model": one.base_model.name} for one in replicas}
     counts: dict[tuple[str, str], int] = {
         (replica_id, state): count
         for replica_id, state, count in LoadedAdapter.objects.values_list("replica_id", "state").annotate(Count("pk"))
     }
     yield format_series("anneal_replica_ready", "gauge", "1 while requests may be sent to it.", [
-        (labels[one.pk], float(one.pk in ready)) for one in replicas
+        (labels[one.pk] | {"serves": "whole_model" if one.whole_model_id else "adapters"}, float(one.pk in ready))
+        for one in replicas
     ])  # fmt: skip
     yield format_series("anneal_replica_faults", "counter", "How often it was found faulty; isolated since the last.", [
         (labels[one.pk], float(one.fault_count)) for one in replicas
