@@ -24,7 +24,7 @@ def test_the_status_says_which_pools_take_jobs_and_which_models_answer(floor, or
 
     place = {"pool": floor.pool, "base_model": floor.base_model, "region_id": floor.pool.region_id}
     fleet = ReplicaFleet.objects.create(able_at=db_now(), **place)
-    assert "A replica starts with the next request" in page() and "Everything works" in page()
+    assert "The next request starts a replica" in page() and "Everything works" in page()
     fleet.delete()
 
     make_replica(floor.base_model, "http://10.0.0.1")

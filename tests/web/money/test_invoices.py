@@ -270,5 +270,5 @@ def test_a_line_of_the_ledger_leads_to_why_and_storage_is_explained_as_storage(r
     assert f'/why/series-{series.pk}">Storage<' in usage and "input tokens" not in usage
     page = text(client_for(vera).get(f"/why/series-{series.pk}"))
 
-    assert "40.0 GBh of files, checkpoints and adapters" in page
+    assert "40.0 GBh of files, checkpoints, models" in page
     assert "Requests are added up" not in page

@@ -99,7 +99,7 @@ def test_credit_that_does_not_cover_the_first_job_asks_for_the_rest(page, organi
     body = text(page.get("/"))
 
     assert 'class="done"' not in first_step(body) and 'href="/credit"' in first_step(body)
-    assert "You need $0.01 more for a first job. Ask the operator" in first_step(body)
+    assert "You need $0.01 more for a first job. The page Credit" in first_step(body)
     assert "It can start when your credit covers that." in body and "Train the sample" not in body
 
 
