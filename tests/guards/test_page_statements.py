@@ -129,7 +129,7 @@ STATEMENTS: dict[str, int] = {
     "web:help_reference": 14,
     "web:invitation_accept": 11,
     "web:invoice_csv": 9,
-    "web:invoice_detail": 15,
+    "web:invoice_detail": 14,
     "web:invoice_list": 18,
     "web:invoice_pdf": 11,
     "web:job_cancel_many": 12,
