@@ -9,7 +9,8 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
-from apps.accounts.members.projects import require_work_in
+from apps.accounts.members.projects import project_of_new, require_work_in
+from apps.accounts.members.visibility import Sight, seeing
 from apps.accounts.models import Organization
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.queries import list_completions, read_answer, read_request
@@ -100,10 +101,13 @@ def create_dataset(
 ) -> DatasetVersion:
     """Make a dataset of the newest stored completions, within the limits above. It is validated like an upload.
 
-    With `of_project`, all are of this project. The dataset is in `project`, or else in that of `by`. Raises
-    InvalidValue if there are none, StorageFull, and as `project_of_new`.
+    The dataset is in `project`, or else in that of `by`. It contains no completion of another private project, because
+    all who see the dataset can read it. With `of_project`, all are of this project. Raises InvalidValue if there are
+    none, StorageFull, and as `project_of_new`.
     """
-    found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
+    project_id = project_of_new(organization=organization, by=by, wanted=project)
+    with seeing(Sight(project_ids=frozenset({project_id}))):
+        found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
     found = found.filter(project=of_project) if of_project else found
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
@@ -119,7 +123,7 @@ def create_dataset(
         by=by,
         now=now,
         dataset_name=name,
-        project=project,
+        project=project_id,
     )
 
 

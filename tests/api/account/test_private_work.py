@@ -20,7 +20,7 @@ from tests.factories.retraining import make_plan, make_production
 from tests.factories.usage import make_completion
 
 BATCHES, EVALS, PLANS = "/v1/batches", "/v1/evals", "/api/v1/fine_tuning/retraining_plans"
-COMPLETIONS = "/v1/chat/completions"
+COMPLETIONS, DATASETS = "/v1/chat/completions", "/api/v1/datasets"
 LINE = b'{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "m", "messages": []}}\n'
 CRITERION = {"type": "string_check", "name": "x", "operation": "eq", "input": "a", "reference": "a"}
 
@@ -179,6 +179,10 @@ def test_stored_completions_are_in_the_project_of_their_key_and_hidden_with_it(
     assert len(read_items(wanted, organization=organization, project_id=secret_project.pk, metadata={})) == 1
     with pytest.raises(InvalidValue, match="no items"):  # all members see the items of a run in an open project
         read_items(wanted, organization=organization, project_id=default_project_id(organization), metadata={})
+    made = {"name": "answers", "stored_completions": {}}
+    refused = post(readers["an owner's key"][0], DATASETS, **made)  # into the default project
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stored_completions")
+    assert post(readers["its member"][0], DATASETS, **made).json()["status"] == "uploaded"
 
 
 def test_a_viewer_of_a_project_changes_none_of_its_stored_completions(
