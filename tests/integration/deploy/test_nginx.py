@@ -134,13 +134,18 @@ def test_an_address_is_limited_and_no_sooner_than_behind_the_door() -> None:
 
 @pytest.mark.parametrize(
     ("address", "network"),
-    [("192.0.2.7", None), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2:"), ("2001:db8:1:2::6", "2001:db8:1:2:")],
-)
+    [
+        ("192.0.2.7", None), ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2:"), ("2001:db8:1:2::6", "2001:db8:1:2:"),
+        ("2001:db8:1::6", "2001:db8:1::"), ("2001:db8:1::4:5:6", "2001:db8:1::"), ("2001:db8::6", "2001:db8::"),
+        ("2001:db8::3:4:5:6", "2001:db8::"), ("2600::1", "2600::"), ("2600::3:4:5:6", "2600::"),
+        ("2600::2:3:4:5:6", "2600::2:"),
+    ],
+)  # fmt: skip
 def test_an_ipv6_customer_counts_by_its_network(address: str, network: str | None) -> None:
     [children] = [children for words, children in parse(CONF) if words[:2] == ["map", "$remote_addr"]]
-    pattern = next(words[0].strip('"')[1:] for words, _ in children if words[1] == "$network")
+    patterns = [words[0].strip('"')[1:].replace("?<", "?P<") for words, _ in children if words[1] == "$network"]
 
-    found = re.match(pattern.replace("?<", "?P<"), address)
+    found = next((found for pattern in patterns if (found := re.match(pattern, address))), None)
 
     assert (found and found["network"]) == network
 
