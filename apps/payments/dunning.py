@@ -59,6 +59,8 @@ def review(*, organization_id: str, now: datetime.datetime) -> Standing | None:
         _suspend(row, now, owed)
     elif row.status == StandingStatus.GRACE:
         _remind(row, now, owed)
+    elif row.status == StandingStatus.SUSPENDED:
+        set_spending(organization=row.organization_id, stopped_because=_request_payment(owed))
     return row
 
 
@@ -78,7 +80,7 @@ def _owing(organization_id: str | None = None) -> dict[str, int]:
 
 
 def _suspend(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
-    why = f"You owe {dollars(owed_nano)}. Top up to continue."
+    why = _request_payment(owed_nano)
     set_spending(organization=row.organization_id, stopped_because=why)
     _move(row, StandingStatus.SUSPENDED, now, owed_nano)
     _mail(row, "Your organization is suspended", f"{why} Running jobs keep a checkpoint and pause. Your data is kept.")
@@ -87,6 +89,10 @@ def _suspend(row: Standing, now: datetime.datetime, owed_nano: int) -> None:
         key=f"payments.suspended:{row.pk}:{now.isoformat()}",
         payload={"organization_id": row.organization_id},
     )
+
+
+def _request_payment(owed_nano: int) -> str:
+    return f"You owe {dollars(owed_nano)}. Top up to continue."
 
 
 def _remind(row: Standing, now: datetime.datetime, owed_nano: int) -> None:

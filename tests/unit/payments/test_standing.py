@@ -75,6 +75,18 @@ def test_paying_leads_back_to_active_at_once(near_twin: Twin, owing: Organizatio
     place_hold(owing, 10 * NANO_PER_CENT)
 
 
+def test_after_a_part_is_paid_the_refusal_names_the_rest(near_twin: Twin, owing: Organization) -> None:
+    status_after(owing, days=0)
+    status_after(owing, days=8)
+
+    paid_topup(near_twin, owing, 500)
+    dunning.review(organization_id=owing.pk, now=db_now())
+
+    assert Standing.objects.get().status == "suspended"
+    with pytest.raises(SpendingStopped, match=r"You owe \$15\.00"):
+        place_hold(owing, 1)
+
+
 def test_a_won_dispute_leads_back_too(near_twin: Twin, owing: Organization) -> None:
     status_after(owing, days=0)
     money.close_dispute(near_twin, near_twin.of_kind("dispute")[-1]["id"], is_won=True)
