@@ -1,4 +1,4 @@
-# trainer, vllm and serving-agent on an NVIDIA machine: one image, three commands (deploy/compose.yaml).
+# The workers on an NVIDIA machine: one image, and a command for each (deploy/compose.yaml).
 # CUDA comes with the wheels, the driver with the host; the compiler is for kernels that torch and vLLM build at start.
 FROM python:3.11-slim-bookworm
 RUN apt-get update && apt-get install -y --no-install-recommends gcc g++ libc6-dev && rm -rf /var/lib/apt/lists/*
@@ -12,5 +12,6 @@ COPY apps/__init__.py apps/__init__.py
 COPY apps/contracts apps/contracts
 COPY apps/estimates apps/estimates
 COPY gpu_workers gpu_workers
-RUN mkdir -p /var/lib/anneal/trainer /var/lib/anneal/replica && chown -R anneal: /var/lib/anneal
+# The folders of volumes: a new volume gets the owner of the folder that it hides.
+RUN mkdir -p /var/lib/anneal/trainer /var/lib/anneal/replica $HF_HOME && chown -R anneal: /var/lib/anneal
 USER anneal

@@ -1,4 +1,4 @@
-# web, internal, gateway, celery and beat: one image, five commands (deploy/compose.yaml).
+# The control plane: one image, and a command for each program (deploy/compose.yaml).
 FROM python:3.11-slim-bookworm AS install
 RUN python -m venv /venv
 COPY requirements/web.lock /web.lock

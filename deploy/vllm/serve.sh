@@ -23,7 +23,7 @@ exec "${PYTHON:-python}" -m vllm.entrypoints.openai.api_server \
     --model "$model" --served-model-name "$served_name" --uds "$folder/vllm.sock" --api-server-count 1 \
     --allowed-media-domains ${MEDIA_HOSTS:-nowhere.invalid} \
     --enable-lora --max-loras "${MAX_LORAS:-8}" --max-cpu-loras "${MAX_CPU_LORAS:-64}" \
-    --max-lora-rank "${MAX_LORA_RANK:-16}" \
+    --max-lora-rank "${MAX_LORA_RANK:-64}" \
     --lora-target-modules ${LORA_MODULES:-q_proj k_proj v_proj o_proj gate_proj up_proj down_proj} \
     --generation-config vllm --max-logprobs 20 --max-num-queued-reqs "${MAX_QUEUED_REQUESTS:-512}" \
     --structured-outputs-config "${GRAMMARS:-$grammars}" \
