@@ -26,7 +26,7 @@ from apps.estimates.published.predictions import ALIASES, Prepared, known_bytes,
 from apps.estimates.published.rehearsals import Rehearsed, rehearsed
 from apps.estimates.published.rows import MEMORY as MEMORY_KIND
 from apps.estimates.published.rows import TIME as TIME_KIND
-from apps.estimates.published.rows import Excluded, Job, MeasurementRow, read_row, with_fixed_lengths
+from apps.estimates.published.rows import Excluded, Job, MeasurementRow, read_row
 
 DATA = Path(__file__).resolve().parents[1] / "catalog" / "data"
 _GROUPS = ("source", "method", "gpu")
@@ -63,10 +63,9 @@ def prepared_jobs(rows: Iterable[object], *, folder: Path = DATA) -> tuple[list[
     for number, row in enumerate(rows, 1):
         found = _normalized(row, known, number)
         excluded.append(found) if isinstance(found, Excluded) else read.append(found)
-    fixed = with_fixed_lengths(read)
     prepared = []
     for row in read:
-        job = _read(row, architectures, fixed)
+        job = _read(row, architectures)
         excluded.append(job) if isinstance(job, Excluded) else prepared.append(prepare(job, types))
     return prepared, excluded
 
@@ -186,11 +185,9 @@ def _normalized(row: object, known_gpus: Collection[str], number: int) -> Measur
         return Excluded(str(named["id"]), "", str(error))
 
 
-def _read(
-    row: MeasurementRow, architectures: Mapping[str, Architecture], fixed_lengths: frozenset[str]
-) -> Job | Excluded:
+def _read(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> Job | Excluded:
     try:
-        return read_row(row, architectures, fixed_lengths=fixed_lengths)
+        return read_row(row, architectures)
     except (EstimateError, KeyError, TypeError, ValueError) as error:
         return Excluded(str(row.get("id")), "", f"the row cannot be read: {error}")
 

@@ -50,7 +50,9 @@ NAMES = {
     "opt": ModuleNames(output="out_proj", up="fc1", down="fc2"),
     "gptj": ModuleNames(output="out_proj", up="fc_in", down="fc_out"),
     "gpt_neo": ModuleNames(output="out_proj", up="c_fc", down="c_proj"),
-    "bloom": ModuleNames(output="dense", up="dense_h_to_4h", down="dense_4h_to_h", fused_qkv="query_key_value"),
+    "bloom": _NEOX_NAMES,
+    "chatglm": _NEOX_NAMES,
+    "gpt_bigcode": ModuleNames(output="attn.c_proj", up="c_fc", down="mlp.c_proj", fused_qkv="c_attn"),
 }
 
 FAMILIES: dict[str, Traits] = {

@@ -57,6 +57,10 @@ class Names(Mapping[str, Architecture]):
         return isinstance(name, str) and self._find(name) is not None
 
     def _find(self, name: str) -> Architecture | None:
+        spellings = (name, re.sub(r"\s*\(.*\)$", "", name))  # a remark in parentheses may follow
+        return next((found for each in spellings if (found := self._find_spelling(each))), None)
+
+    def _find_spelling(self, name: str) -> Architecture | None:
         return self._exact.get(name) or self._plain.get(plain_name(name)) or self._bare.get(bare_name(name))
 
     def __iter__(self) -> Iterator[str]:

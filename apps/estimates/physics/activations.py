@@ -169,7 +169,7 @@ class TokenBytes:
         # DoRA scales the results of base and adapter by a trained magnitude, and so keeps both.
         dora = s.adapted_outputs * (width + (width if self.converts_inputs else 4)) if plan.use_dora else 0
         # each module has its own dropped-out copy, and a mask
-        if self.has_dropout and not self.stack.fused_kernels:
+        if self.has_dropout and not self.stack.fused_adapters:
             mask = width if self.is_cpu else _GPU_DROPOUT_MASK_BYTES
             return s.adapted_inputs * (width + mask) + rank + dora
         if self.converts_inputs:
@@ -180,7 +180,8 @@ class TokenBytes:
         """Return whether PEFT converts each module's input to the adapter's fp32, and autocast converts it back."""
         plan, stack = self.plan, self.stack
         is_wide = stack.quantized_adapter_bytes if plan.method == Method.QLORA else stack.adapter_bytes
-        return is_wide == 4 and stack.is_autocast and not self.is_fused and not self.is_cpu and self.width == 2
+        is_merged = stack.fused_adapters or plan.is_compiled
+        return is_wide == 4 and stack.is_autocast and not is_merged and not self.is_cpu and self.width == 2
 
     def _temporaries(self, ff_width: int, routed: int) -> tuple[float, float]:
         """Return the temporaries at the peaks of a layer's forward and backward pass, both in the MLP."""

@@ -50,6 +50,7 @@ class StackProfile(msgspec.Struct, frozen=True, kw_only=True):
     has_step_copy: bool = False  # foreach AdamW: one more copy of the second moment during the step
     offloads_checkpoints: bool = False  # to the host
     fused_kernels: bool = False  # norms, gated activation and rotary in one kernel each
+    fused_adapters: bool = False  # no copy of an adapted matrix's input: neither converted nor dropped out
     repeats_key_values: bool = True  # grouped heads are expanded before attention
     groups_lengths: bool = False  # rows of similar length share a micro-batch: almost no padding
     packs_micro_batches: bool = False  # a micro-batch's rows become one sequence: no padding if rows can be packed
@@ -181,6 +182,7 @@ _PROFILES = (
     StackProfile(
         key="litgpt",
         name="LitGPT",
+        counter="allocated",
         loss_bytes=6.0,
         adapter_bytes=2,
         quantized_adapter_bytes=2,
@@ -206,6 +208,7 @@ _PROFILES = (
         full_state="pure",
         offloads_checkpoints=True,
         fused_kernels=True,
+        fused_adapters=True,
         repeats_key_values=False,
         launch_share=0.7,
         sources=("unsloth README: offloaded gradient checkpointing, fused cross entropy",),
@@ -255,6 +258,7 @@ _PROFILES = (
         loss_bytes=12.0,
         repeats_key_values=False,
         fused_kernels=True,
+        fused_adapters=True,
         launch_share=0.5,
         frees_cache=True,
         sources=("torchtitan: FSDP2 mixed precision, fp32 parameters, fused AdamW, torch.compile",),
@@ -290,6 +294,7 @@ _PROFILES = (
         adapter_bytes=2,
         is_autocast=False,
         fused_kernels=True,
+        fused_adapters=True,
         repeats_key_values=False,
         launch_share=0.4,
         sources=("MLPerf Training submissions: Transformer Engine, distributed optimizer, CUDA graphs",),
@@ -338,6 +343,18 @@ STACKS |= {
     )
     for profile in (*_PROFILES, STACKS[f"hf{MIXED_SUFFIX}"])
     if not profile.is_tiled_loss
+}
+# All of Liger's kernels: a norm keeps its input as it is given, and the backward pass repeats the gated activation
+# (save_for_backward in liger_kernel/ops/rms_norm.py and swiglu.py). fms-acceleration's kernels are its own.
+LIGER_SUFFIX = "+liger"
+STACKS |= {
+    f"{key}{LIGER_SUFFIX}": msgspec.structs.replace(
+        STACKS[f"{key}{TILED_SUFFIX}"],
+        key=f"{key}{LIGER_SUFFIX}",
+        name=f"{STACKS[key].name}, Liger kernels",
+        fused_kernels=True,
+    )
+    for key in ("hf", f"hf{MIXED_SUFFIX}", "loop", "plain_loop", "llama_factory", "swift", "axolotl")
 }
 
 

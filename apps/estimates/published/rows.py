@@ -5,8 +5,7 @@ plain transformers is assumed.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypedDict
 
 import msgspec
@@ -17,7 +16,14 @@ from apps.estimates.models.architectures import Architecture, linear_layers, par
 from apps.estimates.models.names import gpu_key
 from apps.estimates.physics.gpus import GIB
 from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, parse_method
-from apps.estimates.physics.stacks import BEFORE_449_SUFFIX, MIXED_SUFFIX, STACKS, TILED_SUFFIX, WHOLE_SUFFIX
+from apps.estimates.physics.stacks import (
+    BEFORE_449_SUFFIX,
+    LIGER_SUFFIX,
+    MIXED_SUFFIX,
+    STACKS,
+    TILED_SUFFIX,
+    WHOLE_SUFFIX,
+)
 
 MEMORY, TIME = "peak_memory", "time"
 _METRICS = {"peak_vram_gb": MEMORY, "tokens_per_s_per_gpu": TIME, "seconds_per_iter": TIME, "minutes_total": TIME}
@@ -27,22 +33,32 @@ _SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
 # A row means GiB if it names GiB or shows the division; a bare "GB" is 1e9 bytes.
 _GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
+_LIGER = re.compile(r"liger(?!.?(cross|ce\b|loss))", re.IGNORECASE)
 _FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
 _COMPILED = re.compile(r"\bcompile=True|torch.?compile enabled", re.IGNORECASE)
-_VARYING = re.compile(r"caps samples|variable.length|\bsamples\b|\bshort\b", re.IGNORECASE)
-_TABLE_LENGTHS = 3  # from so many lengths of one job on, its publisher chose them
-_SAME_JOB = ("source", "model", "method", "rank", "micro_batch", "grad_ckpt", "gpu", "gpu_count", "parallelism",
-             "attention", "precision", "metric")  # fmt: skip
+# The names of one matrix for query, key and value, as a source that adapts one of them means in such a model.
+_FUSED_QKV = ("query_key_value", "qkv_proj", "c_attn", "W_pack", "Wqkv")
+_OTHER_OPTIMIZER = re.compile(r"(?!.*adam).*(sgd|lion|adafactor|muon|lomo|shampoo|apollo|galore)", re.IGNORECASE)
+# What notes say if a row's length is the limit or the longest of a dataset's rows, not the length of each.
+_VARYING = re.compile(
+    r"\bcap(s|ped)?\b|variable.length|\bsamples\b|\bshort\b|truncat|\blongest\b|\bunpadded\b|\bdynamic", re.IGNORECASE
+)
 _FP32 = re.compile(r"(float32|fp32|32-true)\b", re.IGNORECASE)
 _LOSS_OF_449 = "2025-02-17"  # the day of transformers 4.49
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
-# A source's name of a framework's modules -> the names in transformers.
-_LITGPT = {
+_OFFLOADED = re.compile(r"(?<!no )(?<!no-)(?<!without )offload(?!\w*\s*[:=]\s*(none|false))", re.IGNORECASE)
+# Megatron's, LitGPT's, torchtune's and short names of modules -> the names in transformers.
+_MLP = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj")
+_SHORT_NAMES = {
     "query": ("q_proj",), "key": ("k_proj",), "value": ("v_proj",), "projection": ("o_proj", "dense"),
-    "mlp": ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj"), "head": (),
+    "q": ("q_proj",), "k": ("k_proj",), "v": ("v_proj",), "o": ("o_proj", "dense"), "output_proj": ("o_proj", "dense"),
+    "wq": ("q_proj",), "wk": ("k_proj",), "wv": ("v_proj",), "wo": ("o_proj", "dense"),
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": ("o_proj", "dense"),
+    "linear_fc1": ("gate_proj", "up_proj", "fc1", "gate_up_proj"), "linear_fc2": ("down_proj", "fc2"),
+    **dict.fromkeys(_FUSED_QKV, ("q_proj", "k_proj", "v_proj")), "dense": ("dense", "o_proj"),
+    "dense_h_to_4h": ("dense_h_to_4h", "gate_proj", "up_proj"), "dense_4h_to_h": ("dense_4h_to_h", "down_proj"),
+    "gate": ("gate_proj",), "up": ("up_proj",), "down": ("down_proj",), "mlp": _MLP, "ffn": _MLP, "head": (),
 }  # fmt: skip
-# The names of one matrix for query, key and value, as a source that adapts one of them means in such a model.
-_FUSED_QKV = ("query_key_value", "qkv_proj", "c_attn", "W_pack", "Wqkv")
 # ms-swift's DEFAULT at the commit of its rows: the query, key and value projections of each family.
 _SWIFT_DEFAULT = ("q_proj", "k_proj", "v_proj", "c_attn", "W_pack", "query_key_value", "qkv_proj")
 # Frameworks whose adapters have no dropout unless their user asks for it.
@@ -122,13 +138,8 @@ class Excluded(msgspec.Struct, frozen=True):
     reason: str
 
 
-def read_row(
-    row: MeasurementRow, architectures: Mapping[str, Architecture], *, fixed_lengths: frozenset[str] = frozenset()
-) -> Job | Excluded:
-    """Return the row as a job, or excluded with the first rule that fails as the reason.
-
-    `fixed_lengths` are the ids of rows whose jobs have rows of one length.
-    """
+def read_row(row: MeasurementRow, architectures: Mapping[str, Architecture]) -> Job | Excluded:
+    """Return the row as a job, or excluded with the first rule that fails as the reason."""
     kind = _METRICS.get(str(row.get("metric")), "")
     if reason := _obstacle(row, architectures, kind):
         return Excluded(str(row.get("id")), kind, reason)
@@ -141,28 +152,10 @@ def read_row(
     return Job(
         id=str(row.get("id")), source=str(row.get("source")), kind=kind, method=row["method"],
         architecture=architecture, stack=stack,
-        plan=_plan(row, architecture, stack, has_one_length=str(row.get("id")) in fixed_lengths), measured=measured,
+        plan=_plan(row, architecture, stack), measured=measured,
         gpu_key=gpu_key(row.get("gpu_key"), row.get("gpu")), counter=_counter(row) or STACKS[stack].counter,
         precision="fp8" if _LOW_PRECISION.search(str(row.get("precision"))) else "bf16",
     )  # fmt: skip
-
-
-def with_fixed_lengths(rows: Iterable[MeasurementRow]) -> frozenset[str]:
-    """Return the ids of rows whose publisher measured the same job at three lengths or more.
-
-    Such a table is made with rows of exactly its lengths; a single length is the limit of a dataset's rows.
-    """
-    tables: dict[tuple[str, ...], dict[object, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        job = tuple(str(row.get(key)) for key in _SAME_JOB)
-        tables[job][row.get("seq_len")].append(str(row.get("id")))
-    return frozenset(
-        each
-        for lengths in tables.values()
-        if len(lengths) >= _TABLE_LENGTHS
-        for ids in lengths.values()
-        for each in ids
-    )
 
 
 def framework(row: MeasurementRow) -> str:
@@ -187,8 +180,8 @@ def framework(row: MeasurementRow) -> str:
         and "0" < str(row.get("published") or "") < _LOSS_OF_449
     ):
         found = f"{found}{BEFORE_449_SUFFIX}"
-    tiled = f"{found}{TILED_SUFFIX}"
-    return tiled if tiled in STACKS and is_tiled else found
+    suffixes = (LIGER_SUFFIX, TILED_SUFFIX) if _LIGER.search(settings) else (TILED_SUFFIX,)
+    return next((f"{found}{each}" for each in suffixes if is_tiled and f"{found}{each}" in STACKS), found)
 
 
 def _holds_fp32(row: MeasurementRow) -> bool:
@@ -216,6 +209,7 @@ def _obstacle(row: MeasurementRow, architectures: Mapping[str, Architecture], ki
         (not _SPLIT_MODEL.search(parallelism), "tensor, pipeline or context parallel: a layer is split over GPUs"),
         ("device_map" not in parallelism, "layers are spread over GPUs in a way the row does not state"),
         (row.get("gpu_count") == 1 or parallelism not in ("None", "none"), "how several GPUs share it is not stated"),
+        (kind != MEMORY or not _OTHER_OPTIMIZER.match(str(row.get("optimizer"))), "the optimizer is no AdamW"),
         (kind != TIME or not row.get("preference"), "the time of preference training is not compared"),
         (kind != TIME or not _FP32.match(precision), "the speed of fp32 is not modelled"),
         ("nvfp4" not in precision.lower(), "4-bit arithmetic is not modelled"),
@@ -245,7 +239,7 @@ def _measured(row: MeasurementRow, kind: str) -> float:
     return value * 60 * gpus / (float(samples[1].replace(",", "")) * float(row["seq_len"]))
 
 
-def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_one_length: bool = False) -> TrainingPlan:
+def _plan(row: MeasurementRow, architecture: Architecture, stack: str) -> TrainingPlan:
     choice, gpus = parse_method(row["method"]), int(row["gpu_count"])
     return TrainingPlan(
         method=choice.method,
@@ -261,7 +255,7 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         compute_dtype="float32" if _FP32.match(str(row.get("precision"))) else "bfloat16",
         steps_in_backward=bool(re.search(r"in.(bwd|backward)", str(row.get("optimizer")), re.IGNORECASE)),
         offloads_activations="activation_offload=True" in str(row.get("notes")),
-        is_packed=_has_fixed_lengths(row) or (has_one_length and not _VARYING.search(str(row.get("notes")))),
+        is_packed=_has_fixed_lengths(row) or not _VARYING.search(str(row.get("notes"))),
         splits_root=stack.startswith("torchtune") and parameter_count(architecture) >= _SPLIT_FROM,
         is_compiled=bool(_COMPILED.search(str(row.get("notes")))),
         quantization=_quantization(row),
@@ -272,7 +266,7 @@ def _plan(row: MeasurementRow, architecture: Architecture, stack: str, *, has_on
         parallelism=_parallelism(row, gpus),
         is_preference=bool(row.get("preference")),
         has_reference=row.get("preference") != "orpo",  # ORPO has none
-        cpu_offload="offload" in f"{row.get('parallelism')} {row.get('optimizer')}".lower(),
+        cpu_offload=_OFFLOADED.search(f"{row.get('parallelism')} {row.get('optimizer')}") is not None,
     )
 
 
@@ -324,12 +318,12 @@ def target_modules(row: MeasurementRow, architecture: Architecture) -> tuple[str
     Return all linear layers if the row states that or names no known module.
     """
     text = str(row.get("targets") or "")
-    stated = tuple(name.strip() for name in re.split(r"[,+]", text.split(" + ")[0]))
+    stated = re.findall(r"\w+", text)
     names = {layer.name.rsplit(".", 1)[-1] for layer in linear_layers(architecture)}
     wanted: tuple[str, ...] = _SWIFT_DEFAULT if text.startswith("DEFAULT") else ()
     for name in stated:
-        wanted += _LITGPT.get(name, (name,))
+        wanted += _SHORT_NAMES.get(name, (name,))
     if not names.isdisjoint(_FUSED_QKV) and not set(wanted).isdisjoint(("q_proj", "k_proj", "v_proj")):
         wanted += _FUSED_QKV
     known = tuple(dict.fromkeys(name for name in wanted if name in names))
-    return known if known and "all linear" not in text.lower() else DEFAULT_TARGET_MODULES
+    return known if known and not re.match(r"all\b", text, re.IGNORECASE) else DEFAULT_TARGET_MODULES

@@ -17,11 +17,12 @@ from apps.estimates.score import DATA, prepared_jobs, read_rows
 from apps.estimates.score import residual as residual_of
 from tests.bench.estimates.__main__ import publisher_bounds
 
-FILES = (DATA / "measurements.jsonl", DATA / "unseen_measurements.jsonl")
+FILES = tuple(DATA / f"{name}measurements.jsonl" for name in ("", "unseen_", "third_"))
 # Sources of a publisher that another source has rows of too.
 PUBLISHERS = {
     "litgpt_tutorials": "litgpt_confighub",
     "ms_swift_examples": "ms_swift",
+    "torchtune_prs": "torchtune_readme",
     "unsloth_context_hf": "unsloth_context",
 }
 

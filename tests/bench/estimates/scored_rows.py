@@ -12,7 +12,7 @@ import msgspec
 from apps.estimates.physics import gpus
 from apps.estimates.published import sources
 from apps.estimates.published.predictions import Prepared, prepare
-from apps.estimates.published.rows import MEMORY, Job, read_row, with_fixed_lengths
+from apps.estimates.published.rows import MEMORY, Job, read_row
 
 DATA = Path(__file__).resolve().parents[3] / "apps" / "catalog" / "data"
 LIST = Path(__file__).with_name("scored_rows.json")
@@ -33,8 +33,7 @@ def prepared_rows() -> list[Prepared]:
     """Every row of the committed list; of times, those whose GPU has a data sheet."""
     rows, architectures = sources.load_rows(DATA), sources.load_architectures(DATA)
     types = gpus.load(DATA / "gpus.json")
-    fixed = with_fixed_lengths(rows)
-    jobs = [job for row in rows if isinstance(job := read_row(row, architectures, fixed_lengths=fixed), Job)]
+    jobs = [job for row in rows if isinstance(job := read_row(row, architectures), Job)]
     found = [prepare(job, types) for job in jobs]
     return [each for each in found if each.job.kind == MEMORY or each.gpu.reachable_flops]
 

@@ -35,6 +35,7 @@ def test_the_committed_list_is_what_the_rules_say():
         ({"grad_ckpt": None}, "checkpointing"),
         ({"rank": None}, "rank"),
         ({"parallelism": "FSDP8 TP2", "gpu_count": 16}, "tensor"),
+        ({"optimizer": "sgd"}, "AdamW"),
         ({"metric": "loss"}, "neither"),
     ],
 )
@@ -58,7 +59,13 @@ def test_a_unit_is_gib_only_where_the_row_says_so(models, unit, value):
 
 @pytest.mark.parametrize(
     ("notes", "stack"),
-    [("", "hf"), ("Liger kernel", "hf+tiled"), ("axolotl, cut cross entropy", "axolotl+tiled"), ("unsloth", "unsloth")],
+    [
+        ("", "hf"),
+        ("Liger kernel", "hf+liger"),
+        ("Liger cross entropy", "hf+tiled"),
+        ("axolotl, cut cross entropy", "axolotl+tiled"),
+        ("unsloth", "unsloth"),
+    ],
 )
 def test_a_row_names_its_framework_and_its_loss(notes, stack):
     assert framework(ROW | {"notes": notes}) == stack
@@ -85,7 +92,7 @@ def test_names_of_other_publishers_are_found():
         ("HuggingFaceTB/SmolLM2-360M-Instruct", 0.362), ("01-ai/Yi-1.5-9B-Chat", 8.829),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", 32.764), ("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", 1.777),
         ("unsloth/DeepSeek-R1-Distill-Qwen-7B-bnb-4bit", 7.616), ("DeepSeek-R1-Distill-Qwen-14B", 14.770),
-        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 1.1), ("Llama-7B (huggyllama)", 6.738), ("THUDM/glm-4-9b-chat", 9.400),
         ("openai/gpt-oss-20b", 20.915), ("7B", None), ("nobody/nobody-9B", None), ("", None), (7, None),
     ],
 )  # fmt: skip
@@ -118,12 +125,12 @@ def test_a_stated_framework_counts_more_than_the_page_it_is_on():
     [
         ({"published": "2024-12"}, "hf+before-4.49"),
         ({"published": "2025-03-01"}, "hf"),
-        ({"published": "2024-12", "notes": "Liger kernel"}, "hf+tiled"),
+        ({"published": "2024-12", "notes": "Liger kernel"}, "hf+liger"),
         ({"framework": "PyTorch loop, transformers, PEFT"}, "loop"),
         ({"framework": "PyTorch loop with its own loss"}, "plain_loop"),
         ({"method": "full", "gpu_count": 4, "parallelism": "FSDP full_shard"}, "hf+mixed"),
         ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "precision": "pure bf16"}, "hf"),
-        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "notes": "Liger kernel"}, "hf+mixed+tiled"),
+        ({"method": "full", "gpu_count": 4, "parallelism": "FSDP", "notes": "Liger kernel"}, "hf+mixed+liger"),
     ],
 )
 def test_a_row_names_its_loop_and_what_holds_its_weights(changes, stack):
@@ -149,7 +156,50 @@ def test_a_model_with_one_matrix_for_query_key_and_value_adapts_it(models):
     pythia = Names(sources.load_known_architectures(DATA))["pythia-2.8b"]
 
     assert target_modules(ROW | {"targets": "query, value"}, pythia) == ("query_key_value",)
-    assert target_modules(ROW | {"targets": "q_proj, v_proj"}, models["Llama-3.1-8B"]) == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize(
+    ("targets", "modules"),
+    [
+        ("q_proj, v_proj", ("q_proj", "v_proj")), ("q,v", ("q_proj", "v_proj")), ("q|k|v|o (attn only)", "qkvo"),
+        ("query_key_value", ("q_proj", "k_proj", "v_proj")), ("linear_qkv, linear_proj", "qkvo"),
+        ("wq, wv and trainable wte & lm_head", ("q_proj", "v_proj")), ("all", "all-linear"), ("?", "all-linear"),
+        ("q,v,o + mlp", ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
+    ],
+)  # fmt: skip
+def test_other_frameworks_names_of_modules_are_known(models, targets, modules):
+    wanted = {"qkvo": ("q_proj", "k_proj", "v_proj", "o_proj"), "all-linear": ("all-linear",)}.get(modules, modules)
+
+    assert target_modules(ROW | {"targets": targets}, models["Llama-3.1-8B"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "is_offloaded"),
+    [
+        ("DeepSpeed ZeRO-3, no offload", False), ("ZeRO-3 without offloading", False), ("ZeRO-3 offload: none", False),
+        ("FSDP full shard + CPU offload", True), ("ZeRO-3, offload_optimizer: cpu", True),
+    ],
+)  # fmt: skip
+def test_no_offload_is_no_offload(models, parallelism, is_offloaded):
+    found = read_row(ROW | {"parallelism": parallelism, "gpu_count": 2}, models)
+
+    assert found.plan.cpu_offload == is_offloaded
+
+
+def test_lengths_vary_only_if_the_row_says_so(models):
+    def is_even(notes):
+        return read_row(ROW | {"packing": None, "notes": notes}, models).plan.is_packed
+
+    assert is_even("TRL 0.9") and is_even("1,024 samples, right-padded to 2048")
+    assert not any(map(is_even, ("Alpaca; cap 2048", "unpadded samples", "seq_len is the longest sample")))
+
+
+def test_ligers_kernels_keep_less_of_norms_and_gated_activations(models, gpu_types):
+    def peak(notes):
+        row = ROW | {"method": "full", "grad_ckpt": False, "micro_batch": 8, "model": "Qwen2.5-0.5B", "notes": notes}
+        return memory_bytes(prepare(read_row(row, models), gpu_types))
+
+    assert peak("Liger kernel") < 0.8 * peak("cut cross entropy")
 
 
 def test_a_fused_or_8_bit_optimizer_makes_no_copy_of_its_state(models, gpu_types):
