@@ -141,9 +141,10 @@ def reverse_paid_credit(
     idempotency_key: str,
     tax_nano: int = 0,
 ) -> Reversal:
-    """Reverse part or all of a paid lot whose cash went back (a refund made elsewhere, a lost dispute).
+    """Reverse paid credit whose cash went back (a refund made elsewhere, a lost dispute).
 
-    Unspent credit leaves the lot; spent credit becomes a debt. Raises InvalidValue for more than the lot had.
+    Unspent credit leaves the lot. Spent credit becomes a debt, and so does what the lot never had or lost before: the
+    cash is gone in any case. Raises InvalidValue for an amount that is not positive.
     """
     wallet = lock_wallet(organization=organization)
     request = {"reverse": reference, "amount_nano": amount_nano, "tax_nano": tax_nano}
@@ -151,9 +152,10 @@ def reverse_paid_credit(
     if found := posted_before(organization=organization, idempotency_key=idempotency_key, request=request):
         taken = -sum(found.lot_movements.values_list("amount_nano", flat=True))
         return Reversal(found, taken, amount_nano - taken)
-    if not 0 < amount_nano <= lot.amount_nano - lot.reversed_nano:
-        raise InvalidValue(gettext("more than the payment is to be taken back"), param="amount")
-    taken = min(amount_nano, lot.remaining_nano - lot.held_nano, wallet.balance_nano)
+    if amount_nano <= 0:
+        raise InvalidValue(gettext("The amount must be positive."), param="amount")
+    of_lot = min(amount_nano, lot.amount_nano - lot.reversed_nano)
+    taken = max(0, min(of_lot, lot.remaining_nano - lot.held_nano, wallet.balance_nano))
     posted = post(
         organization=organization,
         kind=PostingKind.PAYMENT_REVERSED,
@@ -170,9 +172,15 @@ def reverse_paid_credit(
         reason=reason,
         lots={lot.pk: -taken},
     )
-    CreditLot.objects.filter(pk=lot.pk).update(reversed_nano=F("reversed_nano") + amount_nano)
+    CreditLot.objects.filter(pk=lot.pk).update(reversed_nano=F("reversed_nano") + of_lot)
     audit.record(organization=organization, by=by, action="credit.reversed", target=lot.pk, amount_nano=amount_nano)
     return Reversal(posted, taken, amount_nano - taken)
+
+
+def left_to_reverse(*, organization: Organization | str, reference: str) -> int:
+    """Return how many nano-USD of a paid lot were not paid back or taken back yet; 0 if there is no such lot."""
+    lot = CreditLot.objects.for_organization(organization).filter(reference=reference).first()
+    return lot.amount_nano - lot.reversed_nano if lot else 0
 
 
 def collect_receivable(*, wallet: LedgerAccount, by: str, cause: str) -> int:

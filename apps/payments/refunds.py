@@ -15,7 +15,7 @@ from apps.billing.books.adjustments import SECOND_APPROVER_ABOVE_NANO
 from apps.billing.credits import end_set_aside, set_credit_aside
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import HoldPurpose
-from apps.billing.operations import collect_receivable, grant_paid_credit, reverse_paid_credit
+from apps.billing.operations import collect_receivable, grant_paid_credit, left_to_reverse, reverse_paid_credit
 from apps.core import audit
 from apps.core.database import locks
 from apps.core.database.clock import db_now
@@ -33,6 +33,7 @@ from apps.payments.topups import GIVEN_UP_AFTER
 logger = logging.getLogger(__name__)
 
 _DAY = datetime.timedelta(hours=24)
+_ROUNDED_CENTS = 5
 
 
 @transaction.atomic
@@ -57,7 +58,7 @@ def request_refund(*, topup: TopUp, credit_cents: int, by: str, reason: str) -> 
     is_large = any((cents or 0) + credit_cents > limit_cents for cents in sums.values())
     refund = CardRefund(
         organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents,
-        tax_cents=tax_share(topup, credit_cents), reason=reason, requested_by=by, needs_approval=is_large,
+        tax_cents=_tax_with_credit(topup, credit_cents), reason=reason, requested_by=by, needs_approval=is_large,
         status=RefundStatus.WAITING if is_large else RefundStatus.REQUESTED,
     )  # fmt: skip
     held = set_credit_aside(
@@ -109,9 +110,25 @@ def reject_refund(*, refund: CardRefund, by: str) -> None:
     audit.record(organization=row.organization_id, by=by, action="refund.rejected", target=row.pk)
 
 
-def tax_share(topup: TopUp, credit_cents: int) -> int:
-    """Return the tax refunded with part of a payment: all of it with all of it."""
+def _tax_with_credit(topup: TopUp, credit_cents: int) -> int:
+    """Return the tax refunded with part of a payment: its share, and with the last part all that is left."""
+    refunds = CardRefund.objects.filter(topup=topup).exclude(status=RefundStatus.FAILED)
+    gone = refunds.aggregate(credit=Sum("credit_cents", default=0), tax=Sum("tax_cents", default=0))
+    if gone["credit"] + credit_cents == topup.amount_cents:
+        return topup.tax_cents - gone["tax"]
     return topup.tax_cents * credit_cents // topup.amount_cents
+
+
+def divided(topup: TopUp, cents: int) -> tuple[int, int]:
+    """Return how much of `cents` that leave a payment is credit, and how much tax.
+
+    The share of tax is rounded down for each part alone, so that the order of events changes nothing. The last part
+    may then have a few cents more credit than the payment has left. These are tax.
+    """
+    credit = cents - cents * topup.tax_cents // (topup.amount_cents + topup.tax_cents)
+    left = left_to_reverse(organization=topup.organization_id, reference=topup.reference) // NANO_PER_CENT
+    credit = left if left < credit <= left + _ROUNDED_CENTS else credit
+    return credit, cents - credit
 
 
 def send_refund(*, refund_id: str) -> None:
@@ -161,10 +178,9 @@ def _row_of(found: Refund, topup: TopUp) -> CardRefund:
     row = row or CardRefund.objects.filter(pk=found.metadata.get("refund_id", "")).first()
     if row is not None:
         return row
-    total = topup.amount_cents + topup.tax_cents
-    tax = found.amount_cents * topup.tax_cents // total
+    credit_cents, tax_cents = divided(topup, found.amount_cents)
     return CardRefund.objects.create(
-        organization_id=topup.organization_id, topup=topup, credit_cents=found.amount_cents - tax, tax_cents=tax,
+        organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents, tax_cents=tax_cents,
         stripe_id=found.id, reason="Refunded at Stripe", requested_by="stripe",
     )  # fmt: skip
 

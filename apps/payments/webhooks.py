@@ -9,7 +9,8 @@ import datetime
 import logging
 from collections.abc import Callable, Iterable
 
-from django.db import transaction
+from celery.exceptions import SoftTimeLimitExceeded
+from django.db import OperationalError, transaction
 from django.db.models import F, QuerySet, Window
 from django.db.models.functions import RowNumber
 
@@ -21,9 +22,9 @@ from apps.payments.lifecycle import EVENT, EventStatus, TopUpStatus
 from apps.payments.models import StripeCustomer, StripeEvent, TopUp
 from apps.payments.refunds import sync_refund
 from apps.payments.stripe import gateway
-from apps.payments.stripe.errors import StripeRefused
+from apps.payments.stripe.errors import StripeUnavailable
 from apps.payments.stripe.objects import Notice
-from apps.payments.topups import PaymentMismatch, sync_checkout, sync_topup
+from apps.payments.topups import sync_checkout, sync_topup
 
 logger = logging.getLogger(__name__)
 
@@ -93,10 +94,15 @@ def handle(*, event_id: str) -> None:
 
 
 def handle_or_record(*, event_id: str) -> None:
-    """Handle an event, or store for operators why it cannot be handled. Raises StripeUnavailable."""
+    """Handle an event, or store for operators why it cannot be handled.
+
+    Raises StripeUnavailable, OperationalError and SoftTimeLimitExceeded, after which it is handled again.
+    """
     try:
         handle(event_id=event_id)
-    except (StripeRefused, PaymentUnknown, PaymentMismatch) as error:
+    except (StripeUnavailable, OperationalError, SoftTimeLimitExceeded):
+        raise
+    except Exception as error:  # noqa: BLE001 - a process edge: one event must not stop the others
         why = f"{type(error).__name__}: {error}"[:300]
         StripeEvent.objects.filter(pk=event_id).update(last_error=why, attempts=F("attempts") + 1)
         logger.critical("event %s of Stripe cannot be handled: %s", event_id, why)

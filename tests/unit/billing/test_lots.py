@@ -118,8 +118,8 @@ def test_a_reversed_payment_takes_what_is_unspent_and_the_rest_is_owed_until_the
     assert_lots_are_the_balance(organization)
 
 
-def test_no_more_than_the_payment_is_taken_back(organization):
-    pay(organization, 10)
+def test_what_goes_back_beyond_the_payment_is_owed(organization):
+    lot = pay(organization, 10)
     for number in (1, 2):
         arguments = {
             "organization": organization, "reference": "stripe:pi:1", "amount_nano": 5 * USD, "by": "system",
@@ -128,7 +128,14 @@ def test_no_more_than_the_payment_is_taken_back(organization):
         assert reverse_paid_credit(**arguments) == reverse_paid_credit(**arguments)
 
     with pytest.raises(InvalidValue):
-        reverse_paid_credit(**(arguments | {"idempotency_key": "refund:3", "amount_nano": 1}))
+        reverse_paid_credit(**(arguments | {"idempotency_key": "refund:3", "amount_nano": 0}))
+    pay(organization, 20, reference="stripe:pi:2")
+    reversal = reverse_paid_credit(**(arguments | {"idempotency_key": "refund:4", "amount_nano": 2 * USD}))
+
+    assert (reversal.taken_nano, reversal.owed_nano) == (0, 2 * USD)
+    lot.refresh_from_db()
+    assert lot.reversed_nano == 10 * USD
+    assert_lots_are_the_balance(organization)
 
 
 @pytest.mark.parametrize(("is_paid_out", "available"), [(True, 3), (False, 10)])

@@ -286,6 +286,66 @@ def test_a_refund_that_stripe_refuses_returns_the_credit(near_twin: Twin, organi
     assert get_balance(organization=organization).available_nano == 2500 * NANO_PER_CENT
 
 
+@pytest.mark.parametrize("first", ["stripe", "console", "dispute"])
+def test_a_payment_that_goes_back_in_parts_takes_its_credit_and_its_whole_tax(
+    near_twin: Twin, organization: Organization, first: str
+) -> None:
+    near_twin.tax_percent = 19
+    topup = paid_topup(near_twin, organization, 1000)
+    intent = near_twin.get(topup.checkout_id or "")["payment_intent"]
+    gone = 100
+    if first == "console":
+        asked = refunds.request_refund(topup=topup, credit_cents=85, by="user_2", reason="asked for")
+        refunds.send_refund(refund_id=asked.pk)
+        gone = asked.credit_cents + asked.tax_cents
+    elif first == "dispute":
+        money.open_dispute(near_twin, intent, gone)
+        deliver(near_twin.events[-1])
+    else:
+        money.create_refund(near_twin, payment_intent=intent, amount=str(gone))
+        deliver(near_twin.events[-1])
+    assert 0 < total(AccountKind("tax_payable")) < 190 * NANO_PER_CENT
+
+    money.create_refund(near_twin, payment_intent=intent, amount=str(1190 - gone))
+    deliver(near_twin.events[-1])
+
+    assert books() == dict.fromkeys(books(), 0)
+    assert not webhooks.list_stuck() and get_ledger_sum_nano() == 0
+
+
+def test_a_refund_after_a_won_dispute_takes_the_credit_that_came_back(
+    near_twin: Twin, organization: Organization
+) -> None:
+    topup = paid_topup(near_twin, organization, 5000)
+    intent = near_twin.get(topup.checkout_id or "")["payment_intent"]
+    money.open_dispute(near_twin, intent, 5000)
+    money.close_dispute(near_twin, near_twin.of_kind("dispute")[-1]["id"], is_won=True)
+    deliver(near_twin.events[-1])
+    assert get_balance(organization=organization).available_nano == 5000 * NANO_PER_CENT
+
+    money.create_refund(near_twin, payment_intent=intent, amount="5000")
+    deliver(near_twin.events[-1])
+
+    assert get_balance(organization=organization).available_nano == 0
+    assert books()["receivable"] == 0 and not webhooks.list_stuck()
+
+
+def test_an_event_with_an_unforeseen_error_is_kept_and_stops_no_other(
+    near_twin: Twin, organization: Organization, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topup = paid_topup(near_twin, organization, 1000)
+    intent = near_twin.get(topup.checkout_id or "")["payment_intent"]
+    refund = money.create_refund(near_twin, payment_intent=intent, amount="100")
+    body, signature = signed(near_twin.events[-1])
+    webhooks.receive(body=body, signature=signature)
+    monkeypatch.setattr(webhooks, "sync_refund", lambda **_: {}["unforeseen"])
+
+    webhooks.handle_or_record(event_id=near_twin.events[-1]["id"])
+
+    [stuck] = webhooks.list_stuck()
+    assert (stuck.attempts, stuck.object_id) == (1, refund["id"]) and "unforeseen" in stuck.last_error
+
+
 def test_no_more_than_what_is_unspent_goes_back(near_twin: Twin, organization: Organization) -> None:
     topup = paid_topup(near_twin, organization, 2500)
     spend(organization, 2000)
