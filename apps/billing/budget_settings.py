@@ -20,6 +20,7 @@ DEFAULT_THRESHOLDS = (50, 80, 100)
 MAX_BUDGETS = 100  # of an organization: one statement sums up what is held under each
 MAX_THRESHOLDS = 10  # each is a mail a month to every manager
 MAX_LABELS = 16  # of a key
+MAX_LABEL_NAME, MAX_LABEL_VALUE = 64, 512
 
 
 @transaction.atomic
@@ -43,6 +44,9 @@ def set_budget(
     _check(organization_id, scope, target, limit_nano, mode, thresholds)
     if scope == BudgetScope.KEY:
         target = ApiKey.objects.values_list("first_key", flat=True).get(pk=target) or target
+    if scope == BudgetScope.LABEL:  # as labels of keys are stored
+        name, _, value = target.partition("=")
+        target = f"{name.strip()}={value.strip()}"
     lock_wallet(organization=organization_id)
     budget = list_budgets(organization=organization_id).filter(scope=scope, target=target).first()
     values = {"limit_nano": limit_nano, "mode": mode, "thresholds": sorted(set(thresholds))}
@@ -83,7 +87,7 @@ def _check(
     keys = ApiKey.objects.filter(organization_id=organization_id)
     is_known = {
         BudgetScope.ORGANIZATION: target == "",
-        BudgetScope.LABEL: 0 < target.find("=") < len(target) - 1,
+        BudgetScope.LABEL: all(part.strip() for part in target.partition("=")),
         BudgetScope.KEY: keys.filter(pk=target).exists(),
         BudgetScope.MEMBER: target.startswith("user_"),
         BudgetScope.PROJECT: Project.objects.filter(organization_id=organization_id, pk=target).exists(),
@@ -198,12 +202,18 @@ def set_key_labels(*, organization: Organization | str, key_id: str, labels: Map
         raise InvalidValue(
             gettext("A key has at most %(max_labels)s labels.") % {"max_labels": MAX_LABELS}, param="labels"
         )
+    if any(len(name) > MAX_LABEL_NAME or len(value) > MAX_LABEL_VALUE for name, value in labels.items()):
+        raise InvalidValue(
+            gettext("The name of a label has at most %(name)s characters, and its value %(value)s.")
+            % {"name": MAX_LABEL_NAME, "value": MAX_LABEL_VALUE},
+            param="labels",
+        )
     if not ApiKey.objects.filter(organization_id=organization_id, pk=key_id).exists():
         raise InvalidValue(gettext("There is no such key."), param="key")
     lock_wallet(organization=organization_id)
     KeyLabel.objects.filter(organization_id=organization_id, key_id=key_id).delete()
     rows = [
-        KeyLabel(organization_id=organization_id, key_id=key_id, name=name[:64], value=value[:512])
+        KeyLabel(organization_id=organization_id, key_id=key_id, name=name, value=value)
         for name, value in labels.items()
     ]
     KeyLabel.objects.bulk_create(rows)

@@ -69,10 +69,13 @@ class Attribution:
 
 
 def attribution_of_key(*, organization: Organization | str, key_id: str) -> Attribution:
-    """Return the attribution of requests with this key, with the key's current labels."""
-    default = default_project_id(organization)
+    """Return the attribution of requests with this key, with the key's current labels.
+
+    What is used without a key, storage and keeping adapters warm, counts in the organization's own budgets alone.
+    """
     if not key_id:
-        return Attribution(project_id=default)
+        return Attribution()
+    default = default_project_id(organization)
     keys = ApiKey.objects.for_organization(organization).filter(pk=key_id)
     found = keys.values_list("created_by_id", "project_id", LABELLED_KEY).first()
     member_id, project_id, labelled = found or ("", default, key_id)

@@ -92,7 +92,7 @@ def _whose(organization_id: str, scope: str, target: str) -> dict[str, Any]:
     if scope != AllowanceScope.LABEL:
         values = ", ".join(AllowanceScope.values)
         raise InvalidValue(gettext("scope is one of %(values)s.") % {"values": values}, param="scope")
-    name, _, value = target.partition("=")
+    name, value = (part.strip() for part in target.partition("=")[::2])
     if not (0 < len(name) <= MAX_NAME and 0 < len(value) <= MAX_VALUE):
         text = gettext("Write a label as name=value, such as team=search. The name has at most %(most)s characters.")
         raise InvalidValue(text % {"most": MAX_NAME}, param="target")

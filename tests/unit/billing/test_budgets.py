@@ -157,6 +157,7 @@ def test_an_ended_budget_limits_nothing(rich):
     [
         ({"scope": "galaxy"}, "scope"),
         ({"scope": "label", "target": "team"}, "target"),
+        ({"scope": "label", "target": "team= "}, "target"),
         ({"scope": "key", "target": "key_of_somebody_else"}, "target"),
         ({"mode": "explode"}, "mode"),
         ({"usd": 0}, "limit_usd"),
@@ -267,3 +268,25 @@ def test_the_forecast_adds_the_days_to_come_at_the_mean_of_the_last_seven(rich):
     assert (forecast.spent_nano, forecast.expected_nano) == (7 * USD, 7 * USD + days_left * USD)
     lines = list_spending(organization=rich, first=today, last=today)
     assert sum_by(lines, lambda line: line.subject) == {"ftjob-1": 7 * USD}
+
+
+def test_a_label_with_blanks_is_the_one_that_keys_have(rich, key: IssuedKey):
+    made = budget(rich, 10, scope="label", target="team = search")
+    set_key_labels(organization=rich, key_id=key.key.pk, labels={"team": "search"}, by="user_1")
+
+    attribution = attribution_of_key(organization=rich, key_id=key.key.pk)
+    assert made.target == "team=search"
+    assert Budget.objects.filter(attribution.targets()).get() == made
+
+
+def test_what_is_used_without_a_key_counts_in_no_projects_budget(rich):
+    budget(rich, 10, scope="project", target=default_project_id(rich))
+    own = budget(rich, 20)
+
+    assert Budget.objects.filter(attribution_of_key(organization=rich, key_id="").targets()).get() == own
+
+
+def test_labels_of_keys_are_not_cut(rich, key: IssuedKey):
+    for labels in ({"n" * 65: "v"}, {"n": "v" * 513}):
+        with pytest.raises(InvalidValue, match="at most 64 characters"):
+            set_key_labels(organization=rich, key_id=key.key.pk, labels=labels, by="user_1")
