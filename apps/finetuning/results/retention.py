@@ -7,8 +7,9 @@ from django.db.models import Exists, OuterRef
 
 from apps.adapters.models import AdapterVersion
 from apps.core.messages import outbox
-from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL
-from apps.finetuning.models import Checkpoint, FineTuningJob, RunUpload
+from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.models import Checkpoint, RunUpload
+from apps.finetuning.results.checkpoints import started_from
 
 # For this long, a new job can start from a checkpoint, and its model can be requested for the first time.
 CHECKPOINT_RETENTION = datetime.timedelta(days=30)
@@ -23,8 +24,6 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
 
     A checkpoint that an unfinished job started from stays until that job ends.
     """
-    unfinished = FineTuningJob.objects.filter(status__in=JOB_OPEN)
-    begun = unfinished.filter(requested__start_from__has_key="checkpoint")
     stale = (
         Checkpoint.objects.select_for_update(of=("self",), skip_locked=True)
         .select_related("upload")
@@ -33,7 +32,7 @@ def sweep_checkpoints(*, now: datetime.datetime) -> int:
             job__status__in=sorted(JOB_TERMINAL),
             job__finished_at__lt=now - CHECKPOINT_RETENTION,
         )
-        .exclude(pk__in=list(begun.values_list("requested__start_from__checkpoint", flat=True)))
+        .exclude(pk__in=started_from())
         .order_by("created_at")[:_BATCH]
     )
     swept = list(stale)

@@ -73,12 +73,12 @@ def queue_attempt(*, job: FineTuningJob, retry_at: datetime.datetime | None = No
 def continue_or_give_up(*, job: FineTuningJob, run: Run, code: FailureCode, now: datetime.datetime) -> None:
     """Handle a lost or retryable attempt: obey a requested stop, else try again, else fail the job.
 
-    Attempts that moved to another pool do not count, and neither do those whose machine the pool that lent it wanted
-    back, or that not all machines of a group began: each of the latter is followed by a longer wait.
+    Attempts that were paused or moved to another pool do not count, and neither do those whose machine the pool that
+    lent it wanted back, or that not all machines of a group began: each of the latter is followed by a longer wait.
     """
     not_begun = set(RunMember.objects.filter(run__job=job, started_at=None).values_list("run_id", flat=True))
-    moved_or_returned = job.runs.filter(Q(status=RunStatus.CANCELLED) | Q(return_requested_at__isnull=False))
-    uncounted = not_begun | set(moved_or_returned.values_list("pk", flat=True))
+    is_no_loss = Q(status__in=(RunStatus.CANCELLED, RunStatus.PAUSED)) | Q(return_requested_at__isnull=False)
+    uncounted = not_begun | set(job.runs.filter(is_no_loss).values_list("pk", flat=True))
     if job.cancel_requested_at:
         cancel_job(job=job, now=now)
     elif job.pause_requested_at:

@@ -11,11 +11,13 @@ from django.conf import settings
 from django.db import transaction
 
 from apps.catalog.models import BaseModel
+from apps.contracts.failures import FailureCode
 from apps.contracts.runs import RunSpec
 from apps.contracts.worker_api import ClaimResponse
 from apps.core.database.clock import db_now
 from apps.core.database.prepared import columns_of, fetch_prepared, read_row
 from apps.core.database.transitions import advance, try_advance
+from apps.core.errors import NotFound
 from apps.core.ids import new_id
 from apps.datasets.models import DatasetVersion
 from apps.finetuning import events
@@ -32,6 +34,7 @@ from apps.finetuning.lifecycle import (
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.queries import latest_checkpoint
 from apps.finetuning.quotes.pool_facts import live_worker_filter
+from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
 from apps.finetuning.runs.leases import Lease, reclaim, sha256_hex
 from apps.finetuning.runs.lending import list_borrowers, may_lend
@@ -218,7 +221,19 @@ def _try_claim(
     if others is None:
         return None
     run.pool = pool
-    return _lease(run, run.job, worker, now, others)
+    try:
+        with transaction.atomic():
+            return _lease(run, run.job, worker, now, others)
+    except NotFound as gone:
+        _end_without_start(run.pk, gone.message, now)
+        return None
+
+
+def _end_without_start(run_id: str, reason: str, now: datetime.datetime) -> None:
+    """Fail a queued job whose starting model or checkpoint was deleted, so that it is not first in every claim."""
+    run = Run.objects.select_related("job").get(pk=run_id)
+    advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now)
+    fail_job(job=run.job, code=FailureCode.CHECKPOINT_INVALID, message=reason, now=now)
 
 
 def _try_later(run: Run, reached: Reached, now: datetime.datetime) -> None:

@@ -7,7 +7,7 @@ the node under that name, so no request is made twice. A listed node without a l
 
 import datetime
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +23,7 @@ from apps.finetuning.models import (
     CapacityNode,
     FineTuningJob,
     PoolCapacity,
+    Run,
     Worker,
     WorkerToken,
 )
@@ -61,7 +62,8 @@ _TURN = datetime.timedelta(seconds=120)  # longer than a task may take
 _SILENT_AT_MOST = datetime.timedelta(minutes=10)  # of a worker without a lease
 _SPOT_WAITS_AT_MOST = datetime.timedelta(minutes=10)  # in the engine's queue
 _STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
-_LOOKED_AT = 50  # queued runs
+_LOOKED_AT = (50, 200, 800)  # queued runs: the next number if none of the first ones may start
+_OF_A_HOLDER = 5  # of the further ones, that may not start
 _BY = "system"
 
 
@@ -334,19 +336,35 @@ def _hold_idle(worker: Worker) -> bool:
 def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> list[int]:
     """Return the GPUs of the queued runs that may start together now, as far as the limits could serve them.
 
-    A run that a machine joined by hand could take counts as well: the node ends again when it stays idle.
+    A run that a machine joined by hand could take counts as well: the node ends again when it stays idle. Runs that
+    limits hold back may be first in the order for weeks, so they must not hide the others.
     """
     needs: list[int] = []
-    runs = queue_order(pool=capacity.pool, now=now, limit=_LOOKED_AT)
+    for looked_at in _LOOKED_AT:
+        runs = queue_order(pool=capacity.pool, now=now, limit=looked_at)
+        needs = _needs_of(runs, limits, now, most_refused=_OF_A_HOLDER if looked_at > _LOOKED_AT[0] else len(runs))
+        if needs or len(runs) < looked_at:
+            break
+    return needs
+
+
+def _needs_of(runs: Sequence[Run], limits: Limits, now: datetime.datetime, *, most_refused: int) -> list[int]:
+    """Return the GPUs of those of the runs that may start; of a share holder, `most_refused` that may not are tried."""
+    needs: list[int] = []
+    refused: Counter[str] = Counter()
     holders = list_sharing(organizations={run.organization_id for run in runs})
     planned: dict[str, list[FineTuningJob]] = defaultdict(list)
     for run in runs:
         if sum(needs) >= limits.most * limits.gpus_per_node:
             break
         holder, job = holders[run.organization_id], run.job
+        if refused[holder] >= most_refused:
+            continue
         before = planned[holder]
         can_fit = job.gpus_per_node <= limits.gpus_per_node and job.node_count <= limits.most
         if can_fit and not reason_to_wait(job=job, holder=holder, now=now, planned=before):
             before.append(job)
             needs += [job.gpus_per_node] * job.node_count
+        else:
+            refused[holder] += 1
     return needs

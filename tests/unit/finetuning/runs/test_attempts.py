@@ -12,7 +12,7 @@ from apps.finetuning.jobs import control
 from apps.finetuning.models import GpuPool, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.results.missing_parts import list_missing
-from apps.finetuning.runs import leases
+from apps.finetuning.runs import attempts, leases
 from apps.finetuning.runs.leases import StaleLease
 from apps.finetuning.runs.uploads import UploadIncomplete
 from apps.serving.queries import list_routes, serving_states
@@ -193,6 +193,18 @@ def test_attempts_that_were_stopped_in_order_are_no_crashes(floor, claim, reload
         claim().start().finish(wire.Stopped(reason="preempted", step=0, training_seconds=0.0))
     claim().start().fall_silent()
 
+    leases.reclaim_expired_leases()
+
+    assert reload(job).status == "queued"
+
+
+def test_pauses_are_no_losses(floor, claim, reload, monkeypatch):
+    monkeypatch.setattr(attempts, "MAX_LOST_ATTEMPTS", 2)
+    job = floor.job()
+    paused_at(claim().start(), job, step=4, seconds=5.0)
+    control.resume(job=reload(job), by="key_test", now=db_now(), spend_cap_nano=200 * MILLI_DOLLAR)
+
+    claim().start(start_step=4).fall_silent()
     leases.reclaim_expired_leases()
 
     assert reload(job).status == "queued"

@@ -52,6 +52,37 @@ def test_a_checkpoint_that_an_unfinished_job_begins_with_stays(floor, claim) -> 
     assert sweep_checkpoints(now=later) == 0
 
 
+def test_a_checkpoint_that_a_waiting_job_begins_with_stays_while_its_own_job_saves_more(floor, claim) -> None:
+    floor.job()
+    attempt = claim().start()
+    attempt.checkpoint(step=1, seconds=2.0)
+    first = Checkpoint.objects.get()
+    heir = floor.job()
+    heir.requested |= {"start_from": {"checkpoint": first.pk}}
+    heir.save(update_fields=["requested"])
+    FineTuningJob.objects.update(total_steps=1_000)  # all of one epoch, of which the newest stays
+
+    for step in (2, 3, 4):
+        attempt.checkpoint(step=step, seconds=2.0 * step)
+
+    kept = Checkpoint.objects.filter(deleted_at=None).values_list("step", flat=True)
+    assert sorted(kept) == [1, 3, 4]
+
+
+def test_a_queued_job_whose_beginning_was_deleted_fails_and_keeps_no_other_waiting(floor, claim, reload) -> None:
+    gone = floor.job()
+    gone.requested |= {"start_from": {"checkpoint": "ckpt_gone"}}
+    gone.save(update_fields=["requested"])
+    waiting = floor.job()
+
+    claim()
+
+    assert Run.objects.get(status="leased").job_id == waiting.pk
+    found = reload(gone)
+    assert (found.status, found.error_code, found.cost_nano) == ("failed", "checkpoint_invalid", 0)
+    assert "ckpt_gone" in found.error_message and not Run.objects.filter(job=gone, status="queued").exists()
+
+
 def test_a_running_jobs_checkpoints_stay(floor, claim) -> None:
     floor.job()
     claim().start().checkpoint(step=4, seconds=8.0)

@@ -155,6 +155,16 @@ def test_a_run_larger_than_a_node_does_not_hide_the_next_one(floor, engine, elas
     assert elastic() == ["starting"]
 
 
+def test_runs_that_limits_hold_back_hide_no_others_however_many_come_first(floor, engine, elastic, monkeypatch):
+    monkeypatch.setattr(reconciliation, "_LOOKED_AT", (2, 8))
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
+    for _ in range(3):
+        FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=4)  # more than a node has
+    floor.job()
+
+    assert elastic() == ["starting"]
+
+
 def test_a_worker_that_falls_silent_makes_room_for_another(floor, engine, elastic):
     limit(floor.pool, maximum=1)
     floor.job()
