@@ -57,6 +57,11 @@ def get_alias(*, organization: Organization | str, id: str) -> Alias:
     return found
 
 
+def lock_aliases(*, organization: str) -> None:
+    """Let no other transaction move an alias of the organization, or undeploy what one stands for."""
+    lock(f"aliases:{organization}")
+
+
 @transaction.atomic
 def point_alias(
     *,
@@ -79,6 +84,7 @@ def point_alias(
             gettext("A canary gets 1 to 99 percent. Leave the percentage out to move all requests."),
             param="canary_percent",
         )
+    lock_aliases(organization=version.organization_id)  # two requests also create an alias once, and within the limit
     is_loaded = answering().filter(adapter_version=version).exists()
     if not is_loaded or not _is_deployed(version):
         raise InvalidState(
@@ -86,7 +92,6 @@ def point_alias(
             param="version",
         )
     require_work_in(project_id=version.adapter.project_id, actor=by)
-    lock(f"aliases:{version.organization_id}")  # so that two requests create an alias once, and none beyond the limit
     aliases = visible(Alias.objects.for_organization(version.organization_id), project="adapter__project")
     of_name = aliases.select_for_update(of=("self",)).filter(name=name)
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
@@ -121,6 +126,7 @@ def roll_back(*, alias: Alias, by: str, now: datetime.datetime) -> Alias:
     project.
     """
     require_work_in(project_id=alias.adapter.project_id, actor=by)
+    lock_aliases(organization=alias.organization_id)
     alias = lock_row(alias)
     if alias.canary_version_id is not None:
         alias.canary_version, alias.canary_percent = None, 0

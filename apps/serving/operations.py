@@ -28,7 +28,7 @@ from apps.core.errors import InvalidValue, RateLimited
 from apps.core.messages import outbox
 from apps.core.objects.store import store
 from apps.core.secrets.sealing import place_of, seal, unseal
-from apps.serving.aliases import require_unaliased
+from apps.serving.aliases import lock_aliases, require_unaliased
 from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
 from apps.serving.placements import lock_around, lock_placements, replan, replan_around
@@ -124,6 +124,7 @@ def undeploy(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
     Raises InvalidState while an alias points at it, and PermissionDenied for a viewer of its project.
     """
     require_work_in(project_id=version.adapter.project_id, actor=by)
+    lock_aliases(organization=version.organization_id)
     require_unaliased(version=version)
     let_cool(version=version, by=by, now=now)
     removed = Deployment.objects.filter(adapter_version=version, removed_at=None).update(removed_at=now)

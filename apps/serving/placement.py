@@ -270,7 +270,11 @@ class _Plan:
         """
         free = [state for state in self.states if state.has_place]
         for state in fitting:
-            movable = [id for id in state.held if any(self._may_hold(other, self._wishes[id]) for other in free)]
+            movable = [
+                id
+                for id in state.held
+                if any(id not in other.held and self._may_hold(other, self._wishes[id]) for other in free)
+            ]
             if movable:
                 leaves = min(movable, key=lambda id: (self._part(id), id))
                 self._remove(leaves, state)

@@ -299,10 +299,10 @@ class Reconciler:
         if culprit is None and self._met is not None:
             suspects = self.door.list_used_within(QUARANTINE_SECONDS) & self._met.loaded
         log.error("invalid numbers in engine %s; suspects: %s", state.generation, culprit or sorted(suspects))
-        self._trials.suspect(suspects)
         self._condemned_generation = state.generation
-        self._lose_engine("restarting after invalid numbers")
         self._paths.restart_request.write_text(state.generation)
+        self._trials.suspect(suspects)
+        self._lose_engine("restarting after invalid numbers")
 
     def _set_reason(self, reason: str) -> None:
         if reason != self._reason:

@@ -215,7 +215,8 @@ def grading_requests(
     match criterion:
         case LabelModelCriterion():
             schema: dict[str, object] = {"type": "string", "enum": criterion.labels}
-            return {f"g{number}": _asked(criterion.model, fill_messages(criterion.input, names), schema, LABEL_TOKENS)}
+            messages = fill_messages(criterion.input, names)
+            return {f"g{number}": _asked(criterion.model, messages, schema, label_tokens(criterion))}
         case ScoreModelCriterion():
             schema = {"type": "number"}
             return {f"g{number}": _asked(criterion.model, fill_messages(criterion.input, names), schema, _SCORE_TOKENS)}
@@ -228,6 +229,13 @@ def grading_requests(
                 f"g{number}s": _pair(criterion, request, baseline, own),
             }
     return {}
+
+
+def label_tokens(criterion: Criterion) -> int:
+    """Return the most tokens of a model's answer that is one of some labels. A token has at least one byte."""
+    if not isinstance(criterion, LabelModelCriterion):
+        return LABEL_TOKENS
+    return max(LABEL_TOKENS, 2 + max(len(msgspec.json.encode(label)) for label in criterion.labels))
 
 
 def _asked(model: str, messages: list[dict[str, str]], schema: dict[str, object], tokens: int) -> dict[str, object]:

@@ -11,13 +11,13 @@ from apps.core.database.tenancy import id_of
 from apps.core.errors import InvalidValue
 from apps.serving.evals.costs import Asked, asked_by, highest_cost_nano, require_model
 from apps.serving.evals.criteria import (
-    LABEL_TOKENS,
     MAX_MESSAGES_CHARACTERS,
     Criterion,
     ModelCriterion,
     PairwiseCriterion,
     SentCriterion,
     check_criteria,
+    label_tokens,
     models_of,
 )
 from apps.serving.evals.models import EvalRun
@@ -130,7 +130,8 @@ def gradings(plan: RunPlan, item: SourceItem) -> Iterator[Asked]:
             except (UnknownVariable, TextTooLong):  # with the answer it may be known
                 # All messages that the criterion can ask. A character has at most four tokens.
                 count = 4 if isinstance(criterion, PairwiseCriterion) else len(criterion.input)
-                yield Asked(criterion.model, 4 * min(count * MAX_CHARACTERS, MAX_MESSAGES_CHARACTERS), LABEL_TOKENS)
+                most = min(count * MAX_CHARACTERS, MAX_MESSAGES_CHARACTERS)
+                yield Asked(criterion.model, 4 * most, label_tokens(criterion))
 
 
 def _places_of(criterion: ModelCriterion) -> int:

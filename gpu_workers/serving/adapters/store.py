@@ -250,4 +250,8 @@ def _publish(staged: Path, path: Path) -> None:
 
 
 def _size_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    """Return the size of a folder's files; 0 if another thread removes it meanwhile."""
+    try:
+        return sum(path.stat().st_size for path in folder.iterdir())
+    except FileNotFoundError:
+        return 0

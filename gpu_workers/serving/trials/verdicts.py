@@ -98,7 +98,7 @@ class Trials:
     def suspect(self, names: Iterable[str]) -> None:
         """Record that invalid numbers appeared while these were in use. Reject an adapter after too many suspicions."""
         suspects = set(names)
-        for name in suspects:
+        for name in suspects & self._trials.keys():  # not of those that are no longer wanted
             trial = self._trials[name]
             trial.suspicions += 2 if len(suspects) == 1 else 1
             self._memory.change(suspicions=self._memory.content.suspicions | {name: trial.suspicions})

@@ -208,3 +208,12 @@ def test_an_adapter_leaves_a_replica_where_it_may_not_be_any_more(is_draining: b
     found = placed([wish("mine", 1.0, regions="eu"), wish("a")], rooms, {"us": {"mine", "a"}})
 
     assert holders(found, "mine") == {"eu"} and "a" in found["us"]
+
+
+def test_adapters_of_regions_that_displace_each_other_come_to_an_end() -> None:
+    rooms = [room("eu", capacity=2, region="eu"), room("us", capacity=3, region="us")]
+    wishes = [wish("f", 0.1, regions="eu"), wish("x", 40, regions="eu us"), wish("v", 40, regions="eu us")]
+
+    found = placed(wishes, rooms, {"eu": {"f", "x"}, "us": {"x", "v"}})
+
+    assert holders(found, "f") == {"eu"} and {"x", "v"} <= found["us"]

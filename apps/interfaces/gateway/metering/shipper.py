@@ -150,18 +150,23 @@ async def recover_orphans(database: Database, root: Path) -> None:
 
     Safe to kill and repeat.
     """
-    for orphan in await database.call(lambda: list(adopt_orphans(root))):
-        is_done = False
-        try:
-            is_done = await _ship_orphan(database, orphan)
-        except (asyncio.CancelledError, *DATABASE_ERRORS):
-            orphan.leave()
-            raise
-        except Exception:  # the usage of one dead gateway must not end a running one
-            logger.exception("usage of the dead gateway %s stays on disk", orphan.folder.name)
-        if is_done:
-            orphan.remove()
-        else:
+    orphans = await database.call(lambda: list(adopt_orphans(root)))
+    try:
+        while orphans:
+            orphan, is_done = orphans[0], False
+            try:
+                is_done = await _ship_orphan(database, orphan)
+            except (asyncio.CancelledError, *DATABASE_ERRORS):
+                raise
+            except Exception:  # the usage of one dead gateway must not end a running one
+                logger.exception("usage of the dead gateway %s stays on disk", orphan.folder.name)
+            del orphans[0]
+            if is_done:
+                orphan.remove()
+            else:
+                orphan.leave()
+    finally:
+        for orphan in orphans:  # else no gateway could adopt them until this one ends
             orphan.leave()
 
 

@@ -110,9 +110,10 @@ class SpendingSlices:
         # Check again after each lease: other requests take from the slice without the lock during the wait for the
         # ledger.
         while not _can_give(key_slices, amount_nano):
-            async with key_slices.lock:
-                if not _can_give(key_slices, amount_nano):
-                    await self._lease(owner, key_slices, amount_nano)
+            # In a task of its own: a customer who leaves must not lose money that the ledger sets aside meanwhile.
+            leasing = asyncio.ensure_future(self._lease_if_short(owner, key_slices, amount_nano))
+            leasing.add_done_callback(_retrieve_error)
+            await asyncio.shield(leasing)
         current = key_slices.current
         assert current is not None  # it can give, and nothing was awaited since
         current.reserved_nano += amount_nano
@@ -127,6 +128,11 @@ class SpendingSlices:
         share = await self.reserve(organization_id, key_id, amount_nano)
         share.settle(0)
         self.record_settled(share.slice_id, 1)
+
+    async def _lease_if_short(self, owner: _Owner, key_slices: _KeySlices, amount_nano: int) -> None:
+        async with key_slices.lock:
+            if not _can_give(key_slices, amount_nano):
+                await self._lease(owner, key_slices, amount_nano)
 
     async def _refill(self, owner: _Owner, key_slices: _KeySlices) -> None:
         """Lease more money before it is needed, so that no request waits for it."""
@@ -224,6 +230,12 @@ class SpendingSlices:
             self._slices.pop(one.hold_id, None)
         if key_slices.current is None and key_slices.refill is None and not key_slices.lock.locked():
             self._spending_slices.pop(one.owner, None)
+
+
+def _retrieve_error(task: "asyncio.Task[None]") -> None:
+    """Mark the error of a task as seen, because no request may be waiting for it any more."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _can_give(key_slices: _KeySlices, amount_nano: int) -> bool:

@@ -262,6 +262,22 @@ async def test_a_connection_is_closed_when_nothing_came_for_long_and_not_before(
         assert socket.events[-1] == "close"
 
 
+async def test_a_connection_whose_body_comes_after_its_answer_is_closed_too():
+    async with connected(answer, timeout_keep_alive=75) as (connection, socket):
+        clock = connection.loop = Clock(connection.loop)
+        connection.timeout_keep_alive_handler()
+        connection.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n")
+        await settle()
+        assert socket.sent.startswith(b"HTTP/1.1 200 ")
+        clock.pass_to(10)
+        connection.data_received(b"hello")
+        clock.pass_to(84)
+        assert "close" not in socket.events
+        clock.pass_to(85)
+        await settle()
+        assert socket.events[-1] == "close"
+
+
 async def test_a_head_that_does_not_come_to_its_end_is_given_up():
     async with connected(answer, timeout_keep_alive=75) as (connection, socket):
         clock = connection.loop = Clock(connection.loop)

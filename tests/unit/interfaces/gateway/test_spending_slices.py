@@ -47,6 +47,20 @@ class Ledger:
         self.amounts.pop(hold_id)
 
 
+async def test_money_that_is_leased_for_a_customer_who_leaves_is_there_for_the_next_request():
+    ledger = Ledger(wallet_nano=10_000)
+    spending_slices = SpendingSlices(ledger, name="gateway_1")
+    leaving = asyncio.ensure_future(spending_slices.reserve("org_1", "key_1", 100))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+
+    reservation = await spending_slices.reserve("org_1", "key_1", 100)
+
+    assert leaving.cancelled() and ledger.leases == 1
+    assert ledger.amounts == {reservation.slice_id: 500}
+
+
 async def test_any_mix_of_reservations_stays_within_the_wallet():
     ledger = Ledger(wallet_nano=10_000)
     chance = random.Random(5)
