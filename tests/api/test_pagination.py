@@ -7,11 +7,13 @@ import pytest
 from django.db.models import Func, QuerySet, TextField
 
 from apps.accounts.models import Invitation, Organization, User
+from apps.batches.completions.records import record_completions
 from apps.core.database.clock import db_now
 from apps.core.database.read_times import read_seconds
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.handlers import read_query
 from apps.interfaces.api.requests.pagination import PageQuery, page
+from tests.factories.usage import make_completion
 
 
 @pytest.fixture
@@ -86,3 +88,24 @@ def test_the_databases_time_for_a_list_counts_with_the_request(rows: QuerySet[In
     read(rows.annotate(slept=sleep))  # five times 0.04 s, in which this thread only waits
 
     assert 0.15 < read_seconds() - before < 5 and time.thread_time() - own < 0.15
+
+
+def test_a_client_deletes_what_a_page_lists_and_then_asks_for_the_next(api_client, key, organization) -> None:
+    records = [
+        make_completion(organization_id=organization.pk, key_id=key.key.pk, created=int(db_now().timestamp()))
+        for _ in range(5)
+    ]
+    record_completions(records=records)
+    client, path = api_client(key), "/v1/chat/completions"
+    deleted, after = [], ""
+
+    while True:
+        found = client.get(f"{path}?limit=2{after}").json()
+        for each in found["data"]:
+            assert client.delete(f"{path}/{each['id']}").status_code == 200
+            deleted.append(each["id"])
+        if not found["has_more"]:
+            break
+        after = f"&after={found['last_id']}"
+
+    assert sorted(deleted) == sorted(record.id for record in records)

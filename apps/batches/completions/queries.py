@@ -35,6 +35,11 @@ def list_completions(
     return found
 
 
+def list_with_deleted(*, organization: Organization | str) -> QuerySet[StoredCompletion]:
+    """Return the stored completions that the request sees, also those that were deleted a short time ago."""
+    return visible(StoredCompletion.objects.for_organization(organization))
+
+
 def get_completion(*, organization: Organization | str, id: str) -> StoredCompletion:
     """Return one stored completion. Raises NotFound, the same for unknown and foreign ids."""
     found = list_completions(organization=organization).filter(pk=id).first() if "\x00" not in id else None

@@ -88,7 +88,7 @@ def edit_row(
 def _checked(version: DatasetVersion, line: int, text: str, old: str) -> bytes:
     """Return the row as one line. Raises InvalidValue, which names the field at fault."""
     try:
-        is_same = json.loads(text) == _value_of(old)
+        is_same = _exact(text) == _value_of(old)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise InvalidValue(
@@ -117,10 +117,15 @@ def _checked(version: DatasetVersion, line: int, text: str, old: str) -> bytes:
     raise InvalidValue(text, param="row")
 
 
+def _exact(text: str) -> str:
+    """Return a JSON value in a form that keeps 1, 1.0 and true apart, and repeated keys."""
+    return repr(json.loads(text, object_pairs_hook=lambda pairs: ("object", pairs)))
+
+
 def _value_of(row: str) -> object:
-    """Return the JSON value of a stored row; a row that has none equals no other."""
+    """Return the exact JSON value of a stored row; a row that has none equals no other."""
     try:
-        return json.loads(row)
+        return _exact(row)
     except (ValueError, RecursionError):
         return object()
 

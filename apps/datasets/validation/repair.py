@@ -23,6 +23,7 @@ COPY = "copy"  # the same file again, restored as the newest version
 TRAINED, HELD = "trained", "held"  # the rows that a split trains on, and those that it holds out
 _MAX_MENDINGS = 16  # of one row, each for another problem
 _Change = Callable[[Any, str], bool]
+_UTF8_LETTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 
 
 def drop(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
@@ -65,7 +66,12 @@ def _fixed(data: bytes, problem: LineError) -> bytes | None:
 
 
 def _as_utf8(data: bytes) -> bytes | None:
-    """Decode the line as Windows-1252, the encoding of nearly every text that is not UTF-8."""
+    """Decode the line as Windows-1252, the encoding of nearly every text that is not UTF-8.
+
+    A line that is partly UTF-8 is left: each of its letters that are not ASCII would become two wrong ones.
+    """
+    if _UTF8_LETTER.search(data):
+        return None
     try:
         return data.decode("cp1252").encode()
     except UnicodeDecodeError:
@@ -97,7 +103,7 @@ def _without_repeats(data: bytes) -> bytes | None:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
-            if found.setdefault(key, value) != value:
+            if json.dumps(found.setdefault(key, value)) != json.dumps(value):  # 1 is not true
                 raise _Differs
         return found
 

@@ -179,3 +179,17 @@ def test_an_earlier_version_is_restored_as_the_newest(organization) -> None:
     assert rows_of(validated) == rows_of(version)
     with pytest.raises(InvalidState, match="newest version already"):
         restore_version(version=validated, by="user_1", now=db_now())
+
+
+@pytest.mark.parametrize(
+    ("stored", "text"),
+    [
+        (json.dumps(chat_row()).replace('"assistant"', '"assistant", "weight": true'), '"assistant", "weight": 1'),
+        (json.dumps(chat_row()).replace('"assistant"', '"assistant", "role": "assistant"'), '"assistant"'),
+    ],
+)
+def test_the_correction_that_an_error_asks_for_is_a_change(organization, stored, text) -> None:
+    version = make_ready_version(organization, jsonl(12) + stored.encode() + b"\n")
+    assert version.status == "invalid"
+
+    assert edited(version, 13, json.dumps(chat_row()).replace('"assistant"', text)).status == "ready"

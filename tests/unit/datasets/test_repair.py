@@ -75,6 +75,8 @@ def test_damaged_text_is_mended(data: bytes, text: str) -> None:
         json.dumps({"messages": [USER, ANSWER | {"weight": 0.5}]}).encode(),
         json.dumps({"messages": [USER, ANSWER | {"content": " "}]}).encode(),
         json.dumps(chat_row("Hi")).replace('"role": "user"', '"role": "user", "role": "system"').encode(),
+        json.dumps({"messages": [USER, ANSWER]}).replace("}]", ', "weight": 1, "weight": true}]').encode(),
+        json.dumps(chat_row("M\xfcller"), ensure_ascii=False).encode() + b" \x92",  # UTF-8 but for one byte
         b"[1]",
     ],
 )

@@ -9,7 +9,13 @@ from rest_framework.request import Request
 from apps.accounts.roles import Permission
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.operations import delete_completion, set_metadata
-from apps.batches.completions.queries import get_completion, list_completions, read_answer, read_request
+from apps.batches.completions.queries import (
+    get_completion,
+    list_completions,
+    list_with_deleted,
+    read_answer,
+    read_request,
+)
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, list_object, page
@@ -86,7 +92,9 @@ class StoredCompletionList(ApiView):
         """List stored completions, oldest first unless `order` is `desc`."""
         found = list_completions(organization=self.organization, model_name=query.model, metadata=query.metadata)
         sign = "-" if query.order == "desc" else ""
-        return page(query, found, completion_object, order=(f"{sign}created_at", f"{sign}id"), most_bytes=PAGE_BYTES)
+        order = (f"{sign}created_at", f"{sign}id")
+        places = list_with_deleted(organization=self.organization)
+        return page(query, found, completion_object, order=order, most_bytes=PAGE_BYTES, places=places)
 
 
 class StoredCompletionDetail(ApiView):

@@ -16,6 +16,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.objects.store import CHUNK_BYTES
 from apps.datasets.intake import uploads
+from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import Upload, UploadPart
 from apps.datasets.validation.formats import read_mapping
 from apps.interfaces.api.openai.files import PURPOSES, FileObject, batch_object, file_object, is_for_batches
@@ -164,7 +165,8 @@ class UploadCancel(ApiView):
 def upload_object(upload: Upload) -> UploadObject:
     """Return OpenAI's upload object, with the file once there is one and until it is deleted."""
     kept = find_file(organization=upload.organization_id, id=upload.file_id) if upload.file_id else None
-    file = file_object(upload.version) if upload.version else None
+    is_there = upload.version is not None and upload.version.status != DatasetVersionStatus.DELETED
+    file = file_object(upload.version) if upload.version and is_there else None
     return {
         "id": upload.pk,
         "object": "upload",

@@ -48,9 +48,11 @@ def page(
     *,
     order: Order = ("-created_at", "-id"),
     most_bytes: int | None = None,
+    places: QuerySet[T] | None = None,
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as OpenAI's list object, as `take` finds them."""
-    return page_together(query, rows, lambda found: [render(row) for row in found], order=order, most_bytes=most_bytes)
+    found, has_more = take(query, rows, order=order, most_bytes=most_bytes, places=places)
+    return list_object([render(row) for row in found], has_more=has_more)
 
 
 def page_together(
@@ -67,17 +69,23 @@ def page_together(
 
 
 def take(
-    query: PageQuery, rows: QuerySet[T], *, order: Order = ("-created_at", "-id"), most_bytes: int | None = None
+    query: PageQuery,
+    rows: QuerySet[T],
+    *,
+    order: Order = ("-created_at", "-id"),
+    most_bytes: int | None = None,
+    places: QuerySet[T] | None = None,
 ) -> tuple[list[T], bool]:
     """Return the rows of one page, and whether there are more.
 
     A page of rows that have `bytes` ends early, but not before its first row, where it would exceed `most_bytes`.
 
     An `after` that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that
-    starts elsewhere would repeat or lose items.
+    starts elsewhere would repeat or lose items. It may name one of `places`, which also has rows that were deleted a
+    short time ago: clients delete what a page lists and then ask for the next one.
     """
     if query.after:
-        last = find_place(rows, query.after, order)
+        last = find_place(rows if places is None else places, query.after, order)
         if last is None:
             raise _unknown(query.after)
         rows = beyond(rows, last, order)

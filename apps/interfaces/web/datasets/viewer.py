@@ -286,10 +286,17 @@ def _rendered(
         return None, {"message": error.message, "fix": error.fix, "param": error.param}
 
 
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("A key is repeated.")
+    return found
+
+
 def pretty(raw: str) -> str:
-    """Return a row's JSON on several lines. Text that is not JSON stays unchanged."""
+    """Return a row's JSON on several lines. Text that is not JSON, or repeats a key, stays unchanged."""
     try:
-        text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
+        text = json.dumps(json.loads(raw, object_pairs_hook=_without_repeats), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return raw
     return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair stays an escape
