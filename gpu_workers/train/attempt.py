@@ -89,7 +89,7 @@ class Attempt:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error) or self._spec.group is not None:
                     raise  # the other machines of a group know nothing of it, nor have they its checkpoints
-                self._spent_seconds = trainer.progress.saved_seconds
+                self._spent_seconds = max(self._spent_seconds, trainer.progress.saved_seconds)
                 self._is_announced = trainer.progress.is_announced
                 smaller = _smaller(self._spec.hyperparameters, gpu_count=self._spec.gpu_count)
                 if smaller is None:
@@ -229,7 +229,14 @@ class Attempt:
         training = self._encode(TRAINING_FILE, renderer, keep=selection.training)
         if selection.validation_file is None:
             return training, None
-        return training, self._encode(selection.validation_file, renderer, keep=selection.validation)
+        try:
+            return training, self._encode(selection.validation_file, renderer, keep=selection.validation)
+        except TrainingFailed as error:
+            if error.code is not FailureCode.NO_TRAINABLE_TOKENS:
+                raise
+            limit = self._spec.hyperparameters.max_length
+            self._say("warn", f"No validation row has a trained token within {limit} tokens, so none is evaluated.")
+            return training, None
 
     def _encode(self, name: str, renderer: ChatRenderer, *, keep: Sequence[bool] | None) -> Rows:
         recipe = self._spec.hyperparameters

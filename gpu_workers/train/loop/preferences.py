@@ -42,5 +42,6 @@ class PairTrainer(RunTrainer):
         window.n_trained += inputs["completion_mask"].sum()
         window.n_tokens += inputs["attention_mask"].sum()
         mean = loss / n_pairs
-        window.loss += mean.detach() / (self.args.gradient_accumulation_steps * self.args.world_size)
+        # the last step of an epoch may have fewer micro-batches
+        window.loss += mean.detach() / (self.current_gradient_accumulation_steps * self.args.world_size)
         return mean

@@ -1,5 +1,6 @@
 """The callback of a run: the rehearsal, the sampler's epoch, evaluations, early stopping, and when to save."""
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from apps.contracts.failures import FailureCode
 from apps.contracts.runs import (
     EvaluationCompleted,
     LogLine,
@@ -21,6 +23,7 @@ from apps.contracts.runs import (
 from gpu_workers.common.events import UNNUMBERED, EventWriter
 from gpu_workers.train.data.encoding import ShuffledSampler
 from gpu_workers.train.data.rows import Rows, SomeRows
+from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.loop.checkpoint import BestWeights, Progress
 from gpu_workers.train.loop.evaluation import Evaluation, evaluate
@@ -223,6 +226,11 @@ class RunCallback(ProgressCallback):
             should_stop=lambda: self._stop.is_set and not is_distributed(),  # processes would stop at different batches
         )
         if evaluation is not None:
+            if not math.isfinite(evaluation.valid_loss):
+                raise TrainingFailed(
+                    FailureCode.LOSS_NOT_FINITE,
+                    f"The validation loss is not a finite number at step {state.global_step}; lower the learning rate.",
+                )
             self._evaluated_step, self.valid_loss = state.global_step, evaluation.valid_loss
             self._events.write(
                 EvaluationCompleted(
