@@ -25,7 +25,8 @@ import msgspec
 from apps.contracts.runs import BaseModelRef
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load_credential
-from gpu_workers.common.config import read_config, read_gpu_key
+from gpu_workers.common.config import ConfigError, read_config, read_gpu_key
+from gpu_workers.common.enrolment import NotEnrolled
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.files import replace_file
 from gpu_workers.common.preflight import Machine, inspect_machine, list_devices, list_gpu_memory
@@ -123,11 +124,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--budget-seconds", type=float, default=BUDGET_SECONDS)
     given = parser.parse_args(arguments)
+    try:
+        api = connect() if given.post else None
+    except (ConfigError, NotEnrolled) as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory(prefix="calibrate-") as folder, contextlib.ExitStack() as stack:
         machine = inspect_machine(Path(folder), gpu_key=given.gpu_key or read_gpu_key())
         if not machine.gpus[0].driver and _DRIVER_FILE.exists():
             parser.error("there is an NVIDIA driver here, but NVML does not answer: install nvidia-ml-py")
-        api = stack.enter_context(contextlib.closing(connect())) if given.post else None
+        if api:
+            stack.enter_context(contextlib.closing(api))
         if given.into:
             given.into.parent.mkdir(parents=True, exist_ok=True)
         executor = SubprocessExecutor(PROBING_CHILD, thread_limit=given.threads, environment=OFFLINE)
@@ -139,10 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def connect() -> ApiClient:
     """Return a client of the control plane.
 
-    It is called before the measurements, to find a missing credential early.
+    It is called before the measurements, to find a missing credential early. Raises ConfigError, NotEnrolled.
     """
     config = read_config()
-    return ApiClient(config.internal_url, credential=load_credential(config.credential_file).credential)
+    try:
+        credential = load_credential(config.credential_file).credential
+    except FileNotFoundError as error:
+        text = f"{config.credential_file} does not exist. Enrol this machine, or leave out --post."
+        raise NotEnrolled(text) from error
+    return ApiClient(config.internal_url, credential=credential)
 
 
 def grid_of(machine: Machine) -> tuple[GridPoint, ...]:
@@ -230,7 +241,7 @@ def keep_point(
 def report_point(report: ProbeReport, api: ApiClient, *, busy_at: float | None) -> None:
     """Report one point. A failure is only printed. The point is still written, and the next ones are still measured."""
     if busy_at is not None:
-        log.warning("Not reported: this machine is busy with something else (load %s).", busy_at)
+        log.warning("Not reported: another process uses the first GPU, or the processor (load %s).", busy_at)
         return
     try:
         api.report_probe(report)

@@ -66,7 +66,7 @@ def read_config(environ: Mapping[str, str] | None = None) -> WorkerConfig:
         self_check_gpu_key=read_gpu_key(env),
         node_address=env.get("ANNEAL_NODE_ADDRESS", ""),
         replica_port=_integer(env, "ANNEAL_REPLICA_PORT", 0),
-        log_level=env.get("ANNEAL_LOG_LEVEL", "INFO"),
+        log_level=(env.get("ANNEAL_LOG_LEVEL") or "INFO").upper(),
     )
 
 

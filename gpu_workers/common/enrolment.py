@@ -11,17 +11,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import msgspec
 
 from apps.contracts.worker_api import EnrollRequest, EnrollResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable, load_credential
 from gpu_workers.common.config import ConfigError, WorkerConfig, read_config, read_serving_config
 from gpu_workers.common.files import PRIVATE, replace_file
-from gpu_workers.common.preflight import inspect_machine
+from gpu_workers.common.preflight import GpuUnreachable, inspect_machine
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 120.0
+_NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout)
 _START = {
     "trainer": "python -m celery -A gpu_workers.trainer.celery_app worker --queues train.{pool} --pool solo"
     " --prefetch-multiplier 1 --without-gossip --without-mingle",
@@ -82,7 +84,11 @@ def enroll(
 
 
 def _redeem(api: ApiClient, request: EnrollRequest, sleep: Callable[[float], None]) -> EnrollResponse:
-    """Redeem the token. A token works once, so it is sent again only if no connection was made."""
+    """Redeem the token, which works once.
+
+    It is sent again only if no connection was made, or if the control plane answered with a temporary error. Raises
+    NotEnrolled.
+    """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
@@ -90,6 +96,12 @@ def _redeem(api: ApiClient, request: EnrollRequest, sleep: Callable[[float], Non
         except ApiError as error:
             raise NotEnrolled(f"The token was not accepted: {error}") from error
         except Unavailable as error:
+            cause = error.__cause__
+            if isinstance(cause, httpx.TransportError) and not isinstance(cause, _NOT_CONNECTED):
+                raise NotEnrolled(
+                    "The answer of the control plane was lost, so the token may be used. Generate a new join command. "
+                    "If this machine is listed in its pool, revoke that worker."
+                ) from error
             if time.monotonic() > deadline:
                 raise NotEnrolled(f"The control plane does not answer: {error}") from error
         sleep(1.0)
@@ -111,7 +123,7 @@ def main() -> int:
             token=token,
             listen_url=read_serving_config().reached_at if arguments.kind == "replica" else "",
         )
-    except (ConfigError, NotEnrolled) as error:
+    except (ConfigError, NotEnrolled, GpuUnreachable) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     also = ""

@@ -96,7 +96,8 @@ def require_ready(work_dir: Path, *, needed_disk_bytes: int = 0) -> None:
     """Raise NotReady if a run would certainly fail here: no room on disk, or a GPU that the driver cannot reach."""
     free = shutil.disk_usage(work_dir).free
     if free < MIN_FREE_DISK_BYTES + needed_disk_bytes:
-        raise NotReady(f"only {free // 1024**2} MiB of disk are free")
+        needed = MIN_FREE_DISK_BYTES + needed_disk_bytes
+        raise NotReady(f"{free // 1024**2} MiB of disk are free, and {needed // 1024**2} MiB are needed")
     try:
         list_gpus()
     except GpuUnreachable as error:

@@ -20,7 +20,7 @@ from aiohttp import web
 from apps.contracts.struct import prepare_types
 from apps.contracts.worker_api import EnrollResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
-from gpu_workers.common.config import CANARY_FOLDER, ServingConfig, read_serving_config
+from gpu_workers.common.config import CANARY_FOLDER, ConfigError, ServingConfig, read_serving_config
 from gpu_workers.common.downloads import OpenObject
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
 from gpu_workers.common.files import PRIVATE, replace_file
@@ -41,8 +41,12 @@ UNROUTED_SECONDS = 2.5  # a gateway reads its routes every second
 
 def main() -> int:
     """Run as a process below the supervisor."""
-    config = read_serving_config()
-    level = config.worker.log_level.upper()
+    try:
+        config = read_serving_config()
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    level = config.worker.log_level
     logging.basicConfig(format="%(asctime)s %(name)s %(levelname)s %(message)s", stream=sys.stderr, level=level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:

@@ -17,7 +17,7 @@ from apps.contracts.struct import prepare_types
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import ConfigError, WorkerConfig, read_config
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
-from gpu_workers.common.preflight import inspect_machine, list_devices, list_gpus
+from gpu_workers.common.preflight import GpuUnreachable, inspect_machine, list_devices, list_gpus
 from gpu_workers.trainer.agent import Agent
 from gpu_workers.trainer.children.cpu_threads import count_cores
 from gpu_workers.trainer.children.devices import Devices
@@ -115,7 +115,7 @@ def main() -> int:
         logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each URL, and a signed URL is a credential
         poll(process.start(config, address=config.node_address), idle_seconds=arguments.exit_when_idle, stopped=stopped)
-    except (ConfigError, NotEnrolled) as error:
+    except (ConfigError, NotEnrolled, GpuUnreachable) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -58,7 +58,7 @@ def store_tracker_key(
 
 
 def remove_tracker_key(*, organization: Organization, kind: str, by: str) -> None:
-    """Delete a key; jobs that report with it continue without the tracker. Raises NotFound."""
+    """Delete a key. Attempts that run keep the copy they got at their claim. Raises NotFound."""
     row = TrackerKey.objects.for_organization(organization).filter(kind=kind).first()
     if row is None:
         raise NotFound(gettext("No key of %(kind)s is stored.") % {"kind": NAMES.get(kind, kind)}, param="kind")

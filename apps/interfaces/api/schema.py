@@ -56,7 +56,7 @@ def operations() -> Iterator[Operation]:
 
 def _operation(view: type[ApiView], method: str, path: str, name: str) -> Operation:
     handler = getattr(view, method.lower())
-    read = signature_of(handler)
+    read, takes_key = signature_of(handler), method == "POST" and view.takes_idempotency_key
     return Operation(
         method=method,
         path=path,
@@ -64,11 +64,11 @@ def _operation(view: type[ApiView], method: str, path: str, name: str) -> Operat
         text=inspect.cleandoc(handler.__doc__ or vars(view).get("__doc__") or ""),
         scope=view.required_scope[method],
         query=read.query,
-        headers=HEADERS if method == "POST" and view.takes_idempotency_key else {},
+        headers=HEADERS if takes_key else {},
         body=read.body,
         is_body_required=read.is_body_required,
         form=read.form,
         example=view.examples.get(method),
         answers=read.answers,
-        errors=(409, 422) if method == "POST" else (),
+        errors=view.errors.get(method, ()) + ((409, 422) if takes_key else ()),
     )

@@ -40,6 +40,7 @@ class ApiView(APIView):
     required_scope: ClassVar[dict[str, str]] = {}
     methods_of_gateway: ClassVar[tuple[str, ...]] = ()  # that the gateway answers at the same address
     examples: ClassVar[dict[str, object]] = {}  # of the body of each method, for the OpenAPI document
+    errors: ClassVar[dict[str, tuple[int, ...]]] = {}  # of each method, beside those of all methods of its kind
     identity: KeyIdentity
     organization: Organization
     takes_idempotency_key: ClassVar[bool] = True

@@ -59,7 +59,8 @@ def as_json(
 def error_text(error: BadOption, *, as_json: bool) -> str:
     """Return the error message: the option, what is wrong with it, and existing names."""
     if as_json:
-        return json.dumps({"error": {"field": error.option, "message": error.message, "near": error.near}}) + "\n"
+        found = {"message": error.message, "type": "cli_error", "param": error.option, "code": None, "near": error.near}
+        return json.dumps({"error": found}) + "\n"
     meant = f" Did you mean {_or(error.near)}?" if error.near else ""
     return f"anneal: error: {error.option}: {error.message}.{meant}\n"
 

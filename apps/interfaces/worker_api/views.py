@@ -84,7 +84,10 @@ def claim(request: HttpRequest) -> HttpResponse:
     worker = _worker(request)
     body = _decode(request, wire.ClaimRequest)
     if body.api_version != wire.API_VERSION:
-        raise InvalidValue(f"This platform speaks version {wire.API_VERSION}: update the worker.", param="api_version")
+        text = (
+            f"This platform speaks version {wire.API_VERSION}, and the worker {body.api_version}. Update the older one."
+        )
+        raise InvalidValue(text, param="api_version")
     answer = members.claim(worker=worker, request=body)
     return HttpResponse(status=204) if answer is None else _json(answer)
 

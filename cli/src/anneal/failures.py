@@ -17,11 +17,13 @@ class ExitCode(IntEnum):
 
 MEANINGS = {
     ExitCode.DONE: "Done.",
-    ExitCode.NEGATIVE: "The file has problems, the job, batch or run did not succeed, or you declined the price.",
+    ExitCode.NEGATIVE: (
+        "The file has problems, the job, batch or run did not succeed, a gate failed, or you declined the price."
+    ),
     ExitCode.USAGE: "An option or argument is wrong.",
     ExitCode.SIGNED_OUT: "There is no API key, it is not valid, or it lacks a scope.",
     ExitCode.NOT_FOUND: "The object does not exist.",
-    ExitCode.REFUSED: "Anneal refused the request, or can import no job. The message names the field and the fix.",
+    ExitCode.REFUSED: "Anneal refused the request, or not all jobs of an import could start. The message says why.",
     ExitCode.UNREACHABLE: "Anneal did not answer, or failed or limited every attempt.",
     ExitCode.LOCAL: "A file or folder on this machine cannot be read or written.",
     ExitCode.INTERRUPTED: "You pressed Ctrl-C. Jobs, batches and runs go on.",

@@ -19,6 +19,9 @@ from gpu_workers.bench import calibrate
 from gpu_workers.bench.gpu_check.findings import is_failed, render_line, render_report, to_json
 from gpu_workers.bench.gpu_check.machine import describe_without_cuda
 from gpu_workers.bench.gpu_check.runner import Check, run_check
+from gpu_workers.common.api_client import ApiClient
+from gpu_workers.common.config import ConfigError
+from gpu_workers.common.enrolment import NotEnrolled
 
 POINTS_FILE = "points.jsonl"
 _HERE = "gpu_workers.bench.gpu_check"
@@ -47,6 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := describe_without_cuda():
         _say(problem)
         return 2
+    try:
+        api = calibrate.connect() if given.post else None
+    except (ConfigError, NotEnrolled) as error:
+        parser.error(str(error))
     given.into.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=given.into))
     checked = []
@@ -57,8 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (given.into / "report.json").write_bytes(to_json(checked))
     points = b"".join(file.read_bytes() for file in sorted(folder.glob(f"*/{POINTS_FILE}")))
     (given.into / POINTS_FILE).write_bytes(points)
-    if given.post:
-        post_points(points)
+    if api:
+        with contextlib.closing(api):
+            post_points(points, api)
     _say(f"Kept in {given.into}: report.json, {POINTS_FILE} and the log of each check.")
     return 1 if is_failed(checked) else 0
 
@@ -74,12 +82,11 @@ class _Point(msgspec.Struct):
     report: ProbeReport | None = None
 
 
-def post_points(lines: bytes) -> None:
-    """Report measured points with this worker's credential."""
-    with contextlib.closing(calibrate.connect()) as api:
-        for point in msgspec.json.Decoder(_Point).decode_lines(lines):
-            if point.report is not None:
-                calibrate.report_point(point.report, api, busy_at=point.load_1m if point.is_busy else None)
+def post_points(lines: bytes, api: ApiClient) -> None:
+    """Report measured points to the control plane."""
+    for point in msgspec.json.Decoder(_Point).decode_lines(lines):
+        if point.report is not None:
+            calibrate.report_point(point.report, api, busy_at=point.load_1m if point.is_busy else None)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from gpu_workers.bench import calibrate, made_up, probe
 from gpu_workers.bench.calibrate import CPU_GRID, CUDA_GRID, SHAPES, GridPoint
 from gpu_workers.bench.probe import GPU_WINDOW, Window
 from gpu_workers.common.api_client import ApiClient
-from gpu_workers.common.config import ConfigError
 from gpu_workers.common.events import LOG_FILE, SPEC_FILE
 from gpu_workers.common.preflight import GpuMemory, inspect_machine
 from gpu_workers.train.model.hardware import choose_engine, detect
@@ -212,12 +211,14 @@ def test_a_card_whose_driver_does_not_answer_is_not_taken_for_a_cpu(tmp_path, mo
     assert "nvidia-ml-py" in capsys.readouterr().err
 
 
-def test_what_cannot_be_reported_is_known_before_anything_is_measured(monkeypatch):
+def test_what_cannot_be_reported_is_known_before_anything_is_measured(monkeypatch, capsys):
     monkeypatch.delenv("ANNEAL_INTERNAL_URL", raising=False)
     monkeypatch.setattr(calibrate, "measure_grid", lambda *_, **__: pytest.fail("measured"))
 
-    with pytest.raises(ConfigError):
+    with pytest.raises(SystemExit):
         calibrate.main(["--post"])
+
+    assert "ANNEAL_INTERNAL_URL" in capsys.readouterr().err
 
 
 def test_a_refused_point_does_not_end_the_measuring(plane: ControlPlane, tmp_path, monkeypatch, caplog):

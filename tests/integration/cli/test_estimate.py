@@ -227,7 +227,7 @@ def test_bad_input_is_refused_with_the_option_and_near_names(capsys, changes, op
 def test_a_refusal_is_json_when_json_was_asked_for(capsys) -> None:
     error = json.loads(refused(capsys, *asked(gpu="h10"), "--json"))["error"]
 
-    assert error["field"] == "--gpu"
+    assert error["param"] == "--gpu"
     assert "h100-sxm-80" in error["near"]
 
 

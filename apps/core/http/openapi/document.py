@@ -169,7 +169,7 @@ def _responses(one: Operation, schema_of: Mapping[Any, dict[str, Any]]) -> dict[
         for kind in one.answers
         if isinstance(kind, FileAnswer)
     }
-    found: dict[str, Any] = {"200": {"description": "Done."} | ({"content": content} if content else {})}
+    found: dict[str, Any] = {"200": {"description": "Done.", "content": content}} if one.answers else {}
     if _resumable(one):
         found["206"] = {"description": "The bytes that `Range` asks for.", "content": content}
         found["304"] = {"description": "The file is the one that `If-None-Match` names."}

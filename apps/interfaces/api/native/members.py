@@ -105,7 +105,10 @@ def _member_object(member: Membership) -> MemberObject:
 
 
 class CreateInvitation(msgspec.Struct, forbid_unknown_fields=True):
-    """With `only_for_address`, only an account with this verified address may accept."""
+    """With `only_for_address`, only an account with this verified address may accept.
+
+    If it is left out, this is so for the roles admin and owner.
+    """
 
     email: Annotated[str, Meta(max_length=254, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")]
     role: RoleName

@@ -27,7 +27,13 @@ class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     version: str  # the version's own `ft:…` name
-    canary_percent: int = 0
+    canary_percent: Annotated[
+        int,
+        msgspec.Meta(
+            description="1 to 99: send this share of the alias's requests to the version. 0: move the alias to it, "
+            "which also ends a canary."
+        ),
+    ] = 0
     expected_version: Annotated[
         str | None,
         msgspec.Meta(

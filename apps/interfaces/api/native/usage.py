@@ -238,7 +238,7 @@ class BudgetDetail(ApiView):
         return _budget_objects(self.organization, [get_budget(organization=self.organization, id=budget_id)])[0]
 
     def delete(self, request: Request, budget_id: str) -> DeletedBudget:
-        """End a budget. Jobs and requests that it held back can start."""
+        """End a budget. Send the jobs and requests that it refused again, and resume the jobs that it paused."""
         budget = get_budget(organization=self.organization, id=budget_id)
         end_budget(organization=self.organization, budget_id=budget.pk, by=self.actor, now=db_now())
         return {"id": budget_id, "object": "budget", "deleted": True}
@@ -291,6 +291,7 @@ class UsageObject(TypedDict):
 
 class UsageList(ApiView):
     required_scope = {"GET": Permission.VIEW}
+    errors = {"GET": (404,)}  # of the project
 
     def get(self, request: Request, query: UsageQuery) -> ListObject[UsageObject]:
         """List usage by hour, key and model, newest first; by default of the last 7 days. It is kept for 90 days."""

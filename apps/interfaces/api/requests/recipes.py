@@ -62,7 +62,7 @@ def parse_method(quantization: str | None, method: object = None) -> Method | No
     Raises InvalidValue.
     """
     if quantization not in (None, "none", "nf4"):
-        raise InvalidValue("quantization must be 'nf4' (QLoRA) or left out (LoRA).", param="quantization")
+        raise InvalidValue("quantization must be 'nf4' (QLoRA), 'none' (LoRA), or left out.", param="quantization")
     if method is None:
         return {None: None, "none": Method.LORA, "nf4": Method.QLORA}[quantization]
     _require_offered(method, param="recipe.method")

@@ -30,7 +30,7 @@ SCOPE_WORDS = {
     Permission.JOB_WRITE: later("Start and stop fine-tunes and retraining, accept licences, and store tracker keys"),
     Permission.ADAPTER_WRITE: later("Upload, deploy, convert and push adapters, and move aliases"),
     Permission.ADAPTER_DELETE: later("Delete adapters"),
-    Permission.INFERENCE: later("Call models: chat and completions"),
+    Permission.INFERENCE: later("Call models, and run batches and evals"),
     Permission.AUDIT_READ: later("Read the audit log"),
     Permission.KEY_MANAGE: later("Create, rotate and revoke API keys that may do no more than this one"),
     Permission.MEMBER_MANAGE: later("Manage members, service accounts and projects"),

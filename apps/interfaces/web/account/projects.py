@@ -35,7 +35,9 @@ class ProjectForm(forms.Form):
     is_private = forms.BooleanField(
         required=False,
         label=later("Private"),
-        help_text=later("Only its members and the owners see its fine-tunes and API keys."),
+        help_text=later(
+            "Only its members and the owners see it, and the files, models, fine-tunes and API keys in it."
+        ),
     )
 
 

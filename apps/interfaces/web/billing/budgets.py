@@ -67,7 +67,10 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
         AffectedRow(
             budget.pk,
             names.get(budget.target, budget.target),
-            gettext("The limit of %(limit)s a month no longer applies. Send refused jobs and requests again.")
+            gettext(
+                "The limit of %(limit)s a month no longer applies. Send the jobs and requests that it refused again, "
+                "and resume the jobs that it paused."
+            )
             % {"limit": usd(budget.limit_nano)},
         )
         for budget in budgets

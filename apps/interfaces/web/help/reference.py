@@ -82,7 +82,7 @@ def list_groups(document: Schema) -> list[DescribedGroup]:
 def _call(method: str, path: str, described: Schema, components: Schema) -> DescribedCall:
     content = described.get("requestBody", {}).get("content", {})
     sent: Schema = next(iter(content.values()), {})
-    answers: Schema = described["responses"]["200"].get("content", {})
+    answers: Schema = described["responses"].get("200", {}).get("content", {})
     answer = answers.get("application/json", {}).get("schema", {})
     example = sent.get("example")
     return DescribedCall(

@@ -49,7 +49,8 @@ def logout(context: typer.Context, as_json: AsJson = False) -> None:
     """
     session = session_of(context)
     session.store_key(None)
-    emit(context, {"base_url": session.base_url, "deleted": True}, f"Deleted the stored key for {session.base_url}.")
+    place = f"{session.project} at {session.base_url}" if session.project else session.base_url
+    emit(context, {"base_url": session.base_url, "deleted": True}, f"Deleted the stored key for {place}.")
 
 
 def usage(context: typer.Context, as_json: AsJson = False) -> None:

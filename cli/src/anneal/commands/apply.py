@@ -40,7 +40,14 @@ def apply(
         "anneal.yaml"
     ),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what changed and the price. No job starts.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the job, check its gates and move the alias.")] = False,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="Wait for the job, check its gates and move the alias. Without it, run the command again when the job "
+            "has succeeded.",
+        ),
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

@@ -26,7 +26,9 @@ BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="The id of a batch
 def create(
     context: typer.Context,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A JSONL file, or the id of an uploaded one.")],
-    endpoint: Annotated[str, typer.Option(help="The url of each request.")] = "/v1/chat/completions",
+    endpoint: Annotated[
+        str, typer.Option(help="The url in each request: this or /v1/completions.")
+    ] = "/v1/chat/completions",
     metadata: Metadata = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the batch until it ends.")] = False,
     yes: Yes = False,

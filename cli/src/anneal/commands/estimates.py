@@ -28,8 +28,9 @@ def estimate(
     """Show memory, time and cost before anything starts.
 
     With --file, the installation answers for each of its pools. With --gpu, nothing is sent: the answer comes from
-    published prices and speeds, and takes --method, --tokens, --rows, --seq, --rank, --gpus, --price, --within
-    and more.
+    published prices and speeds, and takes --method, --rank, --targets, --seq, --batch, --micro-batch, --epochs,
+    --tokens, --trained-tokens, --rows, --packing, --optimizer, --offload, --preference, --no-reference, --stack,
+    --gpus, --host-memory, --price, --spot and --within.
     """
     if gpu is not None and file is not None:
         raise typer.BadParameter("Give --file to ask the installation, or --gpu for an offline estimate.")

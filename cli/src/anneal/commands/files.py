@@ -88,7 +88,10 @@ def upload(
     wait: Annotated[bool, typer.Option(help="Wait until the server has checked the file.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Upload a file in parts. Run the same command again after an interruption: it continues within an hour."""
+    """Upload a file in parts, within an hour.
+
+    After an interruption, run the same command again: it continues until an hour after its first start.
+    """
     session, given = session_of(context), read_given(mapping)
     if check_first and purpose == "fine-tune":  # others may hold requests or items in place of rows
         report = check_file(path, given)
@@ -99,7 +102,7 @@ def upload(
     try:
         file = send(session, path, purpose=purpose, mapping=msgspec.to_builtins(given))
     except KeyboardInterrupt:
-        notice("The upload stopped. Run the same command again within an hour to continue.")
+        notice("The upload stopped. Run the same command again within an hour of its first start to continue.")
         raise
     if wait:
         file = wait_for_file(session, file)

@@ -167,7 +167,7 @@ def _begun(folder: Path, session: Session) -> Memory:
     """Return the memory of an import that started jobs. Raises Failure if the folder has none."""
     memory = Memory.open(folder, session.base_url)
     if not memory.jobs:
-        text = f"{folder} has no jobs of an import. Run `anneal import openai` first, or give its --folder."
+        text = f"{folder} has no jobs of an import. Import jobs first, or give the --folder of that import."
         raise Failure(text, ExitCode.USAGE)
     return memory
 
@@ -291,4 +291,6 @@ def _end(started: list[Plan], dry_run: bool) -> str:
     if not started:
         return "No job was started."
     ids = ", ".join(plan.job["id"] for plan in started if plan.job)
+    if not any(plan.alias for plan in started):
+        return f"Started {ids}.\nFollow them with `anneal import status`."
     return f"Started {ids}.\nRun `anneal import finish --wait`: it gives the old names to the new models."

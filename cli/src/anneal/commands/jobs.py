@@ -46,11 +46,13 @@ def create(
     suffix: Annotated[str | None, typer.Option(help="A part of the model's name.")] = None,
     epochs: Annotated[str | None, typer.Option(help="A number, or auto.")] = None,
     batch_size: Annotated[str | None, typer.Option(help="A number, or auto.")] = None,
-    rank: Annotated[int | None, typer.Option(help="The LoRA rank.")] = None,
+    rank: Annotated[int | None, typer.Option(help="The LoRA rank: 8, 16, 32 or 64.")] = None,
     quantization: Annotated[str | None, typer.Option(help="nf4 for QLoRA.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=2.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the recipe: epochs=2; may be given again.")
+    ] = None,
     metadata: Metadata = None,
-    export: Annotated[list[str] | None, typer.Option(help="merged_16bit or gguf.")] = None,
+    export: Annotated[list[str] | None, typer.Option(help="merged_16bit or gguf; may be given again.")] = None,
     pool: Annotated[str | None, typer.Option(help="An option of the estimate, such as h200:4.")] = None,
     nodes: Nodes = None,
     max_cost: MaxCost = None,

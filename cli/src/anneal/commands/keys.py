@@ -42,7 +42,9 @@ def _cells(key: dict[str, Any]) -> tuple[object, ...]:
 def create(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="What the key is for.")],
-    scope: Annotated[list[str], typer.Option(help="What the key may do, such as inference; may be given again.")],
+    scope: Annotated[
+        list[str], typer.Option(help="What the key may do: view, inference, dataset.write …; may be given again.")
+    ],
     days: Annotated[
         int | None, typer.Option(min=1, max=3650, help="The key expires after this number of days.")
     ] = None,
@@ -75,7 +77,9 @@ def create(
 def rotate(
     context: typer.Context,
     key: KeyId,
-    overlap_hours: Annotated[int, typer.Option(min=0, help="Hours that both keys work; 0 ends the old one now.")] = 24,
+    overlap_hours: Annotated[
+        int, typer.Option(min=0, max=720, help="Hours that both keys work; 0 ends the old one now.")
+    ] = 24,
     as_json: AsJson = False,
 ) -> None:
     """Replace a key with a new one with the same permissions, and print its secret, which is shown only now."""

@@ -106,7 +106,7 @@ def push(
     """Upload a LoRA adapter that was trained elsewhere, and serve it."""
     config, weights = folder / "adapter_config.json", folder / "adapter_model.safetensors"
     if missing := [path.name for path in (config, weights) if not path.is_file()]:
-        raise Failure(f"{folder} has no {' and no '.join(missing)}.", ExitCode.NOT_FOUND)
+        raise Failure(f"{folder} has no {' and no '.join(missing)}.", ExitCode.LOCAL)
     files = {"adapter_config": (config.name, config.read_bytes()), "weights": (weights.name, weights.read_bytes())}
     fields = {"name": name} | ({"base_model": base_model} if base_model else {})
     found = session_of(context).api.post_once("/api/v1/adapters", files=files, data=fields)

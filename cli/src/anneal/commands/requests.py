@@ -16,7 +16,7 @@ Body = Annotated[
     typer.FileBinaryRead | None,
     typer.Option(metavar="FILE", help="The request as JSON; - reads standard input. Options take precedence."),
 ]
-Metadata = Annotated[list[str] | None, typer.Option(help="A label of yours: team=support.")]
+Metadata = Annotated[list[str] | None, typer.Option(help="A label of yours: team=support; may be given again.")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,9 +39,18 @@ def create(
     max_cost: Annotated[str, typer.Option(help="The maximum cost of one retraining in dollars, comparisons included.")],
     held_out: Annotated[str | None, typer.Option(help="The dataset whose rows both models answer.")] = None,
     min_new_rows: Annotated[int | None, typer.Option(min=1, help="Start when there are this many new rows.")] = None,
-    every: Annotated[str | None, typer.Option(help="days, week or month; with --on.")] = None,
-    on: Annotated[int, typer.Option(min=1, help="Days, the day of the week from 1, Monday, or of the month.")] = 1,
-    hour: Annotated[int, typer.Option(min=0, max=23, help="The hour in UTC.")] = 0,
+    every: Annotated[str | None, typer.Option(help="days, week or month.")] = None,
+    on: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --every days: the days between, up to 365; week: the day from 1, Monday; month: the day, up to "
+            "28. Without it: 1.",
+        ),
+    ] = None,
+    hour: Annotated[
+        int | None, typer.Option(min=0, max=23, help="With --every: the hour in UTC. Without it: 0.")
+    ] = None,
     body: Body = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -50,7 +59,9 @@ def create(
 
     --body takes all fields of the API: regression rows, the least gain, and criteria.
     """
-    schedule = None if every is None else {"every": every, "value": on, "hour_utc": hour}
+    if every is None and (on is not None or hour is not None):
+        raise typer.BadParameter("Give --every too.", param_hint="--on, --hour")
+    schedule = None if every is None else {"every": every, "value": on or 1, "hour_utc": hour or 0}
     request = read_body(body) | {"name": name, "source_job": job, "dataset": dataset, "alias": alias}
     most = str(amount_of(max_cost))
     request |= present(held_out=held_out, min_new_rows=min_new_rows, schedule=schedule, max_usd=most)
