@@ -23,7 +23,8 @@ class FailureCode(StrEnum):
     BASE_MODEL_UNAVAILABLE = "base_model_unavailable"
     OBJECT_STORE_UNAVAILABLE = "object_store_unavailable"
     DISK_FULL = "disk_full"
-    CHECKPOINT_INVALID = "checkpoint_invalid"  # the checkpoint to resume from: set aside in favour of the one before
+    # The checkpoint to resume from is set aside in favour of the one before; or what the job starts from was deleted.
+    CHECKPOINT_INVALID = "checkpoint_invalid"
     GPU_FAULT = "gpu_fault"
     WORKER_LOST = "worker_lost"
     PREEMPTED = "preempted"
@@ -56,7 +57,7 @@ CAUSES: dict[FailureCode, str] = {
     FailureCode.BASE_MODEL_UNAVAILABLE: "The base model could not be downloaded, or was not the expected version.",
     FailureCode.OBJECT_STORE_UNAVAILABLE: "A file could not be read from or written to storage.",
     FailureCode.DISK_FULL: "The machine's disk was full.",
-    FailureCode.CHECKPOINT_INVALID: "No checkpoint could be resumed.",
+    FailureCode.CHECKPOINT_INVALID: "No checkpoint could be resumed, or what the job starts from was deleted.",
     FailureCode.GPU_FAULT: "The GPU reported a fault.",
     FailureCode.WORKER_LOST: "The job lost its machine too many times.",
     FailureCode.PREEMPTED: "The job's spot machines were interrupted too many times.",

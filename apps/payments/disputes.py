@@ -13,7 +13,7 @@ from apps.billing.operations import collect_receivable, grant_paid_credit, rever
 from apps.core import audit
 from apps.core.money import NANO_PER_CENT
 from apps.payments.models import CardDispute, TopUp
-from apps.payments.refunds import divided
+from apps.payments.refunds import divided, divided_of_rest
 from apps.payments.stripe.objects import CashMovement, Dispute
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,8 @@ def sync_dispute(*, dispute: Dispute, topup: TopUp) -> CardDispute:
 
 
 def _post(row: CardDispute, topup: TopUp, movement: CashMovement) -> None:
-    credit_cents, tax_cents = divided(topup, abs(movement.amount_cents))
+    divide = divided_of_rest if movement.amount_cents < 0 else divided
+    credit_cents, tax_cents = divide(topup, abs(movement.amount_cents))
     credit_nano = credit_cents * NANO_PER_CENT
     if movement.amount_cents < 0:
         reverse_paid_credit(

@@ -111,7 +111,7 @@ def reject_refund(*, refund: CardRefund, by: str) -> None:
 
 
 def _tax_with_credit(topup: TopUp, credit_cents: int) -> int:
-    """Return the tax refunded with part of a payment: its share, and with the last part all that is left."""
+    """Return the tax refunded with part of a payment: its share, or the rest if refunds take all of its credit."""
     refunds = CardRefund.objects.filter(topup=topup).exclude(status=RefundStatus.FAILED)
     gone = refunds.aggregate(credit=Sum("credit_cents", default=0), tax=Sum("tax_cents", default=0))
     if gone["credit"] + credit_cents == topup.amount_cents:
@@ -120,15 +120,20 @@ def _tax_with_credit(topup: TopUp, credit_cents: int) -> int:
 
 
 def divided(topup: TopUp, cents: int) -> tuple[int, int]:
-    """Return how much of `cents` that leave a payment is credit, and how much tax.
+    """Return how much of `cents` of a payment is credit, and how much tax. Each part's tax is rounded down."""
+    tax = cents * topup.tax_cents // (topup.amount_cents + topup.tax_cents)
+    return cents - tax, tax
 
-    The share of tax is rounded down for each part alone, so that the order of events changes nothing. The last part
-    may then have a few cents more credit than the payment has left. These are tax.
+
+def divided_of_rest(topup: TopUp, cents: int) -> tuple[int, int]:
+    """Return `divided` of cents that leave a payment.
+
+    After other parts, the last one may have a few cents more credit than the payment has left. These are tax.
     """
-    credit = cents - cents * topup.tax_cents // (topup.amount_cents + topup.tax_cents)
+    credit, tax = divided(topup, cents)
     left = left_to_reverse(organization=topup.organization_id, reference=topup.reference) // NANO_PER_CENT
-    credit = left if left < credit <= left + _ROUNDED_CENTS else credit
-    return credit, cents - credit
+    rounded = credit - left
+    return (left, tax + rounded) if topup.tax_cents and left and 0 < rounded <= _ROUNDED_CENTS else (credit, tax)
 
 
 def send_refund(*, refund_id: str) -> None:
@@ -178,7 +183,7 @@ def _row_of(found: Refund, topup: TopUp) -> CardRefund:
     row = row or CardRefund.objects.filter(pk=found.metadata.get("refund_id", "")).first()
     if row is not None:
         return row
-    credit_cents, tax_cents = divided(topup, found.amount_cents)
+    credit_cents, tax_cents = divided_of_rest(topup, found.amount_cents)
     return CardRefund.objects.create(
         organization_id=topup.organization_id, topup=topup, credit_cents=credit_cents, tax_cents=tax_cents,
         stripe_id=found.id, reason="Refunded at Stripe", requested_by="stripe",

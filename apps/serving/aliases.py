@@ -84,7 +84,7 @@ def point_alias(
             gettext("A canary gets 1 to 99 percent. Leave the percentage out to move all requests."),
             param="canary_percent",
         )
-    lock_aliases(organization=version.organization_id)  # two requests also create an alias once, and within the limit
+    lock_aliases(organization=version.organization_id)  # also against two that create one alias, or pass the limit
     is_loaded = answering().filter(adapter_version=version).exists()
     if not is_loaded or not _is_deployed(version):
         raise InvalidState(

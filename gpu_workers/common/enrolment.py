@@ -23,7 +23,9 @@ from gpu_workers.common.preflight import GpuUnreachable, inspect_machine
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 120.0
-_NOT_CONNECTED = (httpx.ConnectError, httpx.ConnectTimeout)
+_NOT_CONNECTED = (
+    httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError, httpx.UnsupportedProtocol,
+)  # fmt: skip
 _START = {
     "trainer": "python -m celery -A gpu_workers.trainer.celery_app worker --queues train.{pool} --pool solo"
     " --prefetch-multiplier 1 --without-gossip --without-mingle",

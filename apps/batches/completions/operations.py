@@ -112,7 +112,8 @@ def create_dataset(
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
         text = gettext(
-            "No stored completion has this model and this metadata. Leave one out, or send `store: true` with chats."
+            "No stored completion that the dataset may contain has this model and this metadata. Leave one out, send "
+            "`store: true` with chats, or make the dataset in the project of the completions."
         )
         raise InvalidValue(text, param="stored_completions")
     return create_version(

@@ -346,16 +346,23 @@ STACKS |= {
 }
 # All of Liger's kernels: a norm keeps its input as it is given, and the backward pass repeats the gated activation
 # (save_for_backward in liger_kernel/ops/rms_norm.py and swiglu.py). fms-acceleration's kernels are its own.
-LIGER_SUFFIX = "+liger"
-STACKS |= {
-    f"{key}{LIGER_SUFFIX}": msgspec.structs.replace(
-        STACKS[f"{key}{TILED_SUFFIX}"],
-        key=f"{key}{LIGER_SUFFIX}",
-        name=f"{STACKS[key].name}, Liger kernels",
+# Its cross entropy of complete logits writes their gradient in their place (liger_kernel/ops/cross_entropy.py).
+LIGER_SUFFIX, LIGER_WHOLE_SUFFIX = "+liger", "+liger+whole"
+for _key in ("hf", f"hf{MIXED_SUFFIX}", "loop", "plain_loop", "llama_factory", "swift", "axolotl"):
+    _liger = msgspec.structs.replace(
+        STACKS[f"{_key}{TILED_SUFFIX}"],
+        key=f"{_key}{LIGER_SUFFIX}",
+        name=f"{STACKS[_key].name}, Liger kernels",
         fused_kernels=True,
     )
-    for key in ("hf", f"hf{MIXED_SUFFIX}", "loop", "plain_loop", "llama_factory", "swift", "axolotl")
-}
+    _whole = msgspec.structs.replace(
+        _liger,
+        key=f"{_key}{LIGER_WHOLE_SUFFIX}",
+        name=f"{_liger.name}, complete logits",
+        loss_bytes=2.0,
+        is_tiled_loss=False,
+    )
+    STACKS |= {_liger.key: _liger, _whole.key: _whole}
 
 
 def held_by(stack: StackProfile, architecture: Architecture) -> Architecture:

@@ -19,6 +19,7 @@ from apps.estimates.physics.plans import DEFAULT_TARGET_MODULES, TrainingPlan, p
 from apps.estimates.physics.stacks import (
     BEFORE_449_SUFFIX,
     LIGER_SUFFIX,
+    LIGER_WHOLE_SUFFIX,
     MIXED_SUFFIX,
     STACKS,
     TILED_SUFFIX,
@@ -33,12 +34,17 @@ _SAMPLES = re.compile(r"\b([\d,]+) samples, one epoch")
 # A row means GiB if it names GiB or shows the division; a bare "GB" is 1e9 bytes.
 _GIB = re.compile(r"GiB|1024|2\^30", re.IGNORECASE)
 _SPLIT_MODEL = re.compile(r"\b(TP|PP|CP)([2-9]|\d\d)", re.IGNORECASE)
-_LIGER = re.compile(r"liger(?!.?(cross|ce\b|loss))", re.IGNORECASE)
-_FUSED_LOSS = re.compile(r"liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE)
+_LIGER = re.compile(
+    r"(?<!no )(?<!without )liger(?![\W_]?(fused[\W_]?linear[\W_]?)?(cross|ce\b|flce|loss))", re.IGNORECASE
+)
+_WHOLE_LOGITS = re.compile(r"plain cross.entropy|logits materialized", re.IGNORECASE)
+_FUSED_LOSS = re.compile(
+    r"(?<!no )(?<!without )liger|cut.cross.entropy|\bcce\b|fused.(linear.)?cross.entropy", re.IGNORECASE
+)
 _COMPILED = re.compile(r"\bcompile=True|torch.?compile enabled", re.IGNORECASE)
 # The names of one matrix for query, key and value, as a source that adapts one of them means in such a model.
 _FUSED_QKV = ("query_key_value", "qkv_proj", "c_attn", "W_pack", "Wqkv")
-_OTHER_OPTIMIZER = re.compile(r"(?!.*adam).*(sgd|lion|adafactor|muon|lomo|shampoo|apollo|galore)", re.IGNORECASE)
+_OTHER_OPTIMIZER = re.compile(r".*(galore|apollo|muon|lomo|shampoo|adafactor)|(?!.*adam).*(sgd|lion)", re.IGNORECASE)
 # What notes say if a row's length is the limit or the longest of a dataset's rows, not the length of each.
 _VARYING = re.compile(
     r"\bcap(s|ped)?\b|variable.length|\bsamples\b|\bshort\b|truncat|\blongest\b|\bunpadded\b|\bdynamic", re.IGNORECASE
@@ -46,7 +52,11 @@ _VARYING = re.compile(
 _FP32 = re.compile(r"(float32|fp32|32-true)\b", re.IGNORECASE)
 _LOSS_OF_449 = "2025-02-17"  # the day of transformers 4.49
 _LOW_PRECISION = re.compile(r"fp8|float8|nvfp4", re.IGNORECASE)
-_OFFLOADED = re.compile(r"(?<!no )(?<!no-)(?<!without )offload(?!\w*\s*[:=]\s*(none|false))", re.IGNORECASE)
+_OFFLOADED = re.compile(
+    r"(?<!no[ _-])(?<!without )(?<!no cpu )(?<!without cpu )offload"
+    r"(?![\w.]*\s*[:=]?\s*\b(none|null|false|off|disabled)\b)",
+    re.IGNORECASE,
+)
 # Megatron's, LitGPT's, torchtune's and short names of modules -> the names in transformers.
 _MLP = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj")
 _SHORT_NAMES = {
@@ -57,6 +67,7 @@ _SHORT_NAMES = {
     "linear_fc1": ("gate_proj", "up_proj", "fc1", "gate_up_proj"), "linear_fc2": ("down_proj", "fc2"),
     **dict.fromkeys(_FUSED_QKV, ("q_proj", "k_proj", "v_proj")), "dense": ("dense", "o_proj"),
     "dense_h_to_4h": ("dense_h_to_4h", "gate_proj", "up_proj"), "dense_4h_to_h": ("dense_4h_to_h", "down_proj"),
+    **dict.fromkeys(("qkv", "qkvo", "attn", "attention"), ("q_proj", "k_proj", "v_proj", "o_proj", "dense")),
     "gate": ("gate_proj",), "up": ("up_proj",), "down": ("down_proj",), "mlp": _MLP, "ffn": _MLP, "head": (),
 }  # fmt: skip
 # ms-swift's DEFAULT at the commit of its rows: the query, key and value projections of each family.
@@ -173,14 +184,17 @@ def framework(row: MeasurementRow) -> str:
         found = "fms"
     if found == "hf" and _holds_fp32(row):
         found = f"{found}{MIXED_SUFFIX}"
-    is_tiled = _FUSED_LOSS.search(settings) is not None
+    has_liger, is_whole = _LIGER.search(settings) is not None, _WHOLE_LOGITS.search(settings) is not None
+    if has_liger and is_whole and f"{found}{LIGER_WHOLE_SUFFIX}" in STACKS:
+        return f"{found}{LIGER_WHOLE_SUFFIX}"
+    is_tiled = _FUSED_LOSS.search(settings) is not None and not is_whole
     if (
         not is_tiled
         and f"{found}{BEFORE_449_SUFFIX}" in STACKS
         and "0" < str(row.get("published") or "") < _LOSS_OF_449
     ):
         found = f"{found}{BEFORE_449_SUFFIX}"
-    suffixes = (LIGER_SUFFIX, TILED_SUFFIX) if _LIGER.search(settings) else (TILED_SUFFIX,)
+    suffixes = (LIGER_SUFFIX, TILED_SUFFIX) if has_liger else (TILED_SUFFIX,)
     return next((f"{found}{each}" for each in suffixes if is_tiled and f"{found}{each}" in STACKS), found)
 
 
@@ -326,4 +340,5 @@ def target_modules(row: MeasurementRow, architecture: Architecture) -> tuple[str
     if not names.isdisjoint(_FUSED_QKV) and not set(wanted).isdisjoint(("q_proj", "k_proj", "v_proj")):
         wanted += _FUSED_QKV
     known = tuple(dict.fromkeys(name for name in wanted if name in names))
-    return known if known and not re.match(r"all\b", text, re.IGNORECASE) else DEFAULT_TARGET_MODULES
+    is_all = re.search(r"\ball[ -]linear\b|^all\b(?! att)", text, re.IGNORECASE)
+    return known if known and not is_all else DEFAULT_TARGET_MODULES

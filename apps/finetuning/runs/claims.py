@@ -210,7 +210,8 @@ def _try_claim(
 ) -> ClaimResponse | None:
     """Lease a locked run, for a group if all its machines are free.
 
-    If a limit of the month forbids that, no claim tries it again for a while.
+    If a limit of the month forbids that, no claim tries it again for a while. If what it starts from was deleted, its
+    job fails.
     """
     run = _read_run(candidate.run_id)
     if reached := limit_reached(job=run.job, holder=candidate.holder, now=now):
@@ -225,15 +226,16 @@ def _try_claim(
         with transaction.atomic():
             return _lease(run, run.job, worker, now, others)
     except NotFound as gone:
-        _end_without_start(run.pk, gone.message, now)
+        _end_without_start(run.pk, gone, now)
         return None
 
 
-def _end_without_start(run_id: str, reason: str, now: datetime.datetime) -> None:
+def _end_without_start(run_id: str, gone: NotFound, now: datetime.datetime) -> None:
     """Fail a queued job whose starting model or checkpoint was deleted, so that it is not first in every claim."""
     run = Run.objects.select_related("job").get(pk=run_id)
     advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now)
-    fail_job(job=run.job, code=FailureCode.CHECKPOINT_INVALID, message=reason, now=now)
+    param = gone.param or ""
+    fail_job(job=run.job, code=FailureCode.CHECKPOINT_INVALID, message=gone.message, now=now, param=param)
 
 
 def _try_later(run: Run, reached: Reached, now: datetime.datetime) -> None:

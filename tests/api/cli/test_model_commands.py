@@ -23,7 +23,7 @@ def test_an_adapter_is_pushed_from_its_folder(anneal, floor, tmp_path) -> None:
 
     pushed = anneal("models", "push", str(tmp_path), "--name", "mine", "--json")
 
-    assert missing.exit_code == 4 and "adapter_model.safetensors" in missing.errors
+    assert missing.exit_code == 7 and "adapter_model.safetensors" in missing.errors
     assert pushed.exit_code == 0, pushed.errors
     assert pushed.json["model"] == AdapterVersion.objects.get().model_name
 

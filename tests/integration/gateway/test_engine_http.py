@@ -42,7 +42,7 @@ async def post(replica: ReplicaClient) -> EngineResponse:
 
 
 async def test_no_answer(monkeypatch):
-    monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_http, "FIRST_TOKEN_SECONDS", 0.05)
 
     async with replica_that_answers() as replica:
         with pytest.raises(Broken, match="silent"):
@@ -60,12 +60,24 @@ async def test_an_answer_that_stops(monkeypatch):
         answer.close()
 
 
+async def test_a_first_token_may_take_longer_than_the_next_one(monkeypatch):
+    monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.01)
+
+    async with replica_that_answers(HEAD) as replica:
+        answer = await post(replica)
+        reading = asyncio.ensure_future(answer.read(engine_http.FIRST_TOKEN_SECONDS))
+        await asyncio.sleep(0.1)
+        assert not reading.done()
+        reading.cancel()
+        answer.close()
+
+
 async def test_a_shorter_limit_holds_on_a_connection_that_waited_under_a_longer_one(monkeypatch):
     async with replica_that_answers(HEAD + b"hello") as replica:
         answer = await post(replica)
         assert await answer.read_all(100) == b"hello"
         answer.close()
-        monkeypatch.setattr(engine_http, "FIRST_BYTE_SECONDS", 0.05)
+        monkeypatch.setattr(engine_http, "FIRST_TOKEN_SECONDS", 0.05)
         with pytest.raises(Broken, match="silent"):
             await post(replica)
 

@@ -313,6 +313,27 @@ def test_a_payment_that_goes_back_in_parts_takes_its_credit_and_its_whole_tax(
     assert not webhooks.list_stuck() and get_ledger_sum_nano() == 0
 
 
+def test_the_last_cent_of_a_payment_is_booked_too(near_twin: Twin, organization: Organization) -> None:
+    near_twin.tax_percent = 19
+    intent = near_twin.get(paid_topup(near_twin, organization, 1000).checkout_id or "")["payment_intent"]
+
+    for cents in (1189, 1):
+        money.create_refund(near_twin, payment_intent=intent, amount=str(cents))
+        deliver(near_twin.events[-1])
+
+    assert books()["cash_clearing"] == 0 == get_ledger_sum_nano() and not webhooks.list_stuck()
+
+
+def test_cash_that_comes_back_is_credit_to_its_last_cent(near_twin: Twin, organization: Organization) -> None:
+    intent = near_twin.get(paid_topup(near_twin, organization, 1001).checkout_id or "")["payment_intent"]
+    money.open_dispute(near_twin, intent, 501)
+    money.close_dispute(near_twin, near_twin.of_kind("dispute")[-1]["id"], is_won=True)
+    deliver(near_twin.events[-1])
+
+    assert get_balance(organization=organization).available_nano == 1001 * NANO_PER_CENT
+    assert books()["tax_payable"] == 0
+
+
 def test_a_refund_after_a_won_dispute_takes_the_credit_that_came_back(
     near_twin: Twin, organization: Organization
 ) -> None:

@@ -63,7 +63,7 @@ _SILENT_AT_MOST = datetime.timedelta(minutes=10)  # of a worker without a lease
 _SPOT_WAITS_AT_MOST = datetime.timedelta(minutes=10)  # in the engine's queue
 _STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
 _LOOKED_AT = (50, 200, 800)  # queued runs: the next number if none of the first ones may start
-_OF_A_HOLDER = 5  # of the further ones, that may not start
+_ALIKE = 5  # of the further ones, runs of one member and size that may not start
 _BY = "system"
 
 
@@ -341,24 +341,25 @@ def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> 
     """
     needs: list[int] = []
     for looked_at in _LOOKED_AT:
-        runs = queue_order(pool=capacity.pool, now=now, limit=looked_at)
-        needs = _needs_of(runs, limits, now, most_refused=_OF_A_HOLDER if looked_at > _LOOKED_AT[0] else len(runs))
+        runs = queue_order(pool=capacity.pool, now=now, limit=looked_at, depth=looked_at)
+        needs = _needs_of(runs, limits, now, most_refused=_ALIKE if looked_at > _LOOKED_AT[0] else len(runs))
         if needs or len(runs) < looked_at:
             break
     return needs
 
 
 def _needs_of(runs: Sequence[Run], limits: Limits, now: datetime.datetime, *, most_refused: int) -> list[int]:
-    """Return the GPUs of those of the runs that may start; of a share holder, `most_refused` that may not are tried."""
+    """Return the GPUs of the runs that may start. Of runs that are alike, `most_refused` that may not are tried."""
     needs: list[int] = []
-    refused: Counter[str] = Counter()
+    refused: Counter[tuple[object, ...]] = Counter()
     holders = list_sharing(organizations={run.organization_id for run in runs})
     planned: dict[str, list[FineTuningJob]] = defaultdict(list)
     for run in runs:
         if sum(needs) >= limits.most * limits.gpus_per_node:
             break
         holder, job = holders[run.organization_id], run.job
-        if refused[holder] >= most_refused:
+        alike = (job.organization_id, job.project_id, job.created_by, job.gpus_per_node, job.node_count)
+        if refused[alike] >= most_refused:
             continue
         before = planned[holder]
         can_fit = job.gpus_per_node <= limits.gpus_per_node and job.node_count <= limits.most
@@ -366,5 +367,5 @@ def _needs_of(runs: Sequence[Run], limits: Limits, now: datetime.datetime, *, mo
             before.append(job)
             needs += [job.gpus_per_node] * job.node_count
         else:
-            refused[holder] += 1
+            refused[alike] += 1
     return needs

@@ -101,15 +101,15 @@ _IN_TURN = f"""
 _LOADS = f"{HOLDERS} SELECT holder, load, queued FROM loads"  # noqa: S608 - constants
 
 
-def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int) -> list[Run]:
-    """Return the first queued runs of the pool, in the order they should start.
+def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int, depth: int = _CANDIDATES) -> list[Run]:
+    """Return the first queued runs of the pool, in the order they should start: at most `depth` of an organization.
 
     A holder's share is the GPUs it holds plus the GPU-hours it used in about the last hour, divided by its weight. Each
     hour of waiting unserved counts as one GPU less, so that a holder with a large share is not delayed forever. Runs of
     a suspended organization wait until it has paid, or an operator has reinstated it, and those of one that may not use
     the pool's region until it may, or they move.
     """
-    ids = [row[0] for row in fetch(_IN_TURN, pool.pk, now, limit=limit, depth=_CANDIDATES)]
+    ids = [row[0] for row in fetch(_IN_TURN, pool.pk, now, limit=limit, depth=depth)]
     runs = Run.objects.select_related("job").in_bulk(ids)
     return [runs[id] for id in ids]
 

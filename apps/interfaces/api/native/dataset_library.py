@@ -76,7 +76,8 @@ class DatasetList(ApiView):
 
         It takes at most 10,000 completions and 64 MiB.
 
-        Each row has the messages of a request and its first answer. The file is checked like an upload.
+        Each row has the messages of a request and its first answer. Completions of private projects other than the
+        dataset's are left out. The file is checked like an upload.
         """
         source = body.stored_completions
         version = create_dataset(

@@ -238,7 +238,7 @@ class BudgetDetail(ApiView):
         return _budget_objects(self.organization, [get_budget(organization=self.organization, id=budget_id)])[0]
 
     def delete(self, request: Request, budget_id: str) -> DeletedBudget:
-        """End a budget. Send the jobs and requests that it refused again, and resume the jobs that it paused."""
+        """End a budget. You can then send what it refused once more, and resume the jobs that it paused."""
         budget = get_budget(organization=self.organization, id=budget_id)
         end_budget(organization=self.organization, budget_id=budget.pk, by=self.actor, now=db_now())
         return {"id": budget_id, "object": "budget", "deleted": True}

@@ -19,7 +19,7 @@ from apps.contracts.addresses.replicas import AddressRefused, AddressRules, is_i
 from apps.interfaces.gateway.http.transports import CoalescingTransport
 
 CONNECT_SECONDS = 5.0
-FIRST_BYTE_SECONDS = 600.0  # long answers may be queued before it; if the customer disconnects, the wait ends
+FIRST_TOKEN_SECONDS = 600.0  # an engine may queue the request; if the customer disconnects, the wait ends
 IDLE_SECONDS = 120.0  # between two parts of an answer
 _KEEP_ALIVE_SECONDS = 15.0  # below the proxy's 75, so that it never closes a connection just before its next use
 _MAX_BUFFERED_BYTES = 256 * 1024
@@ -48,9 +48,12 @@ class EngineResponse:
         """Return whether the body was read to its end."""
         return self._connection.is_drained
 
-    async def read(self) -> bytes:
-        """Return the bytes received, waiting if there are none yet; empty at the end. Raises Broken."""
-        return await self._connection.read()
+    async def read(self, seconds: float | None = None) -> bytes:
+        """Return the bytes received, waiting if there are none yet; empty at the end. Raises Broken.
+
+        It waits IDLE_SECONDS, or these.
+        """
+        return await self._connection.read(seconds)
 
     async def read_all(self, most_bytes: int) -> bytes:
         """Return the body, truncated to `most_bytes`. Raises Broken."""
@@ -195,16 +198,16 @@ class _Connection(asyncio.Protocol):
         self._transport.write(content)
         try:
             while not self.has_answered:
-                await self._wait(FIRST_BYTE_SECONDS)
+                await self._wait(FIRST_TOKEN_SECONDS)
         except BaseException:
             self.abort()  # no other code holds this connection yet
             raise
         return EngineResponse(self, self._parser.get_status_code())
 
-    async def read(self) -> bytes:
-        """Return the bytes received, waiting if there are none yet. Raises Broken."""
+    async def read(self, seconds: float | None = None) -> bytes:
+        """Return the bytes received, waiting as long, or IDLE_SECONDS, if there are none yet. Raises Broken."""
         while not self._parts and not self._is_whole:
-            await self._wait(IDLE_SECONDS)
+            await self._wait(IDLE_SECONDS if seconds is None else seconds)
         return self.take_received()
 
     async def _wait(self, seconds: float) -> None:

@@ -21,7 +21,13 @@ from apps.interfaces.gateway.engines.chunks import (
     decode_chunk,
     decode_chunks,
 )
-from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse, ReplicaClient, Unreachable
+from apps.interfaces.gateway.engines.engine_http import (
+    FIRST_TOKEN_SECONDS,
+    Broken,
+    EngineResponse,
+    ReplicaClient,
+    Unreachable,
+)
 from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.refusals import TryAnother, meaning_of, read_refusal
 from apps.interfaces.gateway.engines.traces import UNTRACED, RequestPhase, RequestTrace
@@ -195,7 +201,7 @@ class EngineAnswer:
         """
         try:
             while not self._is_done:
-                chunks = await self._read()
+                chunks = await self._read(FIRST_TOKEN_SECONDS)
                 self._first += chunks
                 if _has_token(chunks):
                     return
@@ -226,7 +232,7 @@ class EngineAnswer:
             raise EngineError(_FAILED)
         raise StopAsyncIteration
 
-    async def _read(self) -> list[EngineChunk]:
+    async def _read(self, seconds: float | None = None) -> list[EngineChunk]:
         if self._has_said_done:
             # Read the end of the body after [DONE], so that the connection can be reused.
             if not self._response.has_ended:
@@ -235,7 +241,7 @@ class EngineAnswer:
                         pass
             self._is_done = True
             return []
-        content = self._response.read_nowait() or await self._response.read()
+        content = self._response.read_nowait() or await self._response.read(seconds)
         if not content:
             self._is_done = True
             return []

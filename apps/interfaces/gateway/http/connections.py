@@ -90,9 +90,10 @@ class GatewayConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing() or self._is_ending:
             return  # bytes that come with the end of the connection belong to no request
+        idle_since = self._idle_since
         super().data_received(data)
         if self._current is None and not self._is_in_head:  # the rest of a body that was refused before it came
-            self._idle_since = self.loop.time()
+            self._idle_since = idle_since
             self._check_later(self.timeout_keep_alive)
         if self._is_in_head:
             self._head_bytes += len(data)

@@ -38,8 +38,8 @@ class ResponseRenderer:
     echoed: dict[str, object]
     _number: int = 0
     _assembler: Assembler = field(default_factory=Assembler)
-    _is_text_open: bool = False
-    _calls_open: list[int] = field(default_factory=list)  # the engine's indexes of the calls, in the order they began
+    # The items in the order they began: None is the text, a number the engine's index of a call.
+    _opened: list[int | None] = field(default_factory=list)
 
     def opening(self) -> bytes:
         response = self._response("in_progress", [], None)
@@ -60,40 +60,39 @@ class ResponseRenderer:
         return written
 
     def _text(self, content: str, logprobs: Sequence[object] = ()) -> bytes:
-        place = {"item_id": f"msg_{self.ulid}", "output_index": 0, "content_index": 0}
-        opened = b""
-        if not self._is_text_open:
-            self._is_text_open = True
+        is_open = None in self._opened
+        if not is_open:
+            self._opened.append(None)
+        number, opened = self._opened.index(None), b""
+        place = {"item_id": f"msg_{self.ulid}", "output_index": number, "content_index": 0}
+        if not is_open:
             opened = self._events(
-                ("response.output_item.added", {"output_index": 0, "item": self._message(None)}),
+                ("response.output_item.added", {"output_index": number, "item": self._message(None)}),
                 ("response.content_part.added", place | {"part": _text_part("")}),
             )
         return opened + self._events(("response.output_text.delta", place | {"delta": content, "logprobs": logprobs}))
 
     def _call(self, part: ToolCallPart) -> bytes:
         opened = b""
-        if part.index not in self._calls_open:
-            self._calls_open.append(part.index)
+        if part.index not in self._opened:
+            self._opened.append(part.index)
             item = self._function_call(part.index, self._assembler.parts()[0].calls[part.index], "in_progress")
             opened = self._events(
                 (
                     "response.output_item.added",
-                    {"output_index": self._place(part.index), "item": item | {"arguments": ""}},
+                    {"output_index": self._opened.index(part.index), "item": item | {"arguments": ""}},
                 )
             )
         delta = part.function.arguments if part.function else None
         if not delta:
             return opened
-        place = {"item_id": f"fc_{self.ulid}_{part.index}", "output_index": self._place(part.index)}
+        place = {"item_id": f"fc_{self.ulid}_{part.index}", "output_index": self._opened.index(part.index)}
         return opened + self._events(("response.function_call_arguments.delta", place | {"delta": delta}))
-
-    def _place(self, index: int) -> int:
-        return self._calls_open.index(index) + int(self._is_text_open)
 
     def closing(self, meter: Meter) -> bytes:
         """Return the events that complete each item and the response. This surface has no [DONE]."""
         response = self._finished(self._assembler, meter)
-        written = b"" if self._is_text_open or self._calls_open else self._text("")
+        written = b"" if self._opened else self._text("")
         for number, item in enumerate(response["output"]):
             place = {"item_id": item["id"], "output_index": number}
             if item["type"] == "message":
@@ -119,9 +118,12 @@ class ResponseRenderer:
     def _output(self, assembler: Assembler) -> list[dict[str, Any]]:
         part = next(iter(assembler.parts()), None)
         text = "".join(part.texts) if part else ""
-        calls = [self._function_call(index, call, "completed") for index, call in (part.calls if part else {}).items()]
-        logprobs = _logprobs(part.logprobs) if part else ()
-        return ([self._message(text, logprobs)] if text or not calls else []) + calls
+        items: dict[int | None, dict[str, Any]] = {}
+        calls = part.calls if part else {}
+        if text or not calls:
+            items[None] = self._message(text, _logprobs(part.logprobs) if part else ())
+        items |= {index: self._function_call(index, call, "completed") for index, call in calls.items()}
+        return [items[each] for each in self._opened or items]
 
     def _message(self, text: str | None, logprobs: Sequence[object] = ()) -> dict[str, Any]:
         """Return the item of the text. With None, its text is still to come."""

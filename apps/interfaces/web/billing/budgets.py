@@ -68,8 +68,8 @@ def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]
             budget.pk,
             names.get(budget.target, budget.target),
             gettext(
-                "The limit of %(limit)s a month no longer applies. Send the jobs and requests that it refused again, "
-                "and resume the jobs that it paused."
+                "The limit of %(limit)s a month no longer applies. Send what it refused once more, and resume the jobs "
+                "that it paused."
             )
             % {"limit": usd(budget.limit_nano)},
         )

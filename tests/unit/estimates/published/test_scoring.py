@@ -36,6 +36,7 @@ def test_the_committed_list_is_what_the_rules_say():
         ({"rank": None}, "rank"),
         ({"parallelism": "FSDP8 TP2", "gpu_count": 16}, "tensor"),
         ({"optimizer": "sgd"}, "AdamW"),
+        ({"optimizer": "galore_adamw_8bit"}, "AdamW"),
         ({"metric": "loss"}, "neither"),
     ],
 )
@@ -63,6 +64,10 @@ def test_a_unit_is_gib_only_where_the_row_says_so(models, unit, value):
         ("", "hf"),
         ("Liger kernel", "hf+liger"),
         ("Liger cross entropy", "hf+tiled"),
+        ("liger_fused_linear_cross_entropy: true", "hf+tiled"),
+        ("Liger FLCE", "hf+tiled"),
+        ("Liger on, logits materialized", "hf+liger+whole"),
+        ("no Liger kernel, plain cross-entropy", "hf"),
         ("axolotl, cut cross entropy", "axolotl+tiled"),
         ("unsloth", "unsloth"),
     ],
@@ -164,6 +169,7 @@ def test_a_model_with_one_matrix_for_query_key_and_value_adapts_it(models):
         ("q_proj, v_proj", ("q_proj", "v_proj")), ("q,v", ("q_proj", "v_proj")), ("q|k|v|o (attn only)", "qkvo"),
         ("query_key_value", ("q_proj", "k_proj", "v_proj")), ("linear_qkv, linear_proj", "qkvo"),
         ("wq, wv and trainable wte & lm_head", ("q_proj", "v_proj")), ("all", "all-linear"), ("?", "all-linear"),
+        ("attn + mlp (all linear)", "all-linear"), ("all attention layers", "qkvo"),
         ("q,v,o + mlp", ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")),
     ],
 )  # fmt: skip
@@ -176,7 +182,9 @@ def test_other_frameworks_names_of_modules_are_known(models, targets, modules):
 @pytest.mark.parametrize(
     ("parallelism", "is_offloaded"),
     [
-        ("DeepSpeed ZeRO-3, no offload", False), ("ZeRO-3 without offloading", False), ("ZeRO-3 offload: none", False),
+        ("ds_zero2_no_offload", False), ("ZeRO-3, no CPU offload", False), ("offload_optimizer.device=none", False),
+        ("ZeRO-3, CPU offload off", False), ("DeepSpeed ZeRO-3, no offload", False),
+        ("ZeRO-3 without offloading", False), ("ZeRO-3 offload: none", False),
         ("FSDP full shard + CPU offload", True), ("ZeRO-3, offload_optimizer: cpu", True),
     ],
 )  # fmt: skip

@@ -271,9 +271,9 @@ async def test_a_connection_whose_body_comes_after_its_answer_is_closed_too():
         assert socket.sent.startswith(b"HTTP/1.1 200 ")
         clock.pass_to(10)
         connection.data_received(b"hello")
-        clock.pass_to(84)
+        clock.pass_to(74)
         assert "close" not in socket.events
-        clock.pass_to(85)
+        clock.pass_to(75)
         await settle()
         assert socket.events[-1] == "close"
 

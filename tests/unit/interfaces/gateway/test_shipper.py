@@ -2,7 +2,9 @@
 
 import asyncio
 import datetime
+import functools
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -196,3 +198,23 @@ def test_counts_wait_while_nothing_can_be_recorded(platform):
 )
 def test_an_error_counts_under_its_class(error, refusal):
     assert refusal_of(error) == refusal
+
+
+async def test_after_a_fault_of_the_database_all_dead_gateways_are_left_to_others(monkeypatch):
+    left: list[int] = []
+    orphans = [SimpleNamespace(leave=functools.partial(left.append, number)) for number in (1, 2)]
+
+    class Near:
+        async def call(self, function, *arguments):
+            return function(*arguments)
+
+    async def away(*_: object) -> bool:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(shipping, "adopt_orphans", lambda _: iter(orphans))
+    monkeypatch.setattr(shipping, "_ship_orphan", away)
+
+    with pytest.raises(OperationalError):
+        await recover_orphans(Near(), Path())
+
+    assert left == [1, 2]

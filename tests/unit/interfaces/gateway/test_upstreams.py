@@ -25,7 +25,7 @@ class Response:
     def __init__(self, *parts: bytes) -> None:
         self._parts = deque(parts)
 
-    async def read(self) -> bytes:
+    async def read(self, seconds: float | None = None) -> bytes:
         return self._parts.popleft()
 
     def read_nowait(self) -> bytes:
