@@ -18,7 +18,7 @@ from apps.finetuning.usage.quotas import get_quota
 _MODEL_BYTES = """
     SELECT organization_id, sum(amount)::bigint FROM (
         SELECT organization_id, bytes AS amount FROM finetuning_checkpoint
-        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL
+        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL AND quarantined_at IS NULL
         UNION ALL
         SELECT organization_id, bytes + export_bytes AS amount FROM adapters_adapterversion
         WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL

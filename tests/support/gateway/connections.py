@@ -23,6 +23,9 @@ class Transport:
     def close(self) -> None:
         self.events.append("close")
 
+    def abort(self) -> None:
+        self.events.append("abort")
+
     def is_closing(self) -> bool:
         return "close" in self.events
 

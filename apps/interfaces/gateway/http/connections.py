@@ -29,6 +29,7 @@ _MAX_HEAD_BYTES = 64 * 1024
 _HEAD_SECONDS = 30.0  # for a complete head
 _MAX_DISCARDED = 64 * 1024  # bytes of a body that are read after its answer, to keep the connection
 _LINGER_SECONDS = 2.0  # for the client to read an answer to a body that is not read
+_SENT_WITHIN_SECONDS = 10.0  # what is left of an answer when the connection ends
 _CHECK_SECONDS = 10.0  # longest interval between two checks of the deadlines
 _TOO_LARGE_HEAD = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _WITHOUT_BODY = (204, 304)
@@ -202,9 +203,14 @@ class GatewayConnection(HttpToolsProtocol):
         ends_at = min(self._idle_since + self.timeout_keep_alive, self._head_since + _HEAD_SECONDS)
         left = ends_at - self.loop.time()
         if left <= 0:
-            self.transport.close()
+            self.end()
         elif left < math.inf:
             self._check_later(left)
+
+    def end(self) -> None:
+        """Close once everything is sent, or after some seconds if the client does not read it."""
+        self.transport.close()
+        self.loop.call_later(_SENT_WITHIN_SECONDS, self.transport.abort)
 
     def shutdown(self) -> None:
         """Close after the answers in progress, or at once if there are none."""
@@ -285,7 +291,7 @@ class Exchange:
             if not (self.response_complete or self.is_gone):
                 self.keeps_alive = False
                 if self._has_started:
-                    self._connection.transport.close()
+                    self._connection.end()
                 else:
                     self.answer(500, b"content-type: text/plain; charset=utf-8\r\n", b"Internal Server Error")
 

@@ -9,12 +9,13 @@ from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
 from apps.core.objects.store import store
 from apps.finetuning.jobs import control
-from apps.finetuning.models import GpuPool, Worker
+from apps.finetuning.models import Checkpoint, GpuPool, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.results.missing_parts import list_missing
 from apps.finetuning.runs import attempts, leases
 from apps.finetuning.runs.leases import StaleLease
 from apps.finetuning.runs.uploads import UploadIncomplete
+from apps.finetuning.usage.storage import stored_bytes
 from apps.serving.queries import list_routes, serving_states
 from tests.factories.finetuning import adapter_files, make_worker
 from tests.support.attempts import charged, paused_at
@@ -84,7 +85,7 @@ def test_three_attempts_without_progress_end_the_job_unbilled(floor, organizatio
     assert (charged(organization), get_balance(organization=organization).held_nano) == (0, 0)
 
 
-def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(floor, claim):
+def test_a_broken_checkpoint_is_set_aside_unbilled_and_the_one_before_is_used(floor, organization, claim):
     floor.job()
     first = claim().start()
     first.checkpoint(step=2, seconds=4.0)
@@ -93,8 +94,11 @@ def test_a_broken_checkpoint_is_set_aside_and_the_one_before_is_used(floor, clai
     leases.reclaim_expired_leases()
 
     second = claim()
+    before = stored_bytes(organizations=[organization.pk]).total()
     second.finish(wire.Failed(code=FailureCode.CHECKPOINT_INVALID, message="optimizer.pt differs from its manifest."))
 
+    broken = Checkpoint.objects.exclude(quarantined_at=None).get()
+    assert before - stored_bytes(organizations=[organization.pk]).total() == broken.bytes > 0
     assert second.claimed.spec.resume_from.step == 4
     assert claim().claimed.spec.resume_from.step == 2
 

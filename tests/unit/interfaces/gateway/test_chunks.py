@@ -1,6 +1,7 @@
 """Chunks are split, metered and put together again whatever way the network cuts them."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.contracts.serving import MAX_CHOICES
-from apps.interfaces.gateway.engines.chunks import EngineUsage, SseParser, decode_chunk
+from apps.interfaces.gateway.engines.chunks import EngineChunk, EngineUsage, SseParser, decode_chunk
 from apps.interfaces.gateway.engines.meter import Meter, TokenBounds
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
+from apps.interfaces.gateway.surfaces.response_answers import ResponseRenderer
 
 
 def chunk(
@@ -176,3 +178,40 @@ def test_an_event_carries_our_names_and_usage_only_when_asked():
 
     assert [("usage" in event, event.get("usage")) for event in seen] == [(True, None), (False, None)]
     assert {(event["id"], event["model"], event["created"]) for event in seen} == {("chatcmpl-1", "ft:x", 7)}
+
+
+# --- Responses --------------------------------------------------------------------------------------------------------
+
+CALL = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+METER = SimpleNamespace(finish="stop", input_tokens=1, cached_input_tokens=0, output_tokens=2)
+
+
+def events_of(*deltas: dict) -> list[dict]:
+    renderer = ResponseRenderer("1", 0, "tiny", {})
+    chunks = [msgspec.convert({"choices": [{"index": 0, "delta": delta}]}, EngineChunk) for delta in deltas]
+    written = b"".join([renderer.opening(), *map(renderer.event, chunks), renderer.closing(METER)])
+    return [json.loads(line.removeprefix("data: ")) for line in written.decode().split("\n") if line.startswith("data")]
+
+
+def test_text_after_a_call_comes_after_it() -> None:
+    events = events_of({"tool_calls": [CALL]}, {"content": "Hi"}, {"content": "!"})
+
+    places = {kind: [each["output_index"] for each in events if each["type"] == kind] for kind in (
+        "response.output_item.added", "response.output_text.delta", "response.output_item.done",
+    )}  # fmt: skip
+    assert places == {
+        "response.output_item.added": [0, 1],
+        "response.output_text.delta": [1, 1],
+        "response.output_item.done": [0, 1],
+    }
+    output = events[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["function_call", "message"]
+    assert output[1]["content"][0]["text"] == "Hi!"
+
+
+def test_text_before_a_call_comes_first_and_an_empty_answer_is_a_message() -> None:
+    def kinds(*deltas: dict) -> list[str]:
+        return [item["type"] for item in events_of(*deltas)[-1]["response"]["output"]]
+
+    assert kinds({"content": "Hi"}, {"tool_calls": [CALL]}) == ["message", "function_call"]
+    assert kinds({}) == ["message"]

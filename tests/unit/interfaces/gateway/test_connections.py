@@ -278,6 +278,19 @@ async def test_a_connection_whose_body_comes_after_its_answer_is_closed_too():
         assert socket.events[-1] == "close"
 
 
+async def test_a_client_that_does_not_read_the_end_is_cut_off():
+    async with connected(answer, timeout_keep_alive=75) as (connection, socket):
+        clock = connection.loop = Clock(connection.loop)
+        connection.timeout_keep_alive_handler()
+        connection.data_received(post(b"/", b""))
+        await settle()
+        clock.pass_to(75)
+        await settle()
+        assert socket.events[-1] == "close"
+        clock.pass_to(85)
+        assert socket.events[-1] == "abort"
+
+
 async def test_a_head_that_does_not_come_to_its_end_is_given_up():
     async with connected(answer, timeout_keep_alive=75) as (connection, socket):
         clock = connection.loop = Clock(connection.loop)
