@@ -28,7 +28,9 @@ _BESIDE_WEIGHTS = frozenset(
 )  # fmt: skip
 _WEIGHTS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.safetensors")
 _GGUF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}\.gguf")
-_STATE = frozenset({"optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "progress.json"})
+_STATE = frozenset(
+    {"optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state.pth", "trainer_state.json", "progress.json"}
+)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -51,6 +51,10 @@ class Phase(StrEnum):
     UPLOADING = "uploading"
 
 
+MIN_EVALUATED_ROWS = 256
+_EVALUATION_SHARE = 0.1  # of training time
+
+
 class Hyperparameters(Struct, frozen=True, kw_only=True):
     """The recipe, with the usual names of its settings.
 
@@ -98,6 +102,14 @@ class Hyperparameters(Struct, frozen=True, kw_only=True):
     def is_servable(self) -> bool:
         """Whether the result is a plain adapter, which the engine can load; otherwise a whole model is delivered."""
         return self.method is not Method.FULL and not self.use_dora
+
+    def evaluated_rows(self, *, steps_per_epoch: int) -> int:
+        """Return the most rows that one evaluation reads, so that all take about a tenth of training time.
+
+        Reading a row without learning takes half as long as training on it with an adapter.
+        """
+        trained = (self.eval_steps or steps_per_epoch) * self.batch_size
+        return max(MIN_EVALUATED_ROWS, int(2 * _EVALUATION_SHARE * trained))
 
 
 class SignedFile(Struct, frozen=True, kw_only=True):

@@ -261,8 +261,7 @@ def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime) -> float:
     request = task.request
     if not _refers(request) or not task.stack.reference_ahead:
         return 0.0
-    held_out = request.evaluation_tokens / max(request.mean_tokens * request.sequences_per_row, 1.0)
-    return (request.rows + held_out) / plan.micro_batch_size * step.reference(plan)
+    return (request.rows + request.held_out_rows) / plan.micro_batch_size * step.reference(plan)
 
 
 def _checkpoints(request: QuoteRequest, computing: float, save_seconds: float, pool: PoolFacts) -> int:

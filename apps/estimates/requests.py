@@ -32,8 +32,8 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One job. `tokens` and `trained_tokens` are per epoch, after truncation to `max_length`, without padding.
 
     `row_lengths` is the dataset's length histogram as (length in tokens, rows), if known: padding is computed from it.
-    `evaluation_tokens` are read once per evaluation, of which there are `evaluations`. `checkpoints` is the number
-    saved.
+    `evaluation_tokens` are read once per evaluation, of which there are `evaluations`. DPO's reference reads all
+    `held_out_rows` once. `checkpoints` is the number saved.
     """
 
     architecture: Architecture
@@ -56,6 +56,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
     row_lengths: tuple[tuple[int, int], ...] = ()
     evaluations: int = 0
     evaluation_tokens: int = 0
+    held_out_rows: int = 0
     checkpoints: int | None = 1  # None: as often as the pool's workers save
     stack: str = "anneal"
     micro_batch_size: int | None = None  # None: the largest that fits
@@ -105,7 +106,7 @@ class QuoteRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.trained_tokens / self.tokens
 
     def _check_choices(self) -> None:
-        for name in ("evaluations", "evaluation_tokens", "checkpoints"):
+        for name in ("evaluations", "evaluation_tokens", "held_out_rows", "checkpoints"):
             if (getattr(self, name) or 0) < 0:
                 raise EstimateError(name, f"{name} cannot be negative")
         micro = self.micro_batch_size

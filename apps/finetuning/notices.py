@@ -8,7 +8,7 @@ from apps.accounts.models import User
 from apps.accounts.notices.events import announce
 from apps.billing.budgets import attribution_of_actor
 from apps.core.messages import outbox
-from apps.core.messages.mail import render_mail
+from apps.core.messages.mail import render_mail, send_mail
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import latest_checkpoint
@@ -57,9 +57,10 @@ def send(*, job_id: str, status: str) -> None:
         return
     title = lazy(_title, str)(job)
     kept = latest_checkpoint(job=job)
-    render_mail(
+    mail = render_mail(
         "job_ended", to=[user.email], language=user.language, job=job, title=title, path=_path(job), checkpoint=kept
-    ).send()
+    )
+    send_mail(mail)
 
 
 def _title(job: FineTuningJob) -> str:

@@ -66,14 +66,15 @@
   // the plan of an upload that was begun and not finished, else of a new one
   const plan = async (run, form) => {
     const known = localStorage.getItem(remembered(run.file));
+    const project = form.querySelector("select[name=project]")?.value ?? "";
     if (known) {
       try {
         const found = await ask(run, `${run.base}/${known}`);
-        if (found.status === "pending" && found.bytes === run.file.size) return found;
+        const isHere = !project || found.project === project; // others see what is in another project
+        if (found.status === "pending" && found.bytes === run.file.size && isHere) return found;
       } catch (error) { if (!(error instanceof Refused)) throw error; }
     }
     const name = form.querySelector("input[name=name]")?.value ?? "";
-    const project = form.querySelector("select[name=project]")?.value ?? "";
     const made = await ask(run, run.base, { filename: run.file.name, bytes: run.file.size, name, project });
     localStorage.setItem(remembered(run.file), made.id);
     return made;

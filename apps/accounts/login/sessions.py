@@ -3,21 +3,20 @@
 import datetime
 import time
 from importlib import import_module
-from types import SimpleNamespace
-from typing import cast
 
 from allauth.account.authentication import get_authentication_records
 from allauth.core.exceptions import ReauthenticationRequired
 from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
-from django.contrib.auth import HASH_SESSION_KEY, get_user, logout
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY, logout
 from django.contrib.auth.views import redirect_to_login
 from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.crypto import constant_time_compare
 from django.utils.deprecation import MiddlewareMixin
 from django.utils.translation import get_language_from_request, gettext, override
 
@@ -40,9 +39,13 @@ def note_sign_in(*, request: HttpRequest, **_: object) -> None:
 def find_session(session_key: str) -> tuple[SessionBase, User] | None:
     """Return a session and the person who is signed in to it; None if it has ended."""
     session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    # get_user reads only the session of the request.
-    user = get_user(cast(HttpRequest, SimpleNamespace(session=session)))
-    return (session, user) if isinstance(user, User) else None
+    user = User.objects.filter(pk=session.get(SESSION_KEY), is_active=True).first()
+    if user is None or session.get(BACKEND_SESSION_KEY) not in settings.AUTHENTICATION_BACKENDS:
+        return None
+    # Django's get_user would give a session that an old secret key signed a new key, which only a response can tell.
+    shown = session.get(HASH_SESSION_KEY) or ""
+    hashes = (user.get_session_auth_hash(), *user.get_session_auth_fallback_hash())
+    return (session, user) if any(constant_time_compare(shown, each) for each in hashes) else None
 
 
 def list_sessions(*, user: User) -> list[UserSession]:

@@ -201,6 +201,7 @@ def accept_invitation(*, token: str, user: User, now: datetime.datetime) -> Memb
     # The locks of a removal, in its order: with them held, the sender is a member or not for the whole transaction.
     rows = Membership.objects.for_organization(invitation.organization_id)
     members = list(rows.select_for_update(of=("self",)).select_related("user").order_by("id"))
+    invitation.refresh_from_db(fields=["role", "invited_by", "only_for_address"])  # changed under the same locks
     if any(member.user_id == user.pk for member in members):
         raise InvalidState(
             gettext("You are already a member of %(name)s.") % {"name": invitation.organization.name},

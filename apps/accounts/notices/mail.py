@@ -16,7 +16,7 @@ from django.utils.translation import override
 
 from apps.accounts.members.invitations import invitation_token
 from apps.accounts.models import Invitation, User
-from apps.core.messages.mail import render_mail, write_mail
+from apps.core.messages.mail import render_mail, send_mail, write_mail
 from apps.core.messages.translation import translated
 
 Payload = Mapping[str, str]
@@ -27,7 +27,7 @@ def send(*, kind: str, **payload: str) -> None:
     """Write and send one message. Raises KeyError for an unknown kind."""
     message = _KINDS[kind](payload)
     if message is not None:
-        message.send()
+        send_mail(message)
 
 
 def _invitation(payload: Payload) -> EmailMessage | None:

@@ -17,7 +17,7 @@ from apps.billing.usage.spending import charged_holds, used_series
 from apps.billing.usage.sums import forecast_month, sum_by_subject
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
-from apps.core.messages.mail import render_mail
+from apps.core.messages.mail import render_mail, send_mail
 from apps.core.money import NANO_PER_CENT
 
 _REPORT_HOUR = 6  # UTC; most records of the day before arrived long ago
@@ -106,4 +106,4 @@ def _send(
     for address, language in readers.order_by("user__email").values_list("user__email", "user__language"):
         addresses.setdefault(language, []).append(address)
     for language, to in addresses.items():
-        render_mail(template, to=to, language=language, organization=organization, **context).send()
+        send_mail(render_mail(template, to=to, language=language, organization=organization, **context))

@@ -3,6 +3,8 @@
 import json
 from typing import Any, NoReturn
 
+import msgspec
+
 from apps.contracts.chat.errors import RowError, RowErrorCode, json_type, short
 from apps.contracts.chat.lines import MAX_DEPTH
 from apps.contracts.chat.rows import ChatMessage, MessageRole, ToolCall
@@ -215,12 +217,20 @@ def _parse_arguments(value: object, param: str, number: int) -> str:
         _raise_bad_call(number, f"`{param}` is not the JSON text of an object.", param)
     if is_deeper(found, MAX_DEPTH):
         _raise_bad_call(number, f"`{param}` is nested deeper than {MAX_DEPTH} levels.", param)
+    try:
+        msgspec.msgpack.encode(found)
+    except OverflowError:
+        what = f"`{param}` holds a whole number that does not fit into 64 bits."
+        _raise_bad_call(number, what, param, fix="Write the number as a string.")
+    except UnicodeEncodeError:
+        what = f"`{param}` holds half of a surrogate pair (\\ud800–\\udfff), which is not a character."
+        _raise_bad_call(number, what, param, fix="Write the character itself, or both halves of the pair.")
     return str(value)
 
 
-def _raise_bad_call(number: int, message: str, param: str) -> NoReturn:
+def _raise_bad_call(number: int, message: str, param: str, fix: str = "") -> NoReturn:
     example = '[{"id": "call_1", "type": "function", "function": {"name": "...", "arguments": "{}"}}]'
-    raise RowError(number, RowErrorCode.INVALID_TOOL_CALLS, message, param=param, fix=f"Write {example}.")
+    raise RowError(number, RowErrorCode.INVALID_TOOL_CALLS, message, param=param, fix=fix or f"Write {example}.")
 
 
 def _check_tool_answers(messages: tuple[ChatMessage, ...], param: str, number: int) -> None:

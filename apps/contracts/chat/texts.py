@@ -1,7 +1,7 @@
 """Conversion of rows to text with trained characters: by layout where there is one, else by the template."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -145,11 +145,12 @@ class TextMaker:
         for index, message in enumerate(row.messages):
             found = self._judge(message.content, f"messages[{index}].content", row.line_number)
             for call in message.tool_calls:
-                called = f"{call.name}\n{call.arguments}"
+                called = f"{call.name}\n{_with_unescaped(call.arguments)}"
                 found = found or self._judge(called, f"messages[{index}].tool_calls", row.line_number)
             if found:
                 return found
-        return self._judge(json.dumps(row.tools, ensure_ascii=False), "tools", row.line_number) if row.tools else None
+        tools = _with_unescaped(json.dumps(row.tools, ensure_ascii=False))
+        return self._judge(tools, "tools", row.line_number) if row.tools else None
 
     def _judge(self, text: str, param: str, line: int) -> RowError | None:
         if text.isascii():
@@ -230,6 +231,23 @@ def _refused(line: int, why: str) -> TemplateRejectedRow:
 
 def _template_role(role: str) -> str:
     return "system" if role == MessageRole.DEVELOPER else role
+
+
+def _with_unescaped(text: str) -> str:
+    """Return JSON text, followed by its strings as a template gets them if an escape could hide a control token."""
+    return "\n".join((text, *_strings(json.loads(text)))) if "\\" in text else text
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for each in value.values():
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
 
 
 def _as_dicts(messages: Sequence[ChatMessage]) -> list[dict[str, object]]:

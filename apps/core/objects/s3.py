@@ -15,6 +15,7 @@ from apps.core.objects.types import (
     ONCE,
     Base,
     Method,
+    NotDeleted,
     ObjectInfo,
     ObjectMissing,
     StoredObject,
@@ -74,7 +75,10 @@ class S3Store:
         for page in pages:
             found = [{"Key": item["Key"]} for item in page.get("Contents", [])]
             if found:
-                self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": found, "Quiet": True})
+                done = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": found, "Quiet": True})
+                if errors := done.get("Errors"):  # of single objects; the answer is 200 all the same
+                    why = errors[0].get("Message") or errors[0].get("Code")
+                    raise NotDeleted(f"{len(errors)} of {len(found)} objects were not deleted: {why}")
 
     def close_prefix(self, prefix: str) -> bool:
         checked_prefix(prefix)

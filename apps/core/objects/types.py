@@ -33,6 +33,10 @@ class ObjectMissing(NotFound):
     code = "object_missing"
 
 
+class NotDeleted(Exception):
+    """The store kept objects that it was told to delete. Deleting them again may succeed."""
+
+
 class PrefixClosed(DomainError):
     """The prefix is closed: nothing more may be written here, even with a URL signed earlier."""
 

@@ -69,6 +69,7 @@ def choose_recipe(
             validation=validation_file,
             count=find_token_count(version=training_file, base_model=start_point.base_model),
         ),
+        keeps_rank="lora_rank" in start_point.shape and method is not Method.FULL,
     )
     if validation_file is not None and chosen.hyperparameters.validation_share:
         message = gettext("Give a validation file or a share to hold out, not both.")

@@ -116,13 +116,21 @@ def task_of_job(base_model: BaseModel, data: TrainingData, recipe: Hyperparamete
             splits_rows=data.is_split,
             has_reference=recipe.objective is Objective.DPO,
             row_lengths=data.row_lengths,
-            evaluations=_evaluations(recipe, data) if data.evaluation_tokens else 0,
-            evaluation_tokens=data.evaluation_tokens,
+            evaluations=_evaluations(recipe, data) if data.held_out_tokens else 0,
+            evaluation_tokens=_evaluation_tokens(recipe, data),
+            held_out_rows=data.held_out_rows,
             checkpoints=None,
         )
         return task_of(request)
     except EstimateError as error:
         raise as_invalid(error) from error
+
+
+def _evaluation_tokens(recipe: Hyperparameters, data: TrainingData) -> int:
+    """Return the tokens that each evaluation reads: of a large validation file, a part."""
+    steps = step_count(rows=data.rows, batch_size=recipe.batch_size, epochs=1)
+    read = min(recipe.evaluated_rows(steps_per_epoch=steps), data.held_out_rows)
+    return round(data.held_out_tokens * read / max(data.held_out_rows, 1))
 
 
 def _evaluations(recipe: Hyperparameters, data: TrainingData) -> int:

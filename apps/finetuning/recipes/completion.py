@@ -86,10 +86,12 @@ def choose(
     asked: Mapping[str, object],
     objective: Objective = Objective.SUPERVISED,
     data: DataFacts | None = None,
+    keeps_rank: bool = False,
 ) -> Recipe:
     """Return the full recipe with a reason for each value.
 
-    Values None and "auto" are chosen here. `learning_rate_multiplier` scales the chosen learning rate. Raises
+    Values None and "auto" are chosen here. `learning_rate_multiplier` scales the chosen learning rate. With
+    `keeps_rank`, the rank is that of an existing adapter, and need not be one of those for new adapters. Raises
     InvalidValue.
     """
     limits = get_limits(base_model=base_model)
@@ -99,7 +101,7 @@ def choose(
     rules = _Rules(base_model, method, objective, data or DataFacts(), wanted)
     choices = tuple(_scaled(_choice(name, wanted, rules), multiplier, limits) for name in _ORDER)
     values = {choice.name: choice.value for choice in choices}
-    require_within(limits, values)
+    require_within(limits, {name: value for name, value in values.items() if name != "lora_rank" or not keeps_rank})
     _require_sensible(values, method)
     quantization = "nf4" if method is Method.QLORA else None
     fixed = {"method": method, "objective": objective, "quantization": quantization}

@@ -19,7 +19,7 @@ from apps.estimates.requests import pieces_of
 class TrainingData:
     """The data of one epoch.
 
-    Running text `is_split`: each piece is a row. `evaluation_tokens` are read in each evaluation; `row_lengths` are
+    Running text `is_split`: each piece is a row. `held_out_tokens` are those of the `held_out_rows`; `row_lengths` are
     (tokens, rows) pairs. With a longest row below `least_length`, no row would have a trained token.
     """
 
@@ -28,7 +28,8 @@ class TrainingData:
     trained_tokens: int
     longest_row_tokens: int
     row_lengths: tuple[tuple[int, int], ...]
-    evaluation_tokens: int = 0
+    held_out_rows: int = 0
+    held_out_tokens: int = 0
     is_split: bool = False
     least_length: int = 1
 
@@ -59,28 +60,30 @@ def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
         tokens, trained, rows = _within(counted.version, count, recipe)
     left_out = recipe.validation_share if counted.validation is None else counted.left_out_rows / max(file_rows, 1)
     kept = 1.0 - left_out
+    held_rows, held_tokens = _held_out(counted, recipe, rows, tokens)
     return TrainingData(
         rows=max(round(rows * kept), 0),
         tokens=round(tokens * kept),
         trained_tokens=round(trained * kept),
         longest_row_tokens=count.longest_row_tokens,
         row_lengths=lengths,
-        evaluation_tokens=_evaluation_tokens(counted, recipe, tokens, kept),
+        held_out_rows=round(held_rows),
+        held_out_tokens=round(held_tokens),
         is_split=is_text,
         least_length=1 if is_text or recipe.train_on == TrainOn.ALL or not count.starts else count.starts[0][0],
     )
 
 
-def _evaluation_tokens(counted: Counted, recipe: Hyperparameters, tokens: float, kept: float) -> int:
-    validation = counted.validation
-    if validation is None:
-        return round(tokens * (1.0 - kept))
-    rows = validation.rows or 0
-    if counted.validation_count is not None and kind_of(validation) is RowKind.TEXT:
-        return counted.validation_count.tokens
-    if counted.validation_count is not None:
-        return round(_within(validation, counted.validation_count, recipe)[0])
-    return round(tokens * rows / max(counted.version.rows or 0, 1))
+def _held_out(counted: Counted, recipe: Hyperparameters, rows: float, tokens: float) -> tuple[float, float]:
+    """Return rows and tokens that are held out. The training file has `rows` and `tokens`."""
+    validation, count = counted.validation, counted.validation_count
+    if validation is None or count is None:
+        of_file = (validation.rows or 0) / max(counted.version.rows or 0, 1) if validation else recipe.validation_share
+        return rows * of_file, tokens * of_file
+    if kind_of(validation) is RowKind.TEXT:
+        return sum(number for _, number in _pieces(count, recipe.max_length)), count.tokens
+    held_tokens, _, held_rows = _within(validation, count, recipe)
+    return held_rows, held_tokens
 
 
 def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:

@@ -128,9 +128,12 @@ def changes(content: dict[str, str], last: dict[str, Any] | None) -> list[dict[s
 
 
 def find_files(api: Api) -> dict[str, str]:
-    """Return the ids of uploaded files by the hash of their content."""
-    files = api.pages("/v1/files", limit=_MOST_FILES, purpose="fine-tune")
-    return {file["sha256"]: file["id"] for file in files if file.get("sha256") and file["status"] == "processed"}
+    """Return the ids of uploaded files by the hash of their content; of equal ones the newest, whose columns count."""
+    found: dict[str, str] = {}
+    for file in api.pages("/v1/files", limit=_MOST_FILES, purpose="fine-tune"):  # newest first
+        if file.get("sha256") and file["status"] == "processed":
+            found.setdefault(file["sha256"], file["id"])
+    return found
 
 
 def request_of(manifest: Manifest, content: dict[str, str], file_ids: dict[str, str]) -> dict[str, Any]:

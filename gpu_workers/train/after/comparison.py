@@ -154,7 +154,7 @@ class Examiner:
     def _notes(self, count: int) -> list[str]:
         notes = []
         if not self._asked:
-            notes.append("These rows hold no question to answer: loss and token accuracy alone are compared.")
+            notes.append("No row ends with a whole answer: only loss and token accuracy are compared.")
         elif count < len(self._asked):
             notes.append(f"Time was over after {count} of {len(self._asked)} answers.")
         return notes

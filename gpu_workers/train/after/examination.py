@@ -26,7 +26,7 @@ from gpu_workers.train.after.judge import Judge
 from gpu_workers.train.after.probe_rows import build_probe, choose_rows, first_chat, score_rows
 from gpu_workers.train.after.scoring import logprobs_of, score_logits
 from gpu_workers.train.data.encoding import load_renderer
-from gpu_workers.train.data.examples import Example, as_example, preferred
+from gpu_workers.train.data.examples import Example, ExampleReader
 from gpu_workers.train.data.rows import Pairs, encode
 from gpu_workers.train.data.selection import select_rows
 from gpu_workers.train.model.hardware import detect
@@ -249,7 +249,8 @@ def _load(folder: Path, **options: object) -> PreTrainedModel:
 def _examples(path: Path, spec: RunSpec, renderer: ChatRenderer, keep: Sequence[bool] | None) -> list[Example]:
     recipe = spec.hyperparameters
     rows = encode(path, renderer, recipe, keep=keep)
+    reader = ExampleReader(renderer.tokenizer, max_length=recipe.max_length)
     if isinstance(rows, Pairs):
-        return [preferred(pair) for pair in rows.rows]
+        return [reader.read_preferred(pair) for pair in rows.rows]
     is_chat = recipe.objective is Objective.SUPERVISED
-    return [as_example(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]
+    return [reader.read(rows.input_ids[i], rows.labels[i], can_be_asked=is_chat) for i in range(len(rows))]

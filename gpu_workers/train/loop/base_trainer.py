@@ -112,6 +112,7 @@ class RunTrainer:
                 random_states=random_states,
                 state_dict=weights,
                 optimizer_state=optimizer_state,
+                scaler=self.accelerator.scaler,
             )
             written = save_checkpoint(root, self.spec, state)
         if is_distributed():
@@ -124,6 +125,10 @@ class RunTrainer:
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
             restore_state(load_state(Path(checkpoint) / RANDOM_FILE, process=self.args.process_index))
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        if self.accelerator.scaler is not None:  # the run before may have trained in float16, and this one may not
+            super()._load_scaler(checkpoint)  # type: ignore[misc]
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         if is_sharded(self.model):

@@ -26,6 +26,7 @@ from gpu_workers.train.model.weights import MODEL_FILE, write_weights
 PROGRESS_FILE = "progress.json"
 BEST_FILE = "best.safetensors"
 RANDOM_FILE = "rng_state.pth"
+SCALER_FILE = "scaler.pt"  # transformers' name: its trainer reads the file on a resume
 KEPT = 2
 
 # Files that transformers does not require for a resume: it continues silently with a wrong state.
@@ -68,6 +69,7 @@ class TrainingState(msgspec.Struct, kw_only=True):
     best_weights: Path | None = None
     state_dict: dict[str, torch.Tensor] | None = None  # gathered, if the live tensors are shards
     optimizer_state: dict[str, object] | None = None  # likewise
+    scaler: torch.amp.GradScaler | None = None  # of training in float16
 
 
 def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Path, str]:
@@ -80,6 +82,8 @@ def save_checkpoint(root: Path, spec: RunSpec, state: TrainingState) -> tuple[Pa
     write_weights(temporary, state.model, spec, dtype=torch.float32, state_dict=state.state_dict)
     torch.save(state.optimizer_state or state.optimizer.state_dict(), temporary / "optimizer.pt")
     torch.save(state.scheduler.state_dict(), temporary / "scheduler.pt")
+    if state.scaler is not None:
+        torch.save(state.scaler.state_dict(), temporary / SCALER_FILE)
     save_states(state.random_states, temporary / RANDOM_FILE)
     state.trainer_state.save_to_json(str(temporary / "trainer_state.json"))
     (temporary / PROGRESS_FILE).write_bytes(msgspec.json.encode(state.progress))

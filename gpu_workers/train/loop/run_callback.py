@@ -35,8 +35,6 @@ from gpu_workers.train.model.samples import SampleWriter
 _MAX_EPOCH_CHECKPOINTS = 20
 _MAX_SAVING_SHARE = 0.05  # of an epoch's time, for the checkpoint at its end
 _MIN_SECONDS_APART = 1.0
-_EVALUATION_SHARE = 0.1  # of training's time
-_MIN_EVALUATED_ROWS = 256
 _SAMPLES_SHARE = 0.02  # of training's time, for the samples at checkpoints
 
 
@@ -80,14 +78,9 @@ class RunCallback(ProgressCallback):
         self._sampled_seconds = 0.0  # at checkpoints
 
     def _bounded(self, rows: Rows, spec: RunSpec, steps_per_epoch: int, events: EventWriter) -> Rows | SomeRows:
-        """Return the rows that an evaluation reads: as many as keep all evaluations at about a tenth of training time.
-
-        Reading a row without learning takes half as long as training on it with an adapter. Every evaluation reads the
-        same rows.
-        """
+        """Return the rows that every evaluation reads: the same ones, and no more than the recipe allows."""
         recipe = spec.hyperparameters
-        between = (recipe.eval_steps or steps_per_epoch) * recipe.batch_size
-        most = max(_MIN_EVALUATED_ROWS, int(2 * _EVALUATION_SHARE * between))
+        most = recipe.evaluated_rows(steps_per_epoch=steps_per_epoch)
         if len(rows) <= most:
             return rows
         events.write(
@@ -133,8 +126,8 @@ class RunCallback(ProgressCallback):
                 f"a checkpoint takes {measured.save_seconds:.2f} s and is written every {self.interval_seconds:.0f} s."
             )
             if self._spec.parallelism == "single" and not self._spec.hyperparameters.cpu_offload:
-                rows, objective = self.validation or self._training, self._spec.hyperparameters.objective
-                self._samples = SampleWriter(rows, self.trainer.processing_class, objective)
+                rows = self.validation or self._training
+                self._samples = SampleWriter(rows, self.trainer.processing_class, self._spec.hyperparameters)
             if state.global_step == 0 and not self.is_announced:
                 self.sample(0)
             # Announce the start, once per attempt, even if training begins again with smaller batches.

@@ -7,9 +7,9 @@ import numpy as np
 import peft
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from apps.contracts.runs import MAX_SAMPLES, SAMPLE_CHARACTERS, Objective, Sample
+from apps.contracts.runs import MAX_SAMPLES, SAMPLE_CHARACTERS, Hyperparameters, Objective, Sample
 from gpu_workers.train.data.encoding import TokenRow
-from gpu_workers.train.data.examples import Example, as_example, preferred
+from gpu_workers.train.data.examples import Example, ExampleReader
 from gpu_workers.train.data.rows import PairRow, Rows, SomeRows
 from gpu_workers.train.model.generation import write_answers
 
@@ -21,9 +21,11 @@ _SEARCHED_ROWS = 50
 class SampleWriter:
     """Answers the first questions of the rows, greedily. `prompts` is empty if they hold none, such as running text."""
 
-    def __init__(self, rows: Rows | SomeRows, tokenizer: PreTrainedTokenizerBase, objective: Objective) -> None:
+    def __init__(self, rows: Rows | SomeRows, tokenizer: PreTrainedTokenizerBase, recipe: Hyperparameters) -> None:
         self._tokenizer = tokenizer
-        examples = [_example(row, objective) for row in rows.items(np.arange(min(len(rows), _SEARCHED_ROWS)))]
+        reader = ExampleReader(tokenizer.backend_tokenizer, max_length=recipe.max_length)
+        found = rows.items(np.arange(min(len(rows), _SEARCHED_ROWS)))
+        examples = [_example(reader, row, recipe.objective) for row in found]
         self._asked = [row for row in examples if row.prompt and len(row.prompt) <= _MAX_PROMPT_TOKENS][:MAX_SAMPLES]
         self._end_ids = {tokenizer.eos_token_id} - {None}
 
@@ -61,8 +63,8 @@ class SampleWriter:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
 
-def _example(row: TokenRow | PairRow, objective: Objective) -> Example:
+def _example(reader: ExampleReader, row: TokenRow | PairRow, objective: Objective) -> Example:
     if objective.is_preference:
-        return preferred(cast(PairRow, row))
+        return reader.read_preferred(cast(PairRow, row))
     row = cast(TokenRow, row)
-    return as_example(row["input_ids"], row["labels"], can_be_asked=objective is Objective.SUPERVISED)
+    return reader.read(row["input_ids"], row["labels"], can_be_asked=objective is Objective.SUPERVISED)

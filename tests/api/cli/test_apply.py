@@ -1,6 +1,7 @@
 """`anneal apply`: a model as code, trained when it changed and promoted when it passes its gates."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from anneal import manifest
@@ -74,6 +75,25 @@ def test_a_change_is_priced_trained_once_and_promoted_if_it_beats_production(ann
         ("beat_current", False),
     ]
     assert Alias.objects.get().version.model_name == first
+
+
+@pytest.mark.slow
+def test_gates_are_checked_without_an_alias_too(anneal, folder, train) -> None:
+    text = TEXT.replace("alias: production\n", "").replace("min: 0.5", "min: 0.999")
+    (folder / "anneal.yaml").write_text(text)
+    anneal("apply", "--yes")
+    train()
+
+    ended = anneal("apply", "--json")
+
+    assert (ended.exit_code, ended.json["promoted"]) == (1, False), ended.errors
+    assert [(gate["name"], gate["passed"]) for gate in ended.json["gates"]] == [("exact_match", False)]
+
+
+def test_of_equal_files_the_newest_is_trained_on() -> None:
+    files = [{"id": name, "sha256": "a", "status": "processed"} for name in ("file-new", "file-old")]  # newest first
+
+    assert manifest.find_files(SimpleNamespace(pages=lambda *_, **__: iter(files))) == {"a": "file-new"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import datetime
 import json
 import struct
 
+import msgspec
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
@@ -16,7 +17,7 @@ from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry
 from apps.core.objects.store import object_key, store
 from apps.finetuning.models import Examination, Quota
-from apps.finetuning.recipes.completion import resolve
+from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.start_points import StartPoint, find_start_point, signed_ref
 from apps.finetuning.results import examinations, uploaded_adapters
 from apps.serving.models import Deployment
@@ -85,7 +86,8 @@ def test_a_job_that_continues_an_upload_keeps_its_scale(floor, files, api_client
 
     def choose(start: StartPoint, asked: dict[str, object]) -> Hyperparameters:
         values = start.require_shape(asked, method=Method.LORA)
-        return resolve(base_model=start.base_model, method=Method.LORA, asked=values)
+        recipe = completion.choose(base_model=start.base_model, method=Method.LORA, asked=values, keeps_rank=True)
+        return recipe.hyperparameters
 
     scaled = start_of(lora_alpha=8.0, use_rslora=True)
     kept = choose(scaled, {})
@@ -96,6 +98,7 @@ def test_a_job_that_continues_an_upload_keeps_its_scale(floor, files, api_client
         assert refused.value.param == f"hyperparameters.{name}"
     with pytest.raises(InvalidValue, match="lora_alpha"):
         choose(start_of(lora_alpha=12.5), {})
+    assert choose(msgspec.structs.replace(scaled, shape=scaled.shape | {"lora_rank": 24}), {}).lora_rank == 24
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,35 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
 
 
 @pytest.mark.slow
+def test_a_resume_continues_with_the_scale_of_float16(tiny_model, tmp_path, monkeypatch):
+    """A GPU without bfloat16 scales the loss, here by a number that grows with every second step."""
+    scales: list[float] = []
+    original = Trainer.__init__
+
+    def make(trainer, *args, **kwargs):
+        original(trainer, *args, **kwargs)
+        trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=2)
+
+    def on_optimizer_step(callback, args, state, control, **kwargs):
+        scales.append(callback.trainer.accelerator.scaler.get_scale())
+
+    with monkeypatch.context() as without_bfloat16:
+        without_bfloat16.setattr(Trainer, "__init__", make)
+        without_bfloat16.setattr(run_callback.RunCallback, "on_optimizer_step", on_optimizer_step, raising=False)
+        whole = attempt(tmp_path / "whole", tiny_model, ROWS)
+        expected, scales[:] = list(scales), []
+        with monkeypatch.context() as patch:
+            part = attempt(tmp_path / "part", tiny_model, ROWS, stop=StopAt(patch, 3))
+        last = attempt(tmp_path / "last", tiny_model, ROWS, resume=part.newest_checkpoint)
+    elsewhere = attempt(tmp_path / "elsewhere", tiny_model, ROWS, resume=part.newest_checkpoint)
+
+    assert scales == expected
+    tensors = whole.tensors()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in last.tensors().items())
+    assert elsewhere.outcome.step == STEPS  # on a GPU with bfloat16, which scales nothing
+
+
+@pytest.mark.slow
 def test_the_same_prompts_are_answered_before_training_and_after(validated):
     first, *_, last = validated.of(SamplesGenerated)
 
@@ -304,7 +333,7 @@ def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny
 
 
 def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_callback, "_MIN_EVALUATED_ROWS", 4)
+    monkeypatch.setattr("apps.contracts.runs.MIN_EVALUATED_ROWS", 4)
     recipe = msgspec.structs.replace(SMALL, epochs=1, eval_steps=4)  # 16 rows between two evaluations
     read = []
     original = run_callback.evaluate

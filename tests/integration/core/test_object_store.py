@@ -12,6 +12,7 @@ import pytest
 from django.test import override_settings
 
 from apps.core.objects.copies import Copied, copy_objects
+from apps.core.objects.s3 import S3Store
 from apps.core.objects.store import (
     ONCE,
     DirectoryStore,
@@ -24,6 +25,7 @@ from apps.core.objects.store import (
     open_store,
     read_chunks,
 )
+from apps.core.objects.types import NotDeleted
 from tests.integration.core.object_calls import CONTENT, KEY, fetch
 from tests.twins.s3 import serve_s3
 
@@ -137,6 +139,20 @@ class TestEveryStore:
         assert store.stat(neighbour).bytes == 3
         with pytest.raises(ObjectMissing), store.open_stream(KEY):
             pass
+
+    def test_objects_that_a_bucket_keeps_do_not_count_as_deleted(
+        self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if not isinstance(store, S3Store):
+            pytest.skip("a directory refuses with an exception")
+        store.put_stream(KEY, [b"one"])
+        kept = {"Errors": [{"Key": KEY, "Code": "SlowDown", "Message": "Reduce your request rate."}]}
+
+        with monkeypatch.context() as busy, pytest.raises(NotDeleted, match=r"1 of 1 .* Reduce your request rate"):
+            busy.setattr(store._client, "delete_objects", lambda **_: kept)
+            store.delete_prefix("org/org_01/datasets/file-01")
+
+        assert store.stat(KEY).bytes == 3
 
     def test_deleting_twice_is_no_error(self, store: ObjectStore) -> None:
         store.put_stream(KEY, [b"one"])

@@ -1,6 +1,8 @@
 """Who an invitation lets in, and what closes it."""
 
 import datetime
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.core import mail
@@ -337,3 +339,20 @@ def test_the_mail_shows_plain_names(organization, alice):
     (message,) = mail.outbox
     assert "evil.example" not in message.body + message.subject
     assert message.subject == "http evil example invites you to Win at evil example now on Anneal"
+
+
+def test_a_role_that_is_lowered_at_that_moment_is_the_lower_one(organization: Organization, alice: User) -> None:
+    invitation, user = invite(organization, alice, role="admin"), make_user("newcomer")
+    lowered = []
+
+    def lower(execute: Callable[..., Any], statement: str, *rest: Any) -> Any:
+        """Change the invitation as one that held the members' locks until now would."""
+        if "FOR UPDATE" in statement and not lowered:
+            lowered.append(True)
+            Invitation.objects.filter(pk=invitation.pk).update(role="viewer")
+        return execute(statement, *rest)
+
+    with connection.execute_wrapper(lower):
+        membership = accept(invitation, user)
+
+    assert lowered and membership.role == "viewer"

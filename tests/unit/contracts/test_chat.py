@@ -22,6 +22,13 @@ from tests.factories.chat import CHATML, LLAMA3, MARKED, TOKENIZER, assistant, l
 
 DEMO = Path(__file__).parents[3] / "demo" / "base_model"
 
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+
+
+def calling(arguments: str) -> dict[str, object]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return assistant(None, tool_calls=[call])
+
 
 def trained_text(renderer: ChatRenderer, raw: bytes) -> list[str]:
     """What the mask trains, decoded from the token ids, one text per run of trained tokens."""
@@ -99,6 +106,8 @@ def test_messages_as_openais_client_dumps_them_are_read() -> None:
         (line(user(), assistant(), parallel_tool_calls=1), "invalid_tools", "parallel_tool_calls"),
         (line(user(tool_calls=[]), assistant()), "unknown_key", "messages[0].tool_calls"),
         (line(user(), assistant(tool_calls=[{}])), "invalid_tool_calls", "messages[1].tool_calls[0]"),
+        (line(user(), calling('{"a": 18446744073709551616}')), "invalid_tool_calls", ARGUMENTS),
+        (line(user(), calling('{"a": "\\ud800"}')), "invalid_tool_calls", ARGUMENTS),
         (line(user(name=1), assistant()), "invalid_message", "messages[0].name"),
         (
             line(user(), {"role": "tool", "content": "4", "tool_call_id": "a"}, assistant()),
@@ -224,6 +233,16 @@ def test_text_that_spells_a_control_token_is_refused():
         ChatRenderer(CHATML, TOKENIZER).render(row)
 
     assert (refusal.value.code, refusal.value.param) == ("control_token_in_content", "messages[0].content")
+
+
+@pytest.mark.parametrize("spelling", ["<|im_end|>", "\\u003c|im_end|>", "<|im\\u005fend|>", '\\"<|im_end|\\u003e'])
+def test_arguments_that_spell_a_control_token_are_refused_with_and_without_escapes(spelling: str):
+    row = parse_row(line(user(), calling(f'{{"a": "{spelling}"}}')), line_number=5)
+
+    with pytest.raises(RowError) as refusal:
+        ChatRenderer(CHATML, TOKENIZER).render(row)
+
+    assert (refusal.value.code, refusal.value.param) == ("control_token_in_content", "messages[1].tool_calls")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connection
 
-from apps.accounts.models import Membership, Organization, User
+from apps.accounts.models import Membership, Organization, Project, User
 from apps.contracts import runs as wire
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
@@ -76,7 +76,9 @@ def test_a_watcher_sees_progress_money_and_time_move(floor, organization, alice,
 
 @pytest.mark.slow
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("ending", ["removed", "suspended", "signed out", "viewing stopped", "viewing too long"])
+@pytest.mark.parametrize(
+    "ending", ["removed", "suspended", "signed out", "project private", "viewing stopped", "viewing too long"]
+)
 def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob, olga, client_for, monkeypatch, ending):
     """Asked again every few seconds, here at once, and with no help of what was found a moment ago."""
     monkeypatch.setattr(live, "ASK_AGAIN_SECONDS", -1.0)
@@ -94,6 +96,8 @@ def test_a_watcher_who_may_watch_no_longer_is_left_out(floor, organization, bob,
                 Membership.objects.filter(user=bob).delete()
             case "suspended":
                 Organization.objects.filter(pk=organization.pk).update(suspended_at=db_now())
+            case "project private":
+                Project.objects.filter(pk=job.project_id).update(is_private=True)
             case "viewing stopped":
                 browser.post("/staff/viewing/stop")
             case "viewing too long":

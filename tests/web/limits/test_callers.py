@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import OperationalError
 
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from apps.accounts.shares import give_own_share
+from apps.core.errors import Unavailable
 from apps.interfaces.web.edge import callers
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
 from tests.factories.accounts import make_organization
@@ -65,3 +67,27 @@ def test_the_answer_is_kept_for_a_minute(key, django_assert_num_queries) -> None
 
     assert callers.recall(credential) == found
     assert key.secret not in repr(callers._known)
+
+
+def test_a_session_signed_with_an_earlier_secret_key_goes_on(alice, client_for, settings) -> None:
+    browser = client_for(alice)
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "new" * 20, [settings.SECRET_KEY]
+
+    found = find(cookie=cookie(browser))
+
+    assert found.person == f"person {alice.pk}"
+    for fallbacks in (settings.SECRET_KEY_FALLBACKS, []):  # the first answer is signed with the new key
+        settings.SECRET_KEY_FALLBACKS = fallbacks
+        assert browser.get("/account").status_code == 200
+
+
+def test_a_database_that_does_not_answer_is_named(key, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(**_: object) -> None:
+        raise OperationalError("the connection was closed")
+
+    monkeypatch.setattr(callers, "find_key", away)
+
+    with pytest.raises(Unavailable) as refusal:
+        find(authorization=f"Bearer {key.secret}")
+
+    assert refusal.value.data["retry_after_seconds"] == 5

@@ -79,7 +79,7 @@ def test_what_is_listed_becomes_a_dataset(stored, client_for, bob, vera):
         browser.post("/stored-completions/dataset?model=gone", {"name": "kept"}),
     )
     assert unnamed.status_code == 422 and 'id="id_name_error"' in text(unnamed)
-    assert none.status_code == 422 and "No stored completion has this model" in text(none)
+    assert none.status_code == 422 and "No stored completion that the dataset may contain has this model" in text(none)
     assert not DatasetVersion.objects.exists()
 
     made = browser.post(url, {"name": "kept"})

@@ -25,6 +25,7 @@ from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
 from apps.interfaces.staff.tenants import read_organizations
 
 _DECIDED_SHOWN = 20
+_FIRST_MONTH = datetime.date(2000, 1, 1)  # of the margin
 _SHOWN = 50  # of what waits and of debts
 
 
@@ -163,6 +164,7 @@ def margin(request: HttpRequest) -> HttpResponse:
 
 def _month(asked: str, now: datetime.datetime) -> datetime.date:
     try:
-        return min(datetime.datetime.strptime(asked, "%Y-%m").date(), month_of(now))
+        found = datetime.datetime.strptime(asked, "%Y-%m").date()
+        return min(max(found, _FIRST_MONTH), month_of(now))
     except ValueError:
         return month_of(now)

@@ -1,5 +1,6 @@
 """The actions on a served adapter: move an alias, roll it back, keep a version warm, and use a checkpoint's adapter."""
 
+import re
 from collections.abc import Callable, Sequence
 from urllib.parse import urlencode
 
@@ -33,13 +34,18 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
     percent = request.POST.get("canary_percent", "").strip()
     name = request.POST.get("name", "").strip()
 
+    if percent and not re.fullmatch("[0-9]{1,2}", percent):
+        messages.error(
+            request, gettext("A canary gets 1 to 99 percent. Leave the percentage out to move all requests.")
+        )
+        return redirect("web:adapter_detail", version_id=version_id)
     of_name = aliases.list_aliases(organization=request.organization).filter(name=name)
     with domain_errors_shown(request):
         before = {alias.pk: alias for alias in of_name}
         alias = aliases.point_alias(
             version=version,
             name=name,
-            canary_percent=int(percent[:3]) if percent.isdecimal() else 0,
+            canary_percent=int(percent or 0),
             by=request.membership.user_id,
             now=db_now(),
         )

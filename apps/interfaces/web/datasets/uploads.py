@@ -110,6 +110,7 @@ def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, object]:
     return {
         "id": upload.pk,
         "status": upload.status,
+        "project": upload.project_id,
         "bytes": upload.bytes,
         "part_bytes": upload.part_bytes,
         "parts": parts.count_parts(upload) if is_planned else 0,

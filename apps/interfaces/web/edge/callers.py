@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.db import close_old_connections
+from django.db import InterfaceError, InternalError, OperationalError, close_old_connections
 from django.http import parse_cookie
+from django.utils.translation import gettext
 
 from apps.accounts.login.api_keys import is_well_formed
 from apps.accounts.login.sessions import find_session
 from apps.accounts.queries import find_key, list_memberships_of
 from apps.accounts.shares import get_share_holder
 from apps.core.database.tenancy import tenant
+from apps.core.errors import Unavailable
 from apps.core.http.asgi import Scope
 from apps.core.http.origin import network_of
 from apps.interfaces.web.shell.access import SESSION_ORGANIZATION
@@ -64,12 +66,19 @@ def recall(credential: tuple[str, str]) -> CallerIds | None:
 
 
 async def find(credential: tuple[str, str]) -> CallerIds | None:
-    """Return the caller, from the database if it is not cached; return None for a wrong key or session."""
+    """Return the caller, from the database if it is not cached; return None for a wrong key or session.
+
+    Raises Unavailable if the database does not answer.
+    """
     if caller := recall(credential):
         return caller
     if not any(credential):
         return None
-    caller = await sync_to_async(_look_up, thread_sensitive=False)(*credential)
+    try:
+        caller = await sync_to_async(_look_up, thread_sensitive=False)(*credential)
+    except (OperationalError, InterfaceError, InternalError) as error:
+        message = gettext("The database did not answer. Try again in a few seconds.")
+        raise Unavailable(message, retry_after_seconds=5) from error
     if caller is not None:
         digest = _digest(credential)
         _known[digest] = (time.monotonic() + _KEPT_SECONDS, caller)

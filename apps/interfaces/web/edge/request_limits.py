@@ -18,7 +18,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils.translation import get_language_from_request, gettext, gettext_noop, override
 
-from apps.core.errors import DomainError, RateLimited, Status
+from apps.core.errors import DomainError, RateLimited, Status, Unavailable
 from apps.core.http.asgi import (
     DEFAULT_BODY_BYTES,
     MIB,
@@ -147,7 +147,7 @@ class LimitRequests:
             if _is_static(scope) and not has_file(scope["path"]):
                 raise UnknownUrl("There is no such file.")
             opened = self._open_for(owners, is_upload=_is_upload(scope))
-        except (RateLimited, UnknownUrl) as refusal:
+        except (RateLimited, UnknownUrl, Unavailable) as refusal:
             await self._refuse(scope, send, refusal)
             return
         lane, owner = self._lane_of(owners), owners[-1]

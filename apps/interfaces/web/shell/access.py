@@ -203,6 +203,11 @@ def seeing_memberships(request: HttpRequest) -> AbstractContextManager[None]:
     return tenant(organization=viewing.organization_id) if viewing else tenant(user=request.user)
 
 
+def viewing_membership(*, organization: Organization, operator: User) -> Membership:
+    """Return the membership, in no table, with which an operator views an organization."""
+    return Membership(organization=organization, user=operator, role=Viewer.name)
+
+
 def find_membership(request: HttpRequest) -> Membership | None:
     """Return the membership in the session's organization, or else in the person's first one.
 
@@ -212,7 +217,7 @@ def find_membership(request: HttpRequest) -> Membership | None:
     assert isinstance(request.user, User)
     if viewing := viewing_of(request):
         viewed = get_organization(id=viewing.organization_id)
-        memberships = [Membership(organization=viewed, user=request.user, role=Viewer.name)]
+        memberships = [viewing_membership(organization=viewed, operator=request.user)]
     else:
         memberships = list_memberships_of(user=request.user)
     request.memberships = memberships  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.login.sessions import find_session
 from apps.accounts.login.viewing import find_viewing
+from apps.accounts.members.visibility import seeing, sight_of_member
 from apps.accounts.models import User
 from apps.accounts.queries import find_membership, get_organization
 from apps.accounts.roles import Permission
@@ -36,7 +37,7 @@ from apps.finetuning.jobs.progress import get_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.queries import get_job, list_events_after
-from apps.interfaces.web.shell.access import require
+from apps.interfaces.web.shell.access import require, viewing_membership
 
 logger = logging.getLogger(__name__)
 
@@ -158,19 +159,27 @@ class Watcher:
             if _open[owner] >= most:
                 raise RateLimited(text % {"most": most}, retry_after_seconds=30)
 
-    def may_watch(self) -> bool:
-        """Return whether the session still belongs to a member who may see jobs, or to an operator who views them."""
+    def may_watch(self, job_id: str) -> bool:
+        """Return whether the session still belongs to a member who may see the job, or to an operator who views it."""
         try:
             found = find_session(self.session_key)
             if found is None or found[1] != self.person:
                 return False
-            if viewing := find_viewing(session=found[0], user=found[1]):
-                return viewing.organization_id == self.organization_id
+            viewing = find_viewing(session=found[0], user=found[1])
+            if viewing and viewing.organization_id != self.organization_id:
+                return False
             with tenant(organization=self.organization_id):
                 organization = get_organization(id=self.organization_id)
-                if (membership := find_membership(organization=organization, user=self.person)) is None:
+                membership = (
+                    viewing_membership(organization=organization, operator=self.person)
+                    if viewing
+                    else find_membership(organization=organization, user=self.person)
+                )
+                if membership is None:
                     return False
                 require(membership, Permission.VIEW)
+                with seeing(sight_of_member(membership)):
+                    get_job(organization=organization, id=job_id, related=("project",))
                 return True
         except DomainError:
             return False
@@ -199,7 +208,7 @@ async def _frames(watcher: Watcher, job_id: str, after: int) -> AsyncIterator[by
         while True:
             await asyncio.sleep(max(0.0, looked_at + MIN_SECONDS - time.monotonic()))
             if time.monotonic() - asked_at > ASK_AGAIN_SECONDS:
-                if not await channel.ask(Watcher.may_watch, watcher):
+                if not await channel.ask(Watcher.may_watch, watcher, job_id):
                     return
                 asked_at = time.monotonic()
             looked_at = time.monotonic()

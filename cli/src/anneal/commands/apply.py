@@ -139,10 +139,15 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
         for now, _ in follow(api, job["id"], tail=1):
             job = now
     result["status"] = job["status"]
-    if job["status"] != SUCCEEDED or manifest.alias is None:
+    if job["status"] != SUCCEEDED:
         if job["status"] not in SETTLED:
             then = "wait" if manifest.alias is None else "wait and to move the alias"
             result["note"] = f"{job['id']} is {job['status']}. Run `anneal apply --wait` to {then}."
+        return
+    if manifest.alias is None:
+        if not (manifest.gates and job["fine_tuned_model"]):
+            return
+        result["gates"] = [msgspec.to_builtins(gate) for gate in _gates(api, manifest, job, "")]
         return
     new = job["fine_tuned_model"]
     names = (manifest.alias, f"{new.rsplit(':', 1)[0]}:{manifest.alias}")  # the model would take over either

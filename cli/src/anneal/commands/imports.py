@@ -152,7 +152,7 @@ def finish(
     deadline = math.inf
     while wait and any(map(_is_pending, found)) and time.monotonic() < deadline:
         time.sleep(_SECONDS * len(found))
-        if deadline == math.inf and all(each["status"] in SETTLED for each in found):
+        if deadline == math.inf and all(each["status"] in (*SETTLED, "deleted") for each in found):
             deadline = time.monotonic() + _LONGEST_LOAD_SECONDS
         found = name_models(session.api, memory)
     emit(context, {"object": "import", "data": found}, lambda: _standing_table(found))

@@ -20,6 +20,7 @@ _RANKS = (8, 16, 32, 64)
 _SCHEDULERS = ("cosine", "linear", "constant", "constant_with_warmup")
 _STAGES = {"sft": "supervised", "dpo": "dpo", "orpo": "orpo", "pt": "text", "text": "text"}
 _LARGEST_BYTES = 1024**2
+_TRAINERS_BATCH = 8  # of transformers' TrainingArguments, if per_device_train_batch_size is left out
 _SECRET = re.compile(r"(\b|_)(api_?)?key$|token$|secret|password|credential|webhook", re.IGNORECASE)
 _MODULE = re.compile(r"\w+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
@@ -170,7 +171,13 @@ class _Reader:
 
     def _batch(self) -> int | None:
         reason = "batch_size is their product, the rows of a step on one GPU."
+        if self.tool == "axolotl" and self.left.get("batch_size") and not self.left.get(BATCHES["axolotl"][1]):
+            whole = self.take("batch_size", "mapped", "It is the rows of a step on one GPU.")
+            self.take(BATCHES["axolotl"][0], "ignored", "batch_size says the rows of a step.")
+            return whole if isinstance(whole, int) and whole > 0 else None
         sizes = [self.take(key, "mapped", reason) for key in BATCHES.get(self.tool, ())]
+        if self.tool == "llama-factory" and sizes[0] is None and sizes[1] is not None:
+            sizes[0] = _TRAINERS_BATCH
         if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes if size is not None):
             return None
         return math.prod(size for size in sizes if size is not None) if any(sizes) else None

@@ -22,6 +22,7 @@ from trl import SFTConfig, SFTTrainer
 
 from apps.contracts.chat import ChatRenderer, RowError, RowKind, TrainOn, parse_row, parse_row_as
 from apps.contracts.templating.environment import TEMPLATE_DATE
+from gpu_workers.train.data.examples import ExampleReader
 
 ROOT = Path(__file__).parents[4]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -192,6 +193,36 @@ def test_the_models_own_template_gives_its_ids_and_trls_mask(name: str) -> None:
     assert len(same) == ROWS if name != "qwen3" else len(same) > ROWS / 4
     assert [one for one, _ in same] == [other for _, other in same]
     assert all(any(label != -100 for label in labels) for _, labels in mine)
+
+
+@pytest.mark.parametrize("name", MASKED_BY_TRL)
+def test_a_question_ends_with_its_whole_answer_and_a_cut_one_is_not_asked(name: str) -> None:
+    messages = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Good day."},
+        {"role": "user", "content": "Which colour?"},
+        {"role": "assistant", "content": "Red it is."},
+    ]
+    row = parse_row(json.dumps({"messages": messages}).encode(), line_number=1)
+    made = renderer(name, template(name))
+    reader, rendered = ExampleReader(made.tokenizer, max_length=4_096), made.render(row)
+
+    whole = reader.read(rendered.token_ids, rendered.labels(-100), can_be_asked=True)
+
+    assert whole.prompt is not None and whole.answer is not None
+    assert "Which colour?" in made.tokenizer.decode(whole.prompt)
+    assert "Red it is" not in made.tokenizer.decode(whole.prompt)
+    *words, end = whole.answer
+    assert made.tokenizer.decode(words, skip_special_tokens=True).strip().endswith("Red it is.")
+    assert made.tokenizer.get_added_tokens_decoder()[end].special
+    for length in range(len(whole.prompt) + 1, rendered.n_tokens):
+        cut, cut_reader = rendered.truncate(length), ExampleReader(made.tokenizer, max_length=length)
+        assert cut_reader.read(cut.token_ids, cut.labels(-100), can_be_asked=True).prompt is None
+    later = [*messages, {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "No.", "weight": 0}]
+    other = made.render(parse_row(json.dumps({"messages": later}).encode(), line_number=1))
+    assert reader.read(other.token_ids, other.labels(-100), can_be_asked=True).prompt is None
+    unasked = reader.read(rendered.token_ids, rendered.labels(-100), can_be_asked=False)
+    assert unasked.prompt is None and unasked.token_ids == whole.token_ids
 
 
 @pytest.mark.parametrize("name", IDS_ONLY)

@@ -1,11 +1,18 @@
 """What of a file is trained: cut to the longest row allowed, without what is held out."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+from apps.catalog.models import BaseModel
 from apps.contracts.runs import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
+from apps.estimates.requests import QuoteRequest
+from apps.finetuning.quotes.inputs import task_of_job
 from apps.finetuning.recipes.training_data import Counted, training_data
 
+ROOT = Path(__file__).parents[4]
 CUTS = [
     {"limit": 256, "tokens": 20_000, "trained_tokens": 4_000, "untrained": 20},
     {"limit": 512, "tokens": 30_000, "trained_tokens": 8_000, "untrained": 4},
@@ -40,7 +47,7 @@ def test_rows_and_tokens_are_those_within_the_longest_row(max_length, expected) 
     data = of(max_length)
 
     assert (data.rows, data.tokens, data.trained_tokens) == expected
-    assert data.evaluation_tokens == 0
+    assert (data.held_out_rows, data.held_out_tokens) == (0, 0)
 
 
 @pytest.mark.parametrize(("max_length", "rows"), [(56, 0), (57, 1), (100, 18), (356, 80), (357, 80), (600, 96)])
@@ -76,7 +83,8 @@ def test_of_a_preference_that_trains_nothing_both_answers_are_left_out() -> None
 def test_what_is_held_out_is_evaluated_not_trained() -> None:
     data = of(4_096, share=0.25)
 
-    assert (data.rows, data.tokens, data.trained_tokens, data.evaluation_tokens) == (75, 30_000, 7_500, 10_000)
+    assert (data.rows, data.tokens, data.trained_tokens) == (75, 30_000, 7_500)
+    assert (data.held_out_rows, data.held_out_tokens) == (25, 10_000)
 
 
 def test_a_validation_file_is_evaluated_whole_and_nothing_is_held_out_beside_it() -> None:
@@ -85,8 +93,21 @@ def test_a_validation_file_is_evaluated_whole_and_nothing_is_held_out_beside_it(
 
     counted, guessed = (of(4_096, validation=file, validation_count=each) for each in (count, None))
 
-    assert (counted.rows, counted.evaluation_tokens) == (100, 9_000)
-    assert guessed.evaluation_tokens == 8_000
+    assert (counted.rows, counted.held_out_rows, counted.held_out_tokens) == (100, 20, 9_000)
+    assert (guessed.held_out_rows, guessed.held_out_tokens) == (20, 8_000)
+
+
+def test_an_evaluation_of_a_large_validation_file_is_quoted_by_the_rows_that_it_reads() -> None:
+    base = BaseModel(display_name="Demo", config=json.loads((ROOT / "demo/base_model/config.json").read_text()))
+    count = TokenCount(tokens=900_000, trained_tokens=9, longest_row_tokens=600, histogram=[], cuts=[])
+    data = of(4_096, validation=DatasetVersion(rows=10_000), validation_count=count)
+
+    def task(**changes: object) -> QuoteRequest:
+        return task_of_job(base, data, Hyperparameters(**changes), node_count=1).request
+
+    assert (task().held_out_rows, task().evaluations, task().evaluation_tokens) == (10_000, 3, 256 * 90)
+    assert task(batch_size=50, eval_steps=100).evaluation_tokens == 1_000 * 90  # a fifth of the rows trained between
+    assert task(batch_size=50, eval_steps=10_000).evaluation_tokens == 900_000
 
 
 def test_without_counted_limits_the_cut_is_in_proportion() -> None:

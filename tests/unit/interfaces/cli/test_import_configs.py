@@ -183,6 +183,31 @@ def test_only_settings_that_change_the_training_are_unsupported(tmp_path) -> Non
     assert unsupported == {"lora_target_modules", "neftune_noise_alpha"}
 
 
+@pytest.mark.parametrize(
+    ("tool", "members", "rows"),
+    [
+        ("axolotl", {"micro_batch_size": 2, "batch_size": 32}, 32),
+        ("axolotl", {"micro_batch_size": 2, "gradient_accumulation_steps": 4}, 8),
+        ("llama-factory", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}, 16),
+        ("llama-factory", {"gradient_accumulation_steps": 8}, 64),
+    ],
+)
+def test_a_step_has_as_many_rows_as_with_the_tool(tmp_path, monkeypatch, tool, members, rows) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    write_rows(tmp_path / "data/rows.json", PAIRS)
+    (tmp_path / "data/dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json"}}))
+    named = {
+        "axolotl": {"base_model": "anneal-demo", "datasets": [{"path": "data/rows.json", "type": "alpaca"}]},
+        "llama-factory": {"model_name_or_path": "anneal-demo", "dataset": "mine", "stage": "sft"},
+    }[tool]
+
+    plan = planned(tool, tmp_path, **named, **members)
+
+    assert plan.request["recipe"]["batch_size"] == rows
+    assert "unsupported" not in {outcomes(plan).get(name) for name in members}
+
+
 def test_jobs_read_from_a_service_need_only_their_files(tmp_path) -> None:
     write_rows(tmp_path / "rows.json", PAIRS)
     data = tmp_path / "rows.json"
