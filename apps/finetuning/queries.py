@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
@@ -9,6 +10,7 @@ from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization, is_allowed
 from apps.accounts.queries import regions_of
 from apps.adapters.models import AdapterVersion
+from apps.contracts.evaluation import EvaluationReport
 from apps.core.errors import NotFound
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
@@ -57,9 +59,24 @@ def find_jobs_of_adapters(
 def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
     """Return the file that the version, or the checkpoint it was, learned from; None if that is deleted."""
     files = list_versions(organization=version.organization_id)
+    return files.filter(jobs__in=_jobs_of(version), status=DatasetVersionStatus.READY).first()
+
+
+def report_of(version: AdapterVersion) -> EvaluationReport | None:
+    """Return the version's report on base and tuned model; None if it was not evaluated.
+
+    The rows that got worse are left out if the request does not see the files that they are from.
+    """
+    report = msgspec.convert(version.report, EvaluationReport) if version.report else None
+    if report is None or not report.worse or all(_sees_files(job) for job in _jobs_of(version)):
+        return report
+    return msgspec.structs.replace(report, worse=())
+
+
+def _jobs_of(version: AdapterVersion) -> QuerySet[FineTuningJob]:
     run, checkpoint = (model.objects.filter(pk=version.source).values("job") for model in (Run, Checkpoint))
-    jobs = FineTuningJob.objects.for_organization(version.organization_id).filter(Q(pk__in=run) | Q(pk__in=checkpoint))
-    return files.filter(jobs__in=jobs, status=DatasetVersionStatus.READY).first()
+    jobs = FineTuningJob.objects.for_organization(version.organization_id)
+    return jobs.filter(Q(pk__in=run) | Q(pk__in=checkpoint))
 
 
 def find_region_obstacle(*, organization: Organization | str) -> str:

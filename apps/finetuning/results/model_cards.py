@@ -11,9 +11,10 @@ from apps.contracts.evaluation import EvaluationReport
 from apps.contracts.runs import Hyperparameters, Method
 from apps.core.money import dollars
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import report_of
 from apps.finetuning.quotes.delivery import GGUF
 from apps.finetuning.recipes.stored_requests import recipe_of
-from apps.finetuning.results.provenance import BUNDLE_FILE, energy, label_of, report_of
+from apps.finetuning.results.provenance import BUNDLE_FILE, energy, label_of
 
 CARD_FILE = "README.md"
 # Identifiers of the hub for licences; it rejects a card with any other value in `license`.

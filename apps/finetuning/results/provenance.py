@@ -6,10 +6,10 @@ import msgspec
 from django.utils.translation import gettext_noop
 
 from apps.adapters.models import AdapterVersion
-from apps.contracts.evaluation import EvaluationReport
 from apps.core.money import usd_decimal
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import report_of
 from apps.finetuning.recipes.stored_requests import stored_request
 
 FORMAT = "anneal-reproducibility/1"
@@ -38,14 +38,9 @@ def label_of(comparison_name: str) -> str:
     return _LABELS.get(comparison_name, comparison_name)
 
 
-def report_of(version: AdapterVersion) -> EvaluationReport | None:
-    """Return the version's report on base and tuned model."""
-    return msgspec.convert(version.report, EvaluationReport) if version.report else None
-
-
 def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str, object]:
     """Return everything needed to train the same weights again, and the cost."""
-    base = job.base_model
+    base, report = job.base_model, report_of(version)
     return {
         "format": FORMAT,
         "job": job.pk,
@@ -84,7 +79,7 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         "cost_usd": usd_decimal(job.cost_nano),
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "energy": msgspec.to_builtins(energy(job=job)),
-        "evaluation": version.report or None,
+        "evaluation": msgspec.to_builtins(report) if report else None,
         "parity": version.parity or None,
     }
 

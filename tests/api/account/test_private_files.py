@@ -5,6 +5,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from apps.accounts.members.visibility import seeing, sight_of_key
 from apps.accounts.models import Project, default_project_id
+from apps.adapters.models import AdapterVersion
 from apps.batches.models import BatchFile
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
@@ -26,6 +27,7 @@ from tests.factories.accounts import (
 )
 from tests.factories.datasets import jsonl, make_ready_version, make_version
 from tests.factories.retraining import make_plan, make_production
+from tests.factories.serving import make_version as make_adapter_version
 
 FILES, DATASETS = "/v1/files", "/api/v1/datasets"
 BROKEN = jsonl(12) + b'{"messages": []}\n'
@@ -167,6 +169,19 @@ def test_samples_of_a_hidden_file_are_hidden_and_its_failed_job_is_retried_by_th
         assert ("Charged twice" in events.content.decode()) == is_seen, who
         page = client_for(client).get(f"/jobs/{job.pk}?tab=samples")
         assert ("Charged twice" in page.content.decode()) == is_seen, who
+
+    worse = {"row": 1, "prompt": "Charged twice", "reference": "billing", "base_loss": 0.1, "tuned_loss": 0.9}
+    version = make_adapter_version(floor.organization, floor.base_model)
+    report = {"rows": 9, "comparisons": [], "worse_rows": 1, "worse": [worse]}
+    AdapterVersion.objects.filter(pk=version.pk).update(source=attempt.run.pk, report=report)
+    listed = clients["an owner"].get("/v1/models").json()["data"]
+    assert [each["evaluation"]["worse_rows"] for each in listed if each.get("evaluation")] == [1]
+    assert "Charged twice" not in str(listed)
+    for who, client, is_seen in (("its member", bob, True), ("an owner", alice, True), ("an admin", ann, False)):
+        found = clients[who].get(f"/v1/models/{version.model_name}").json()["evaluation"]
+        assert (found["worse_rows"], bool(found["worse"])) == (1, is_seen), who
+        page = client_for(client).get(f"/adapters/{version.pk}")
+        assert page.status_code == 200 and ("Charged twice" in page.content.decode()) == is_seen, who
 
     attempt.finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="No room."))
     refused = post(clients["an admin"], f"/api{url}/retry")

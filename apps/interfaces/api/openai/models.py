@@ -2,6 +2,7 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+import msgspec
 from rest_framework.request import Request
 
 from apps.accounts.models import Organization
@@ -13,6 +14,7 @@ from apps.catalog.queries import list_base_models
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
 from apps.finetuning.models import Checkpoint
+from apps.finetuning.queries import report_of
 from apps.finetuning.recipes.checkpoint_names import find_named, name_of
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
@@ -47,9 +49,10 @@ class ModelList(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request) -> ListObject[ModelObject]:
-        """Return every usable model on one page, as OpenAI does."""
+        """Return every usable model on one page, as OpenAI does, without the rows in a report that got worse."""
         bases = [_base_object(model) for model in list_base_models(only_installed=True)]
-        tuned = [_tuned_object(version, self.organization) for version in list_versions(organization=self.organization)]
+        versions = list_versions(organization=self.organization)
+        tuned = [_tuned_object(version, self.organization, report=_without_rows(version)) for version in versions]
         named = [_alias_object(alias, self.organization) for alias in list_aliases(organization=self.organization)]
         return list_object(bases + tuned + named)
 
@@ -66,7 +69,8 @@ class ModelDetail(ApiView):
         if checkpoint := find_named(self.organization, model):
             return _checkpoint_object(checkpoint, self.organization)
         version = get_version_by_name(organization=self.organization, model_name=model)
-        return _tuned_object(version, self.organization)
+        report = report_of(version)
+        return _tuned_object(version, self.organization, report=msgspec.to_builtins(report) if report else {})
 
     def delete(self, request: Request, model: str) -> DeletedModel:
         """Stop serving a fine-tuned model and delete its weights. Its name is never used again."""
@@ -103,7 +107,11 @@ def _alias_object(alias: Alias, organization: Organization) -> ModelObject:
     }
 
 
-def _tuned_object(version: AdapterVersion, organization: Organization) -> ModelObject:
+def _without_rows(version: AdapterVersion) -> dict[str, Any]:
+    return {name: value for name, value in version.report.items() if name != "worse"}
+
+
+def _tuned_object(version: AdapterVersion, organization: Organization, *, report: dict[str, Any]) -> ModelObject:
     return {
         "id": version.model_name,
         "object": "model",
@@ -113,7 +121,7 @@ def _tuned_object(version: AdapterVersion, organization: Organization) -> ModelO
         "status": version.certificate_state,
         "status_reason": version.status_reason or None,
         "parity": version.parity or None,
-        "evaluation": version.report or None,
+        "evaluation": report or None,
     }
 
 

@@ -16,9 +16,9 @@ from apps.core.messages.translation import later, translated
 from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.queries import list_jobs
+from apps.finetuning.queries import list_jobs, report_of
 from apps.finetuning.recipes.stored_requests import recipe_of
-from apps.finetuning.results.provenance import label_of, report_of
+from apps.finetuning.results.provenance import label_of
 from apps.interfaces.web.charts.curve_overlays import MAX_CURVES, Points, draw_overlay, smoothed, tone_of
 from apps.interfaces.web.jobs.curves import curves_of
 from apps.interfaces.web.jobs.outcome import find_outcome

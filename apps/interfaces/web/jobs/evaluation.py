@@ -5,7 +5,8 @@ from django.utils.translation import gettext
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import Comparison
 from apps.core.messages.translation import later, translated
-from apps.finetuning.results.provenance import label_of, report_of
+from apps.finetuning.queries import report_of
+from apps.finetuning.results.provenance import label_of
 
 _VERDICTS = {
     "better": (later("better"), "ok"),
