@@ -80,3 +80,8 @@ def recipe_of(job: FineTuningJob) -> Hyperparameters:
 def stored_request(job: FineTuningJob) -> StoredRequest:
     """Return what the customer asked for."""
     return msgspec.convert(job.requested, StoredRequest)
+
+
+def own_settings(job: FineTuningJob) -> dict[str, Any]:
+    """Return the hyperparameters that the customer set, by name; all others were chosen by us."""
+    return {choice.name: choice.value for choice in stored_request(job).choices if not choice.is_auto}

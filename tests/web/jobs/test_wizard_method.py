@@ -8,9 +8,12 @@ import pytest
 
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
+from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.datasets.inspection import comparisons
 from apps.datasets.tasks import compare
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import FineTuningJob, Worker
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.interfaces.web.wizard.draft import Draft
@@ -41,12 +44,12 @@ def page(client_for, bob):
     return get
 
 
-def launch(client, review: str) -> FineTuningJob:
+def launch(client, review: str, *, but: FineTuningJob | None = None, **sent: str) -> FineTuningJob:
     form = re.search(r'<form id="wizard" method="post".*?</form>', review, re.DOTALL)[0]
     fields = dict(re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', form))
-    answer = client.post(URL, {name: value for name, value in fields.items() if name != "csrfmiddlewaretoken"})
+    answer = client.post(URL, {name: value for name, value in fields.items() if name != "csrfmiddlewaretoken"} | sent)
     assert answer.status_code == 302
-    return FineTuningJob.objects.get()
+    return FineTuningJob.objects.exclude(pk=but.pk if but else "").get()
 
 
 def shown(page: str, name: str) -> str:
@@ -202,6 +205,26 @@ def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, 
     assert (shown(usual, "learning_rate"), shown(method, "learning_rate")) == ("1e-06", "8e-06")
     assert "<dt>Preference method</dt><dd>ORPO" in review and '"type": "orpo"' in review
     assert job.hyperparameters["objective"] == "orpo" and "objective=orpo" in Draft.of_job(job).url()
+
+
+def test_a_duplicate_keeps_the_settings_that_have_no_field(floor, organization, chosen, page, client_for, bob) -> None:
+    own = {"lora_dropout": 0.2, "target_modules": ["q_proj", "v_proj"], "warmup_ratio": 0.1, "weight_decay": 0.01}
+    asked = {"base_model": chosen["model"], "training_file": chosen["dataset"], "method": Method.LORA}
+    request = JobRequest(**asked, hyperparameters=own | {"epochs": 7})
+    job = create_job(organization=organization, request=request, by=bob.pk, now=db_now())
+    again = Draft.of_job(job)
+
+    method, review = page(again.choices | {"step": "method"}), page(again.choices | {"pool": floor.pool.name})
+    unknown = page(again.choices | {"step": "method", "settings": '{"lora_dropout": 9, "warmup_ratio": 0.1}'})
+    damaged = page(again.choices | {"step": "method", "settings": "[" * 500})
+    copy = launch(client_for(bob), review, but=job, settings=again.get("settings"))
+
+    assert "You set some of these in an earlier job." in method and "Use our choices instead" in method
+    assert "This model doesn't take your values for: Adapter dropout." in unknown
+    assert "You set some of these" not in damaged and '<input type="hidden" name="settings"' in review
+    assert re.search(r"<dt>Adapter dropout</dt><dd>0.2.*?changed", review) and '"warmup_ratio": 0.1' in review
+    assert {name: copy.hyperparameters[name] for name in own} == own
+    assert '"warmup_ratio": 0.1' in text(client_for(bob).get(f"/jobs/{job.pk}"))
 
 
 def test_only_what_may_be_left_empty_is_called_optional(chosen, page) -> None:

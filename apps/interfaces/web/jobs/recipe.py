@@ -9,7 +9,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
+from apps.finetuning.recipes.stored_requests import own_settings, recipe_of, stored_request
 from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
@@ -85,8 +85,10 @@ def _values(job: FineTuningJob, recipe: Hyperparameters) -> dict[str, object]:
     left_out = {name for name in _OFF_BY_DEFAULT if not getattr(recipe, name)}
     left_out |= set(ADAPTER_FIELDS) if recipe.method is Method.FULL else set()
     left_out |= {"validation_share"} if job.validation_file_id else set()
-    values = {name: getattr(recipe, name) for name in RECIPE_FIELDS if name not in left_out}
-    return values | ({"use_dora": True} if recipe.use_dora else {})
+    values = {name: getattr(recipe, name) for name in RECIPE_FIELDS}
+    return {name: value for name, value in (own_settings(job) | values).items() if name not in left_out} | (
+        {"use_dora": True} if recipe.use_dora else {}
+    )
 
 
 def _trained(recipe: Hyperparameters) -> str:

@@ -14,7 +14,7 @@ from apps.core.errors import NotFound
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.start_points import find_start_point
-from apps.finetuning.recipes.stored_requests import stored_request
+from apps.finetuning.recipes.stored_requests import own_settings, stored_request
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS
 from apps.interfaces.web.wizard.tracking_form import TrackingForm, trackers_given
@@ -24,7 +24,7 @@ METHOD_NAMES = (
     "method", "objective", "shown", *RECIPE_FIELDS, "suffix", *AfterTrainingForm.base_fields,
     *TrackingForm.base_fields,
 )  # fmt: skip
-NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "node_count", "pool", "cap", "within", "needed_by")
+NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "settings", "node_count", "pool", "cap", "within", "needed_by")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,10 @@ class Draft:
             "node_count": str(requested.node_count) if requested.node_count > 1 else "",
         }
         recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
+        rest = {
+            name: values[name] for name in own_settings(job) | dict(changes or {}) if name not in {*recipe, "use_dora"}
+        }
+        recipe |= {"settings": msgspec.json.encode(rest).decode()} if rest else {}
         return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested))
 
     def with_changes(self, changes: Mapping[str, str]) -> "Draft":

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import msgspec
 from django import forms
 from django.utils.translation import gettext
 
@@ -13,7 +14,7 @@ from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import later, translated
 from apps.finetuning.recipes import completion
-from apps.finetuning.recipes.limits import NOT_OFFERED, RecipeLimits, TrainingKind, get_limits
+from apps.finetuning.recipes.limits import NOT_OFFERED, RecipeLimits, TrainingKind, get_limits, require
 
 RECIPE_FIELDS = (
     "epochs", "learning_rate", "batch_size", "max_length", "lora_rank", "use_rslora", "lora_alpha", "cpu_offload",
@@ -24,6 +25,7 @@ ADAPTER_FIELDS = ("lora_rank", "use_rslora", "lora_alpha")
 _READ: dict[str, Callable[[str], Any]] = {"lora_rank": int, "use_rslora": lambda text: text == "True"}
 _DECISIVE = tuple(_READ)
 _ADVANCED = ("use_rslora", "lora_alpha", "cpu_offload", "validation_share", "seed")  # shown on request
+_Setting = bool | int | float | str | list[str] | None
 _OURS = later("Our choice: ")
 _OBJECTIVES = {
     Objective.DPO: later("DPO: against the starting model"),
@@ -45,8 +47,11 @@ class RecipeForm(forms.Form):
     shown for another method and left unchanged is chosen again. `renewed` names the fields whose shown values no longer
     hold.
 
-    A valid form has `recipe`, which is complete, `choices`, each value with its reason, and `changed`, the fields that
-    differ from the choice.
+    `settings` holds, as JSON, settings without a field that the customer set in an earlier job. `dropped` names those
+    that this model does not take.
+
+    A valid form has `recipe`, which is complete, `choices`, each value with its reason, and `changed`, the settings
+    that differ from the choice.
     """
 
     method = forms.ChoiceField(label=later("Method"))
@@ -139,6 +144,7 @@ class RecipeForm(forms.Form):
         self._objectives = {objective.value: objective for objective in objectives}
         self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
         limits = get_limits(base_model=base_model)
+        self.kept, self.dropped = _settings_of(given.get("settings", ""), limits)
         # An adapter is trained further with the same shape, and never by training the whole model.
         self.kinds = [
             kind
@@ -210,7 +216,7 @@ class RecipeForm(forms.Form):
         return self._choose(self.chosen_objective, method=kind.method, asked=asked | _flags(kind))
 
     def _choose(self, objective: Objective, *, method: Method, asked: Mapping[str, object]) -> completion.Recipe:
-        return self._choose_any(objective=objective, method=method, asked={**asked, **self._shape})
+        return self._choose_any(objective=objective, method=method, asked={**self.kept, **asked, **self._shape})
 
     def _chosen(self, state: str) -> dict[str, completion.RecipeChoice]:
         """Return the choice for each field in a state such as `dpo/lora.64.True`.
@@ -260,7 +266,7 @@ class RecipeForm(forms.Form):
         asked = {name: cleaned[name] for name in RECIPE_FIELDS if cleaned.get(name) is not None}
         self.changed = {
             name: value for name, value in asked.items() if value != self.defaults[name] and _belongs(name, self.kind)
-        }
+        } | self.kept
         try:
             chosen = self._recipe_of(self.kind)
             self.recipe, self.choices = chosen.hyperparameters, chosen.choices
@@ -268,6 +274,23 @@ class RecipeForm(forms.Form):
             name = (error.param or "").removeprefix("hyperparameters.")
             self.add_error(name if name in self.fields else None, error.message)
         return cleaned
+
+
+def _settings_of(text: str, limits: RecipeLimits) -> tuple[dict[str, object], list[str]]:
+    """Return the settings in a draft's JSON that this model takes, and the names of the others."""
+    try:
+        given = msgspec.json.decode(text or "{}", type=dict[str, _Setting])
+    except msgspec.DecodeError:
+        return {}, []
+    kept, dropped = dict[str, object](), list[str]()
+    for limit in limits.hyperparameters:
+        if limit.name in given and limit.name not in {*RECIPE_FIELDS, "use_dora"}:
+            try:
+                require(limit, given[limit.name])
+                kept[limit.name] = given[limit.name]
+            except InvalidValue:
+                dropped.append(limit.name)
+    return kept, dropped
 
 
 def _belongs(name: str, kind: TrainingKind) -> bool:

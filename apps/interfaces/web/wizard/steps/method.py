@@ -24,7 +24,7 @@ from apps.interfaces.web.datasets.row_view import RowView, view_row
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
 from apps.interfaces.web.wizard.plan import Plan, StepContext
-from apps.interfaces.web.wizard.recipe_words import other_values
+from apps.interfaces.web.wizard.recipe_words import NAMES, other_values
 from apps.interfaces.web.wizard.steps.compute import best_quote
 
 _WORDS = {
@@ -50,6 +50,8 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "adapter_fields": ADAPTER_FIELDS,
         "shown": _first_row(plan),
         "other_values": other_values(form.choices, form.recipe) if form.is_valid() and form.recipe else [],
+        "dropped": [NAMES[name] for name in form.dropped],
+        "our_choices_url": plan.draft.url("method", settings="") if form.kept else "",
         "judge_calls": 2 * EvaluationPlan().max_answers,  # base and tuned model
         "kept": partial(_kept, plan),  # called by the page only, not by the live panel
     }

@@ -110,12 +110,20 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
             False,
         ),
         (gettext("Epochs"), str(recipe.epochs), "epochs" in changed),
-        (gettext("Learning rate"), f"{recipe.learning_rate:g}, {recipe.lr_scheduler}", "learning_rate" in changed),
-        (gettext("Early stopping"), value_in_words("early_stopping_patience", recipe.early_stopping_patience), False),
+        (
+            gettext("Learning rate"),
+            f"{recipe.learning_rate:g}, {recipe.lr_scheduler}",
+            bool({"learning_rate", "lr_scheduler"} & set(changed)),
+        ),
+        (
+            gettext("Early stopping"),
+            value_in_words("early_stopping_patience", recipe.early_stopping_patience),
+            "early_stopping_patience" in changed,
+        ),
         (
             gettext("Warm-up"),
             gettext("%(warmup_ratio)s of the steps") % {"warmup_ratio": f"{recipe.warmup_ratio:.0%}"},
-            False,
+            "warmup_ratio" in changed,
         ),
         (
             gettext("Batch"),
@@ -128,14 +136,18 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
             "max_length" in changed,
         ),
         *(_adapter_lines(recipe, set(changed)) if form.kind.key != "full" else []),
-        (gettext("Weight decay"), f"{recipe.weight_decay:g}", False),
-        (gettext("Gradient norm limit"), f"{recipe.max_grad_norm:g}", False),
+        (gettext("Weight decay"), f"{recipe.weight_decay:g}", "weight_decay" in changed),
+        (gettext("Gradient norm limit"), f"{recipe.max_grad_norm:g}", "max_grad_norm" in changed),
         (
             gettext("Held out"),
             gettext("%(validation_share)s of the rows") % {"validation_share": f"{recipe.validation_share:.0%}"},
             "validation_share" in changed,
         ),
-        *([(gettext("Beta"), f"{betas[recipe.objective]:g}", False)] if recipe.objective in betas else []),
+        *(
+            [(gettext("Beta"), f"{betas[recipe.objective]:g}", f"{recipe.objective}_beta" in changed)]
+            if recipe.objective in betas
+            else []
+        ),
         (gettext("Seed"), str(recipe.seed), "seed" in changed),
     ]
 
@@ -150,6 +162,6 @@ def _adapter_lines(recipe: Hyperparameters, changed: set[str]) -> list[tuple[str
             bool({"lora_rank", "lora_alpha"} & changed),
         ),
         (gettext("Scaling"), scaled, "use_rslora" in changed),
-        (gettext("Adapter dropout"), f"{recipe.lora_dropout:g}", False),
-        (gettext("Adapted layers"), modules, False),
+        (gettext("Adapter dropout"), f"{recipe.lora_dropout:g}", "lora_dropout" in changed),
+        (gettext("Adapted layers"), modules, "target_modules" in changed),
     ]
