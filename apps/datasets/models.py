@@ -189,6 +189,10 @@ class VersionInspection(OrganizationModel):
     findings = models.JSONField(help_text="apps.datasets.inspection.inspector.Finding, the first rows of each with it.")
     distinct_rows = models.BigIntegerField()
     identities_key = models.CharField(max_length=300, help_text="Eight bytes for each row: what decides its split.")
+    line_steps = models.BinaryField(
+        db_default=b"",
+        help_text="Four bytes for each row, as zlib: how many lines it is after the one before. Empty: one each.",
+    )
     created_at = models.DateTimeField(db_default=Now())
 
 

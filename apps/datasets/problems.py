@@ -25,6 +25,7 @@ class FileErrorCode(StrEnum):
     TRUNCATED_FILE = "truncated_file"
     TOO_FEW_ROWS = "too_few_rows"
     TOO_MANY_ROWS = "too_many_rows"
+    TOO_MANY_BLANKS = "too_many_blanks"
     TOO_LARGE_INSIDE = "too_large_inside"
     TOO_SLOW = "too_slow"
     STORAGE_FULL = "storage_full"

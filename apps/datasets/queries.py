@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from itertools import islice
+from itertools import groupby, islice
 
 import msgspec
 from django.db.models import Count, Exists, F, Func, JSONField, OuterRef, Q, QuerySet, Subquery, Sum, Window
@@ -229,6 +229,17 @@ def iterate_lines(*, version: DatasetVersion, first_line: int = 1) -> Iterator[L
         for line in split_lines(read_chunks(stream), max_line_bytes=MAX_LINE_BYTES):
             if before + line.number >= first_line:
                 yield Line(before + line.number, line.data, line.is_too_long)
+
+
+def lines_at(*, version: DatasetVersion, numbers: Iterable[int]) -> Iterator[Line]:
+    """Yield the lines of these numbers, which ascend, without blank ones. Lines near each other are read together."""
+    for _, near in groupby(numbers, key=lambda number: (number - 1) // LINES_PER_OFFSET):
+        wanted = set(near)
+        for line in iterate_lines(version=version, first_line=min(wanted)):
+            if line.number in wanted:
+                yield line
+            if line.number >= max(wanted):
+                break
 
 
 def find_system_message(*, version: DatasetVersion) -> str:

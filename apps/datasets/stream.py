@@ -9,6 +9,7 @@ from apps.datasets.problems import FileErrorCode, Rejected
 CHUNK_BYTES = 256 * 1024
 LINES_PER_OFFSET = 256
 UTF8_MARK = b"\xef\xbb\xbf"
+MAX_BLANKS = 512 * 1024  # bytes in succession, more than a chunk: those within a chunk are not counted
 # How much more than its own size a compressed file may hold. Text rarely shrinks to a fifth, bombs to a thousandth.
 MAX_EXPANSION = 50
 FREE_EXPANSION_BYTES = 64 * 1024 * 1024
@@ -57,6 +58,23 @@ class Hashed:
     @property
     def sha256(self) -> str:
         return self._digest.hexdigest()
+
+
+def without_long_blanks(chunks: Chunks) -> Iterator[bytes]:
+    """Yield a text while it has few blanks in succession. Raises Rejected.
+
+    A reader of one row also reads the blank lines before it, which nothing else limits.
+    """
+    blanks = 0
+    for chunk in chunks:
+        text = chunk.strip()
+        blanks += len(chunk) - (len(chunk.lstrip()) if text else 0)
+        if blanks > MAX_BLANKS:
+            message = f"The file has more than {MAX_BLANKS // 1024} KiB of blank lines or spaces in one place."
+            raise Rejected(FileErrorCode.TOO_MANY_BLANKS, message, "Remove them.")
+        if text:
+            blanks = len(chunk) - len(chunk.rstrip())
+        yield chunk
 
 
 class LineOffsets:

@@ -42,6 +42,7 @@ FILES: dict[FileErrorCode, str] = {
     FileErrorCode.TRUNCATED_FILE: "The archive is damaged or cut off.",
     FileErrorCode.TOO_FEW_ROWS: "The file has fewer rows than a job needs.",
     FileErrorCode.TOO_MANY_ROWS: "The file has more rows than allowed.",
+    FileErrorCode.TOO_MANY_BLANKS: "The file has too many blank lines or spaces in one place.",
     FileErrorCode.TOO_LARGE_INSIDE: "The file is too large once it is unpacked.",
     FileErrorCode.TOO_SLOW: "Reading the file took longer than allowed.",
     FileErrorCode.STORAGE_FULL: "The converted file does not fit into the organization's storage.",

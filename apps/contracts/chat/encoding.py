@@ -7,8 +7,9 @@ edge), the row is encoded the exact way.
 """
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 import msgspec
 from tokenizers import Encoding, Tokenizer
@@ -120,12 +121,13 @@ class Planner:
 
 def ranges_by_offsets(encoding: Encoding, spans: Sequence[Span]) -> tuple[Span, ...]:
     """Return the ranges of tokens that contain a character of each span: the exact way."""
-    offsets = encoding.offsets
+    tokens = [(low, high, at) for at, (low, high) in enumerate(encoding.offsets) if high > low]  # in the text's order
     found = []
     for start, end in spans:
-        inside = [at for at, (low, high) in enumerate(offsets) if low < end and high > start and high > low]
-        if inside:
-            found.append((inside[0], inside[-1] + 1))
+        first = bisect_right(tokens, start, key=itemgetter(1))
+        after = bisect_left(tokens, end, key=itemgetter(0))
+        if first < after:
+            found.append((tokens[first][2], tokens[after - 1][2] + 1))
     return _joined(found)
 
 

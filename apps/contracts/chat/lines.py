@@ -28,6 +28,9 @@ def split_lines(chunks: Iterable[bytes], *, max_line_bytes: int = MAX_LINE_BYTES
     for chunk in chunks:
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
+            if not (piece or pending or is_too_long):
+                number += 1
+                continue
             line = _join_line(number, pending, piece, is_too_long, max_line_bytes)
             if line is not None:
                 yield line

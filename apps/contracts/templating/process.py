@@ -30,10 +30,13 @@ class TemplateInvalid(Exception):
 
 
 class TemplateProcess:
-    """A child that renders, for one caller at a time. A fork gets a separate child."""
+    """A child that renders, for one caller at a time. A fork gets a separate child.
+
+    `cpu_seconds` is the most processor time of one request, from the child's start on.
+    """
 
     def __init__(self, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
-        self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
+        self.cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._loaded: set[str] = set()
@@ -72,7 +75,7 @@ class TemplateProcess:
             return
         self.stop()
         self._owner = os.getpid()
-        limits = (self._memory_bytes, REPLY_BYTES, self._cpu_seconds)
+        limits = (self._memory_bytes, REPLY_BYTES, self.cpu_seconds)
         self._child = subprocess.Popen(
             [sys.executable, "-B", "-m", "apps.contracts.templating.child", *map(str, limits)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -1,7 +1,9 @@
 """Inspections of versions: computed once by a task and stored for pages."""
 
+import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from django.db import transaction
 
@@ -49,9 +51,25 @@ def inspect_version(*, version: DatasetVersion) -> VersionInspection | None:
             "findings": as_json(made.findings),
             "distinct_rows": len(made.identities) - sum(1 for _ in repeats(made.identities)),
             "identities_key": key,
+            "line_steps": _steps(made.lines),
         },
     )
     return inspection
+
+
+def lines_of_rows(*, version: DatasetVersion, inspection: VersionInspection | None) -> Sequence[int]:
+    """Return the line of each row, in file order: 1, 2, … where no line is blank, and without an inspection."""
+    if inspection is None or not inspection.line_steps:
+        return range(1, (version.rows or 0) + 1)
+    steps = array("I")
+    steps.frombytes(zlib.decompress(inspection.line_steps))
+    return array("I", accumulate(steps))
+
+
+def _steps(lines: "array[int]") -> bytes:
+    has_blanks = bool(lines) and lines[-1] != len(lines)
+    steps = (after - before for before, after in pairwise([0, *lines]))
+    return zlib.compress(array("I", steps).tobytes()) if has_blanks else b""
 
 
 def _chunks(keys: "array[int]") -> Iterator[bytes]:

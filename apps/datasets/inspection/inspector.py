@@ -14,7 +14,7 @@ from apps.contracts.split import RowGroups, row_contents, row_identity
 from apps.datasets.inspection.personal_data import Hint, find_hints
 
 # Increased when a pass could find something else. A version inspected under older rules is inspected again.
-INSPECTION_VERSION = 3
+INSPECTION_VERSION = 4
 KEPT_ROWS = 200
 _PROGRESS_ROWS = 1_000
 _ROWS_COMPARED_AT_ONCE = 200_000
@@ -51,11 +51,12 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of a pass and, in file order, each row's identity and the key that decides its side of a split."""
+    """The findings of a pass and, in file order, of each row: its identity, its key for a split, and its line."""
 
     findings: tuple[Finding, ...]
     identities: array
     keys: array
+    lines: array
 
 
 class _Found:
@@ -121,7 +122,9 @@ class _Pass:
             if not copies[index] and identities[first] != identities[index]
         )
         self.found.add_all(FindingCode.CONFLICTING_ANSWERS, conflicts)
-        return Inspection(findings=self.found.listed(), identities=identities, keys=self.groups.keys())
+        return Inspection(
+            findings=self.found.listed(), identities=identities, keys=self.groups.keys(), lines=self.lines
+        )
 
     def _copies(self) -> bytearray:
         """Record the rows that repeat an earlier one; return a 1 for each of them."""
@@ -164,12 +167,12 @@ def inspect_rows(rows: Iterable[Row], *, on_progress: Callable[[], None] = lambd
 def not_inspected(*, rows: int) -> Inspection:
     """Return the inspection of a file that takes longer than its size allows."""
     finding = Finding(code=FindingCode.NOT_INSPECTED, rows=rows, first=())
-    return Inspection(findings=(finding,), identities=array("Q"), keys=array("Q"))
+    return Inspection(findings=(finding,), identities=array("Q"), keys=array("Q"), lines=array("I"))
 
 
-def hints_of(row: Row) -> set[Hint]:
-    """Return the kinds of personal data that a row seems to contain."""
-    return find_hints("\n".join(row_contents(row)))
+def hints_of(row: Row, *, most_characters: int | None = None) -> set[Hint]:
+    """Return the kinds of personal data that a row, or its first characters, seems to contain."""
+    return find_hints("\n".join(row_contents(row))[:most_characters])
 
 
 def _own(row: Row) -> list[str]:

@@ -1,6 +1,6 @@
 """Search for a text in a version's rows, a bounded part of the file at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -8,7 +8,7 @@ from apps.contracts.chat import Line, RowError, RowKind, parse_line_as
 from apps.contracts.split import row_contents
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import MAX_LINE_BYTES
-from apps.datasets.queries import RowPreview, iterate_lines, preview_of
+from apps.datasets.queries import RowPreview, iterate_lines, lines_at, preview_of
 from apps.datasets.rows import kind_of
 
 # The most that one search reads: half a second of processor time if every line has to be parsed.
@@ -37,7 +37,11 @@ def search_rows(
     rows: list[RowPreview] = []
     last_line, read_lines, read_bytes = first_line - 1, 0, 0
     wanted = None if among is None else [line for line in among if line >= first_line]
-    lines = iterate_lines(version=version, first_line=first_line) if wanted is None else _each(version, wanted)
+    lines = (
+        iterate_lines(version=version, first_line=first_line)
+        if wanted is None
+        else lines_at(version=version, numbers=wanted)
+    )
     most_lines = SEARCHED_LINES if wanted is None else SEARCHED_AMONG
     for line in lines:
         if len(rows) == limit or read_lines == most_lines or read_bytes >= SEARCHED_BYTES:
@@ -47,13 +51,6 @@ def search_rows(
         last_line, read_lines = line.number, read_lines + 1
         read_bytes += MAX_LINE_BYTES if line.is_too_long else len(line.data)
     return SearchResult(rows=rows, last_line=last_line, is_whole=True)
-
-
-def _each(version: DatasetVersion, lines: Sequence[int]) -> Iterator[Line]:
-    for number in lines:
-        line = next(iterate_lines(version=version, first_line=number), None)
-        if line is not None:
-            yield line
 
 
 def _contains(line: Line, kind: RowKind, needle: str) -> bool:

@@ -103,8 +103,9 @@ def _without_repeats(data: bytes) -> bytes | None:
     def unique(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
-            if json.dumps(found.setdefault(key, value)) != json.dumps(value):  # 1 is not true
+            if key in found and json.dumps(found[key]) != json.dumps(value):  # 1 is not true
                 raise _Differs
+            found[key] = value
         return found
 
     try:

@@ -12,7 +12,7 @@ from apps.contracts.chat.errors import RowError
 from apps.contracts.chat.lines import Line, parse_json
 from apps.contracts.chat.rows import RowKind
 from apps.datasets.problems import MAX_LINE_BYTES, MIN_ROWS, FileErrorCode, LineError, Rejected, from_row_error, shown
-from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable
+from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable, without_long_blanks
 from apps.datasets.validation.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
 from apps.datasets.validation.conversion import Unconvertible, convert
 from apps.datasets.validation.findings import Findings, too_few_rows
@@ -146,6 +146,8 @@ class FileValidator:
             self.is_gzip, self._text = True, Peekable(watched(gunzip(self._text), self._on_progress))
         head = self._text.peek(_HEAD_BYTES)
         self.container = recognize(head, self._filename)
+        if self.container is not Container.PARQUET:
+            self._text = Peekable(without_long_blanks(self._text))
         if self.container is Container.JSONL:
             sample = _lines_of(head if b"\n" in head else self._text.peek(MAX_LINE_BYTES + 1))
         else:

@@ -1,5 +1,6 @@
 """Datasets, rows and findings, adapters and filtered jobs over the API."""
 
+from apps.interfaces.api.native import dataset_library
 from tests.factories.accounts import make_key
 from tests.factories.chat import assistant, line, user
 from tests.factories.datasets import make_ready_version
@@ -22,7 +23,7 @@ def test_datasets_are_listed_filtered_read_and_deleted(api_client, key, organiza
     assert client.get(f"/api/v1/datasets/{found['id']}").status_code == 404
 
 
-def test_rows_are_read_as_the_model_sees_them(api_client, key, organization, floor):
+def test_rows_are_read_as_the_model_sees_them(api_client, key, organization, floor, monkeypatch):
     version = make_ready_version(organization, b"\n".join([line(user("Hi"), assistant("Hello there"))] * 12))
     client = api_client(key)
 
@@ -36,6 +37,10 @@ def test_rows_are_read_as_the_model_sees_them(api_client, key, organization, flo
     assert sequence["text"][start:end].startswith("Hello there") and seen["next_line"] is None
     assert 0 < sequence["trained_tokens"] < sequence["tokens"]
     assert client.get(f"/api/v1/files/{version.pk}/rows?model=nothing").json()["error"]["param"] == "model"
+
+    monkeypatch.setattr(dataset_library, "_MAX_RENDERED", 60)  # characters: a few rows
+    early = client.get(f"/api/v1/files/{version.pk}/rows?limit=5&model={floor.base_model.name}").json()
+    assert 1 <= len(early["rows"]) < 5 and early["next_line"] == len(early["rows"]) + 1
     assert client.get(f"/api/v1/files/{version.pk}/findings").json()["is_inspected"] in (True, False)
 
 

@@ -1,13 +1,26 @@
 """Rendering of every kind of row: the quick way equals the sure way, and a template runs within limits."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Encoding
 
-from apps.contracts.chat import ChatRenderer, RowError, RowKind, TemplateRejectedRow, TrainOn, parse_row, parse_row_as
+from apps.contracts.chat import (
+    ChatRenderer,
+    RowError,
+    RowKind,
+    TemplateRejectedRow,
+    TrainOn,
+    encoding,
+    parse_row,
+    parse_row_as,
+)
 from apps.contracts.chat.parsing import parse_row_strictly
 from apps.contracts.templating.process import TemplateProcess
 from tests.factories.chat import CHATML, LLAMA3, MARKED, TOKENIZER, assistant, line, user
@@ -218,3 +231,18 @@ def test_a_template_that_takes_too_much_is_ended_and_the_next_one_works(bomb: st
         assert ChatRenderer(CHATML, TOKENIZER, process=process).render(row).n_trained == len("hello") + 1
     finally:
         process.stop()
+
+
+@given(ends=st.lists(st.integers(0, 40), min_size=1), cuts=st.sets(st.integers(0, 42), min_size=2))
+def test_ranges_of_tokens_are_those_with_a_character_of_their_span(ends: list[int], cuts: set[int]) -> None:
+    ends, edges = sorted(ends), sorted(cuts)
+    offsets = [(0, 0), *pairwise([0, *ends]), (ends[-1], ends[-1])]  # some tokens have no character
+    spans = list(zip(edges[::2], edges[1::2], strict=False))
+    inside = [
+        [at for at, (low, high) in enumerate(offsets) if low < end and start < high and low < high]
+        for start, end in spans
+    ]
+
+    found = encoding.ranges_by_offsets(cast(Encoding, SimpleNamespace(offsets=offsets)), spans)
+
+    assert found == encoding._joined([(each[0], each[-1] + 1) for each in inside if each])

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import time
 from array import array
 from typing import Any
 
@@ -15,7 +16,7 @@ from apps.datasets.inspection import inspections, inspector
 from apps.datasets.inspection.inspector import Finding, inspect_rows
 from apps.datasets.inspection.personal_data import Hint, find_hints
 from apps.datasets.intake.lanes import ReadingTime
-from apps.datasets.models import VersionInspection
+from apps.datasets.models import DatasetVersion, VersionInspection
 from apps.datasets.tasks import inspect
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version
@@ -26,6 +27,12 @@ LONG = "The quick brown fox jumps over the lazy dog while the cat looks on from 
 def findings_of(*rows: dict[str, Any], kind: RowKind = RowKind.CHAT) -> dict[str, Finding]:
     parsed = (parse_row_as(json.dumps(row).encode(), kind, line_number=line) for line, row in enumerate(rows, 1))
     return {finding.code: finding for finding in inspect_rows(parsed).findings}
+
+
+def find(version: DatasetVersion) -> VersionInspection:
+    found = inspections.find_inspection(version=version)
+    assert found is not None
+    return found
 
 
 def places(finding: Finding) -> list[tuple[int, int]]:
@@ -41,6 +48,28 @@ def test_copies_near_copies_and_conflicts_name_both_rows() -> None:
     assert {code: places(finding) for code, finding in found.items()} == {
         "exact_copy": [(3, 1)], "near_copy": [(4, 1)], "conflicting_answers": [(5, 2)],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["eyJ-" * 250_000, "a@" + "1." * 500_000, "a" * 10**6 + "@", "-----BEGIN " + "A" * 10**6]
+)
+def test_hints_are_found_in_time_that_grows_with_the_text(text: str) -> None:
+    began = time.process_time()
+
+    assert find_hints(text) == set()
+    assert time.process_time() - began < 5  # 0.1 s; a pattern that begins again at each place takes minutes
+
+
+def test_rows_between_blank_lines_keep_their_lines(organization) -> None:
+    rows = [b"\n" * (number % 3) + jsonl_of(chat_row(f"Where is card {number}?")) for number in range(12)]
+    spaced, dense = (make_ready_version(organization, text) for text in (b"".join(rows), jsonl_of(*[chat_row()] * 12)))
+    for version in (spaced, dense):
+        inspect(version.pk)
+
+    lines = [inspections.lines_of_rows(version=each, inspection=find(each)) for each in (spaced, dense)]
+
+    assert list(lines[0]) == [1, 3, 6, 7, 9, 12, 13, 15, 18, 19, 21, 24]
+    assert list(lines[1]) == list(range(1, 13)) and find(dense).line_steps == b""
 
 
 def test_a_common_system_message_makes_no_near_copies() -> None:

@@ -1,4 +1,5 @@
 import json
+import time
 import tracemalloc
 
 import pytest
@@ -82,6 +83,15 @@ def test_damaged_text_is_mended(data: bytes, text: str) -> None:
 )
 def test_what_would_take_a_guess_is_left_out(data: bytes) -> None:
     assert mended(data) is None
+
+
+def test_a_deep_row_is_repaired_in_time_that_grows_with_it() -> None:
+    row = b'{"messages": ' + b'{"a": ' * 800 + b'{"x": 1, "x": 1, "y": "' + b"z" * 300_000 + b'"}' + b"}" * 801
+    began = time.process_time()
+
+    mended(row)
+
+    assert time.process_time() - began < 5  # 0.01 s; a copy of the text at each level took half a minute
 
 
 BAD = [json.dumps(chat_row() | {"id": 1}).encode() + b"\n", b"{broken\n"]

@@ -1,15 +1,16 @@
+import gzip
 import hashlib
 import io
 import json
 import random
 import tracemalloc
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from apps.datasets.problems import KEPT_PROBLEMS
-from apps.datasets.stream import LINES_PER_OFFSET
+from apps.datasets.stream import LINES_PER_OFFSET, MAX_BLANKS
 from apps.datasets.validation.validator import ValidationReport, validate_file
 from tests.factories.datasets import chat_row, jsonl
 
@@ -40,6 +41,14 @@ def test_neither_windows_line_ends_nor_blank_lines_nor_a_missing_last_newline_ar
     content = jsonl().replace(b"\n", b"\r\n\r\n").rstrip()
 
     assert validate(content).is_valid
+
+
+@pytest.mark.parametrize("wrap", [bytes, gzip.compress])
+@pytest.mark.parametrize("blank", [b"\n", b" "])
+def test_a_file_of_blank_lines_or_spaces_is_refused(wrap: Callable[[bytes], bytes], blank: bytes) -> None:
+    short, long = (validate(wrap(jsonl() + blank * count + jsonl())) for count in (1_000, 2 * MAX_BLANKS))
+
+    assert short.is_valid and [error.code for error in long.errors] == ["too_many_blanks"]
 
 
 @pytest.mark.parametrize(

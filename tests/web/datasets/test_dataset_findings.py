@@ -86,6 +86,35 @@ def test_the_split_of_a_share_and_seed_is_shown(looked_at, alice, client_for) ->
 
 
 @pytest.mark.slow
+def test_flags_stand_at_their_rows_between_blank_lines(organization, alice, client_for) -> None:
+    """Rows are numbered without blank lines, and lines with them."""
+    make_base_model()
+    version = make_ready_version(organization, b"\n" + jsonl_of(*(chat_row(f"Where is {n}?") for n in range(14))))
+    inspect(version.pk)
+    inspection = find_inspection(version=version)
+    assert inspection is not None
+    held = [at for at, is_held in enumerate(held_out_rows(inspection=inspection, split=Split(0.2, 7)), 2) if is_held]
+    other = make_ready_version(organization, jsonl(11) + jsonl_of(chat_row("Where is 13?")), filename="held.jsonl")
+    client = client_for(alice)
+
+    body = client.get(page_of(version, share=20, seed=7)).content.decode()
+    listed = client.get(page_of(version, share=20, seed=7, find="held_out")).content.decode()
+    shared = client.get(page_of(version, against=other.pk, find="shared")).content.decode()
+
+    assert flagged_lines(body, "held out") == held == lines_of(listed)
+    assert lines_of(shared) == flagged_lines(shared, "in both") == [15]
+
+
+def lines_of(page: str) -> list[int]:
+    return [int(line) for line in re.findall(r'<span class="n">(\d+)</span>', page)]
+
+
+def flagged_lines(page: str, flag: str) -> list[int]:
+    parts = re.split(r'(?=<span class="n">)', page)[1:]
+    return [int(lines_of(part)[0]) for part in parts if f">{flag}</span>" in part.partition("</a>")[0]]
+
+
+@pytest.mark.slow
 def test_the_page_begins_with_the_split_that_training_makes(organization, alice, client_for) -> None:
     make_base_model()
     version = make_ready_version(organization, jsonl(500))

@@ -1,5 +1,7 @@
 """Datasets, their versions, the rows of a version as a base model sees them, and what the inspection found."""
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -11,6 +13,7 @@ from apps.batches.completions.operations import create_dataset
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, get_base_model
 from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, RowError, TrainOn
+from apps.contracts.split import row_contents
 from apps.core.database.clock import db_now
 from apps.datasets import operations, queries
 from apps.datasets.inspection.inspections import find_inspection
@@ -22,6 +25,7 @@ from apps.interfaces.api.views import ApiView
 
 _MAX_TEXT = 20_000  # characters of a row
 _MAX_SPANS = 1_000
+_MAX_RENDERED = 500_000  # characters of all rows of a page
 _LISTED_ERRORS = 5  # of each version in a list
 
 
@@ -174,7 +178,10 @@ class FileRows(ApiView):
     required_scope = {"GET": Permission.VIEW}
 
     def get(self, request: Request, file_id: str, query: RowsQuery) -> RowsObject:
-        """Return rows of a file, with `model` also as that model sees them: tokens, and what is trained."""
+        """Return rows of a file, with `model` also as that model sees them: tokens, and what is trained.
+
+        A page with `model` ends early if its rows are long.
+        """
         version = queries.get_version(organization=self.organization, id=file_id)
         if version.status != DatasetVersionStatus.READY:
             text = f"The file is {version.status}: its rows can be read once it is processed. Try again then."
@@ -184,13 +191,20 @@ class FileRows(ApiView):
         base_model: BaseModel | None = get_base_model(name=query.model) if query.model else None
         renderer = chat_renderer(base_model=base_model) if base_model else None
         found = queries.read_rows(version=version, first_line=query.first_line, limit=query.limit + 1)
+        count = min(query.limit, _count_to_render(found)) if renderer else query.limit
         return {
             "object": "file.rows",
             "id": version.pk,
             "model": query.model,
-            "rows": [_row_object(row, renderer, query.train_on) for row in found[: query.limit]],
-            "next_line": found[query.limit].line if len(found) > query.limit else None,
+            "rows": [_row_object(row, renderer, query.train_on) for row in found[:count]],
+            "next_line": found[count].line if len(found) > count else None,
         }
+
+
+def _count_to_render(previews: Sequence[RowPreview]) -> int:
+    """Return how many rows one request renders: the first, and those that follow within _MAX_RENDERED characters."""
+    sizes = accumulate(sum(map(len, row_contents(each.row))) if each.row is not None else 0 for each in previews)
+    return max(1, sum(size <= _MAX_RENDERED for size in sizes))
 
 
 def _row_object(preview: RowPreview, renderer: ChatRenderer | None, train_on: TrainOn) -> RowObject:

@@ -1,6 +1,8 @@
 """The row viewer of a dataset: a list of rows, and one of them as the model sees it. Its state is in the address."""
 
 import json
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,6 +12,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatMessage, ChatRow, PreferenceRow, RenderedRow, Row, RowError, TextRow, TrainOn
 from apps.contracts.held_rows import Repeats
+from apps.contracts.split import row_contents
 from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
@@ -19,6 +22,7 @@ from apps.datasets.inspection.search import SearchResult, search_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
 from apps.datasets.queries import RowPreview
+from apps.datasets.rows import kind_of
 from apps.datasets.token_counts import Cut
 from apps.interfaces.web.datasets.address import (
     SHARES,
@@ -32,6 +36,7 @@ from apps.interfaces.web.datasets.address import (
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 
 ROWS_SHOWN = 20
+RENDERED_CHARACTERS = 200_000  # of the rows of a list
 LOST, HELD_OUT, OVER, SHARED, NEARLY_SHARED = "untrained", "held_out", "over", "shared", "nearly_shared"
 ERRORS = "errors"
 FILTERS = {
@@ -84,20 +89,26 @@ class RowContext:
     held: list[bool] | None  # whether each row is held out; None if unknown or too slow to find
     compared: DatasetVersion | None = None
     repeats: bytes | None = None  # for each row, what it `Repeats` of the compared file
+    row_lines: Sequence[int] = ()  # the line of each row
 
     def lines_of(self, address: Address) -> list[int]:
         """Return the lines of the first rows that match the address's search, in ascending order."""
         if address.find == ERRORS:
             return sorted({error["line"] for error in address.version.errors})
         if address.find == HELD_OUT:
-            return [at for at, is_held in enumerate(self.held or [], 1) if is_held]
+            return [line for line, is_held in zip(self.row_lines, self.held or [], strict=False) if is_held]
         if address.find in _REPEATS:
-            return [at for at, repeats in enumerate(self.repeats or b"", 1) if repeats == _REPEATS[address.find]]
+            marks = zip(self.row_lines, self.repeats or b"", strict=False)
+            return [line for line, repeats in marks if repeats == _REPEATS[address.find]]
         if address.find in (OVER, LOST):
             cut = cut_at(self.count, address.limit) or Cut(limit=address.limit)
             return cut.over_lines if address.find == OVER else cut.untrained_lines
         findings = self.inspection.findings if self.inspection else []
         return [row["line"] for found in findings if found["code"] == address.find for row in found["first"]]
+
+    def index_of(self, line: int) -> int:
+        """Return the number of rows before this line."""
+        return bisect_left(self.row_lines, line)
 
     def counts(self, address: Address) -> dict[str, int]:
         """Return the number of rows that each of the FILTERS finds, without those that find none."""
@@ -117,7 +128,9 @@ def look(version: DatasetVersion, model: BaseModel | None, address: Address, cou
         held = inspections.held_out_rows(inspection=inspection, split=address.split)
     other = find_compared(address)
     found = comparisons.find_comparison(version=version, other=other) if other else None
-    return RowContext(model, count, inspection, held, other, comparisons.marks_of(found) if found else None)
+    repeats = comparisons.marks_of(found) if found else None
+    lines = inspections.lines_of_rows(version=version, inspection=inspection) if held or repeats else ()
+    return RowContext(model, count, inspection, held, other, repeats, lines)
 
 
 def cut_at(count: TokenCount | None, limit: int) -> Cut | None:
@@ -135,7 +148,7 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
             version=address.version, text=address.q, first_line=address.first, among=lines, limit=ROWS_SHOWN
         )
     previews = found.rows if found else [] if is_pending else _previews(address, lines)
-    rows = [_listed(preview, looked, address) for preview in previews]
+    rows = _list(previews, looked, address)
     chosen = next((preview for preview in previews if preview.line >= address.line), previews[0] if previews else None)
     shown, error = _rendered(chosen, looked.model, address)
     return {
@@ -197,45 +210,57 @@ def _previews(address: Address, lines: list[int] | None) -> list[RowPreview]:
     version = address.version
     if lines is not None:
         wanted = [line for line in lines if line >= address.first][:ROWS_SHOWN]
-        return [row for line in wanted for row in queries.read_rows(version=version, first_line=line, limit=1)]
+        kind = kind_of(version)
+        return [queries.preview_of(line, kind) for line in queries.lines_at(version=version, numbers=wanted)]
     previews = queries.read_rows(version=version, first_line=address.first, limit=ROWS_SHOWN)
     if address.line < address.first or (previews and address.line > previews[-1].line):
         return queries.read_rows(version=version, first_line=address.line, limit=ROWS_SHOWN)
     return previews
 
 
-def _listed(preview: RowPreview, looked: RowContext, address: Address) -> ListedRow:
-    row, sides = preview.row, _sides(preview, looked.model, address.train_on)
-    flags = _flags(row, sides, looked, address) if row is not None else (("bad", gettext("error")),)
+def _list(previews: Sequence[RowPreview], looked: RowContext, address: Address) -> list[ListedRow]:
+    """Return the rows of the list. Those after the first RENDERED_CHARACTERS have no tokens."""
+    listed, characters = [], 0
+    for preview in previews:
+        characters += sum(map(len, row_contents(preview.row))) if preview.row is not None else 0
+        listed.append(
+            _listed(preview, looked, address, model=looked.model if characters <= RENDERED_CHARACTERS else None)
+        )
+    return listed
+
+
+def _listed(preview: RowPreview, looked: RowContext, address: Address, *, model: BaseModel | None) -> ListedRow:
+    row, sides = preview.row, _sides(preview, model, address.train_on)
+    is_bad = row is None or (sides is None and model is not None)
+    flags = [("bad", gettext("error"))] if is_bad else []
+    flags += _flags(row, sides, looked, address) if row is not None else []
     text = _title(row) if row is not None else preview.raw
     return ListedRow(
         line=preview.line,
         text=" ".join(text[:200].split()) or gettext("(empty)"),
         tokens=sum(side.n_tokens for side in sides) if sides else None,
         turns=None if row is None or isinstance(row, TextRow) else len(_messages(row)),
-        flags=flags,
+        flags=tuple(flags),
         url=address.url(line=preview.line),
     )
 
 
 def _flags(
     row: Row, sides: tuple[RenderedRow, ...] | None, looked: RowContext, address: Address
-) -> tuple[tuple[str, str], ...]:
+) -> list[tuple[str, str]]:
     flags = []
-    if sides is None and looked.model is not None:
-        flags.append(("bad", gettext("error")))
     if sides and max(side.n_tokens for side in sides) > address.limit and not isinstance(row, TextRow):
         nothing = not any(side.truncate(address.limit).n_trained for side in sides)
         flags.append(("warn", gettext("nothing trained") if nothing else gettext("cut")))
-    flags += [("warn", _HINT_WORDS[hint]) for hint in sorted(hints_of(row))]
+    flags += [("warn", _HINT_WORDS[hint]) for hint in sorted(hints_of(row, most_characters=RENDERED_CHARACTERS))]
     copy = _copy_of(row.line_number, looked)
     if copy:
         flags.append(("warn", copy))
-    if looked.held is not None and row.line_number <= len(looked.held) and looked.held[row.line_number - 1]:
+    at = looked.index_of(row.line_number)
+    if any((looked.held or [])[at : at + 1]):
         flags.append(("accent", gettext("held out")))
-    repeats = (looked.repeats or b"")[row.line_number - 1 : row.line_number]
-    flags += [("warn", _REPEAT_FLAGS[Repeats(mark)]) for mark in repeats if mark]
-    return tuple(flags)
+    flags += [("warn", _REPEAT_FLAGS[Repeats(mark)]) for mark in (looked.repeats or b"")[at : at + 1] if mark]
+    return flags
 
 
 def _copy_of(line: int, looked: RowContext) -> str:
