@@ -18,12 +18,13 @@ class FailureCode(StrEnum):
     NO_TRAINABLE_TOKENS = "no_trainable_tokens"
     LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_IS_ZERO = "loss_is_zero"
+    START_DELETED = "start_deleted"
     # Faults of the platform or a provider: the time is not billed.
     OUT_OF_MEMORY = "out_of_memory"
     BASE_MODEL_UNAVAILABLE = "base_model_unavailable"
     OBJECT_STORE_UNAVAILABLE = "object_store_unavailable"
     DISK_FULL = "disk_full"
-    # The checkpoint to resume from is set aside in favour of the one before; or what the job starts from was deleted.
+    # The checkpoint to resume from is set aside in favour of the one before.
     CHECKPOINT_INVALID = "checkpoint_invalid"
     GPU_FAULT = "gpu_fault"
     WORKER_LOST = "worker_lost"
@@ -53,11 +54,12 @@ CAUSES: dict[FailureCode, str] = {
     FailureCode.NO_TRAINABLE_TOKENS: "After rows were cut to max_length, none had a token left to train on.",
     FailureCode.LOSS_NOT_FINITE: "Training diverged, as it does when the learning rate is too high.",
     FailureCode.LOSS_IS_ZERO: "The loss reached zero: the rows have nothing left for the model to learn.",
+    FailureCode.START_DELETED: "The model that the job starts from was deleted.",
     FailureCode.OUT_OF_MEMORY: "Training ran out of memory, even after we reduced what it needs.",
     FailureCode.BASE_MODEL_UNAVAILABLE: "The base model could not be downloaded, or was not the expected version.",
     FailureCode.OBJECT_STORE_UNAVAILABLE: "A file could not be read from or written to storage.",
     FailureCode.DISK_FULL: "The machine's disk was full.",
-    FailureCode.CHECKPOINT_INVALID: "No checkpoint could be resumed, or what the job starts from was deleted.",
+    FailureCode.CHECKPOINT_INVALID: "No checkpoint could be used.",
     FailureCode.GPU_FAULT: "The GPU reported a fault.",
     FailureCode.WORKER_LOST: "The job lost its machine too many times.",
     FailureCode.PREEMPTED: "The job's spot machines were interrupted too many times.",
@@ -83,6 +85,7 @@ _CUSTOMER_FAILURES = frozenset(
         FailureCode.NO_TRAINABLE_TOKENS,
         FailureCode.LOSS_NOT_FINITE,
         FailureCode.LOSS_IS_ZERO,
+        FailureCode.START_DELETED,
     }
 )
 _RETRYABLE = frozenset(

@@ -34,6 +34,7 @@ from apps.finetuning.lifecycle import (
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.queries import latest_checkpoint
 from apps.finetuning.quotes.pool_facts import live_worker_filter
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
 from apps.finetuning.runs.leases import Lease, reclaim, sha256_hex
@@ -231,11 +232,16 @@ def _try_claim(
 
 
 def _end_without_start(run_id: str, gone: NotFound, now: datetime.datetime) -> None:
-    """Fail a queued job whose starting model or checkpoint was deleted, so that it is not first in every claim."""
+    """Fail a queued job whose starting model or checkpoint was deleted, so that it is not first in every claim.
+
+    Only customers delete models. They pay for the steps that earlier attempts saved.
+    """
     run = Run.objects.select_related("job").get(pk=run_id)
     advance(run, to=RunStatus.CANCELLED, transitions=RUN_TRANSITIONS, finished_at=now)
     param = gone.param or ""
-    fail_job(job=run.job, code=FailureCode.CHECKPOINT_INVALID, message=gone.message, now=now, param=param)
+    is_model = bool(stored_request(run.job).start_from.version)
+    code = FailureCode.START_DELETED if is_model else FailureCode.CHECKPOINT_INVALID
+    fail_job(job=run.job, code=code, message=gone.message, now=now, param=param)
 
 
 def _try_later(run: Run, reached: Reached, now: datetime.datetime) -> None:

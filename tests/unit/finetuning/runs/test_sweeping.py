@@ -4,6 +4,8 @@ import datetime
 
 import pytest
 
+from apps.adapters.operations import delete_version
+from apps.billing.queries import get_charged_nano
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
@@ -13,6 +15,7 @@ from apps.core.tasks import delete_objects
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run, RunUpload
 from apps.finetuning.results.retention import CHECKPOINT_RETENTION, UPLOAD_RETENTION, sweep_checkpoints, sweep_uploads
 from tests.factories.finetuning import adapter_files
+from tests.factories.serving import make_version
 
 pytestmark = pytest.mark.django_db
 
@@ -81,6 +84,23 @@ def test_a_queued_job_whose_beginning_was_deleted_fails_and_keeps_no_other_waiti
     found = reload(gone)
     assert (found.status, found.error_code, found.cost_nano) == ("failed", "checkpoint_invalid", 0)
     assert "ckpt_gone" in found.error_message and not Run.objects.filter(job=gone, status="queued").exists()
+
+
+def test_steps_that_were_saved_are_paid_for_though_the_starting_model_was_deleted(floor, claim, reload) -> None:
+    job = floor.job()
+    version = make_version(floor.organization, floor.base_model)
+    attempt = claim().start()
+    attempt.checkpoint(step=4, seconds=8.0)
+    attempt.finish(wire.Stopped(reason=wire.StopReason.PREEMPTED, step=4, training_seconds=8.0))
+    start = {"start_from": {"version": version.pk, "model": version.model_name}}
+    FineTuningJob.objects.filter(pk=job.pk).update(requested=job.requested | start)
+    delete_version(version=version, by="user_1", now=db_now())
+
+    assert claim() is None
+
+    found = reload(job)
+    assert (found.status, found.error_code) == ("failed", "start_deleted")
+    assert found.cost_nano == get_charged_nano(source=job.pk) > 0
 
 
 def test_a_running_jobs_checkpoints_stay(floor, claim) -> None:
