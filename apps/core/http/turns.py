@@ -73,10 +73,11 @@ class PlacedRequest:
 class TakeTurns:
     """ASGI layer that runs a few requests at once. Callers take turns; all unverified credentials share one turn.
 
-    A view stores the caller of a credential under CALLER in the scope, so that a machine is one caller with all its
-    tokens. Otherwise each credential is one caller. A machine's request may wait for database rows, and holds a
-    connection meanwhile. `pace` spreads the calls of each caller. It also spreads those of each address without a
-    verified credential, such as calls for signed objects.
+    A view that verifies a credential stores its caller under CALLER in the scope, so that a machine is one caller with
+    all its tokens. Others verify none: an answer to a signed URL says nothing about the credential beside it.
+
+    A machine's request may wait for database rows, and holds a connection meanwhile. `pace` spreads the calls of each
+    caller. It also spreads those of each address without a verified credential, such as calls for signed objects.
     """
 
     def __init__(
@@ -113,8 +114,8 @@ class TakeTurns:
             return
 
         async def answer(message: Message) -> None:
-            if message.get("status", 400) < 400:
-                self._known[digest] = scope.get(CALLER, digest)
+            if message.get("status", 400) < 400 and CALLER in scope:
+                self._known[digest] = scope[CALLER]
                 self._known.move_to_end(digest)
                 if len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)

@@ -56,11 +56,16 @@ def sweep_uploads(*, now: datetime.datetime) -> int:
     )
     stale = list(unused.select_for_update(of=("self",), skip_locked=True).order_by("created_at")[:_BATCH])
     for upload in stale:
-        outbox.publish(
-            topic="objects.delete",
-            key=f"delete:{upload.pk}",
-            payload={"prefix": upload.object_prefix},
-            organization=upload.organization_id,
-        )
-        upload.delete()
+        delete_upload(upload)
     return len(stale)
+
+
+def delete_upload(upload: RunUpload) -> None:
+    """Delete the upload, and its files after commit."""
+    outbox.publish(
+        topic="objects.delete",
+        key=f"delete:{upload.pk}",
+        payload={"prefix": upload.object_prefix},
+        organization=upload.organization_id,
+    )
+    upload.delete()

@@ -6,6 +6,7 @@ from functools import partial
 
 import msgspec
 from django.db import transaction
+from django.db.models import Exists, OuterRef
 
 from apps.contracts.result_files import problem_of
 from apps.contracts.runs import Manifest
@@ -14,13 +15,15 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
 from apps.core.objects.readings import FilesUnread, readings
 from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
-from apps.finetuning.models import Conversion, Run, RunUpload
+from apps.finetuning.models import Checkpoint, Conversion, Run, RunUpload
+from apps.finetuning.results.retention import delete_upload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 
 MANIFEST_NAME = "manifest.json"
 READ_AT_ONCE_BYTES, READ_AT_ONCE_FILES = 32 * 2**20, 32  # in the request: a tenth of a second, or a few of a bucket
 _PUT_SECONDS = 900
 _MAX_UPLOADS = 10_000  # per run
+_MAX_UNUSED = 8  # of each machine of a run: a checkpoint that is being written, and the result with its exports
 # Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
 _MAX_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
 
@@ -43,7 +46,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
         raise InvalidValue("The files are larger than anything made of this base model.", param="manifest.files")
     if run.uploads.exclude(manifest_sha256=manifest_sha256).count() >= _MAX_UPLOADS:
         raise InvalidValue(f"A run has at most {_MAX_UPLOADS} uploads.", param="manifest")
-    upload, _ = RunUpload.objects.get_or_create(
+    upload, is_new = RunUpload.objects.get_or_create(
         run=run,
         manifest_sha256=manifest_sha256,
         defaults={
@@ -56,7 +59,16 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
             ),
         },
     )
+    if is_new:
+        _delete_unused(run, kept=_MAX_UNUSED * job.node_count)
     return UploadResponse(upload_id=upload.pk, files=sign_places(upload.object_prefix, manifest))
+
+
+def _delete_unused(run: Run, *, kept: int) -> None:
+    """Delete the run's uploads that no checkpoint refers to, but for the newest: a run that retries leaves few."""
+    unused = run.uploads.exclude(Exists(Checkpoint.objects.filter(upload=OuterRef("pk"))))
+    for upload in unused.order_by("-created_at", "-pk")[kept:]:
+        delete_upload(upload)
 
 
 def sign_places(prefix: str, manifest: Manifest) -> dict[str, str]:

@@ -215,6 +215,7 @@ def metrics(request: HttpRequest) -> HttpResponse:
     """Return the figures of the whole installation, for a monitor with its own token."""
     if not hmac.compare_digest(_bearer(request).encode(), metrics_token().encode()):
         raise PermissionDenied("Metrics need the token that the operator's page of a replica shows.")
+    _scope(request)[CALLER] = "monitor"
     text = render_installation_metrics() + render_metrics() + render_pool_metrics()
     return HttpResponse(text, content_type=CONTENT_TYPE)
 

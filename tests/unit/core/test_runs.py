@@ -36,6 +36,8 @@ async def test_a_machine_that_calls_at_full_rate_leaves_places_to_the_others() -
         if (await receive())["type"] == "http.disconnect":
             return
         running.append(dict(scope["headers"])[b"authorization"].decode())
+        if "made up" not in running[-1]:
+            scope[CALLER] = running[-1]
         await go_on.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
@@ -76,7 +78,10 @@ async def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() 
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        status = 401 if b"made up" in dict(scope["headers"])[b"authorization"] else 200
+        credential = dict(scope["headers"])[b"authorization"].decode()
+        if "made up" not in credential:
+            scope[CALLER] = f"machine {credential}"
+        status = 200 if CALLER in scope or credential.endswith("beside a signature") else 401
         await send({"type": "http.response.start", "status": status, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -95,6 +100,8 @@ async def test_a_machine_that_calls_without_end_is_refused_and_another_is_not() 
     assert [await call(f"made up {n}") for n in range(11)] == [401] * 9 + [429] * 2
     assert [await call("quiet", "10.0.0.2"), await call("made up", "10.0.0.3")] == [200, 401]
     assert [await call("", "10.0.0.4") for _ in range(11)] == [200] * 10 + [429]  # a signed object needs none
+    signed = [f"made up {n} beside a signature" for n in (0, 1)]
+    assert [await call(each, "10.0.0.6") for each in signed * 6] == [200] * 10 + [429] * 2
     assert await call("", "10.0.0.5") == 200
 
 

@@ -16,9 +16,10 @@ from apps.contracts.runs import Manifest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.http.turns import CALLER
+from apps.core.models import OutboxMessage
 from apps.core.objects.readings import FilesUnread
 from apps.core.objects.store import store
-from apps.finetuning.models import FineTuningJob, RunMember, RunUpload
+from apps.finetuning.models import Checkpoint, FineTuningJob, RunMember, RunUpload
 from apps.finetuning.runs import leases, uploads
 from apps.finetuning.runs.reports import record_events
 from apps.interfaces.worker_api import views
@@ -155,6 +156,19 @@ def test_large_files_are_read_outside_of_requests_so_that_no_call_waits(whole, r
     whole.finish(succeeded(upload))
 
     assert reload(FineTuningJob.objects.get()).status == "succeeded"
+
+
+def test_a_run_keeps_few_uploads_that_no_checkpoint_refers_to(floor, claim):
+    floor.job()
+    attempt = claim().start()
+    attempt.checkpoint(step=4, seconds=8.0)
+
+    made = [attempt.upload("checkpoint", step, checkpoint_files()) for step in range(5, 15)]
+
+    there = set(RunUpload.objects.values_list("pk", flat=True))
+    assert there == {Checkpoint.objects.get().upload_id, *(upload.pk for upload in made[-8:])}
+    swept = OutboxMessage.objects.filter(topic="objects.delete").values_list("key", flat=True)
+    assert set(swept) == {f"delete:{upload.pk}" for upload in made[:2]}
 
 
 def test_the_tokens_of_a_trainers_leases_and_places_count_as_its_own(floor, claim):
