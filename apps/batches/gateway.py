@@ -10,16 +10,16 @@ import msgspec
 from django.conf import settings
 
 from apps.batches.models import BatchRequest
-from apps.batches.signatures import HEADER, sign
+from apps.batches.signatures import ANSWER_SECONDS, HEADER, sign
 from apps.batches.validation import parse_line
 from apps.core.ids import ulid_of
 from apps.core.objects.store import store
 
 _CONNECT_SECONDS = 10.0
-ANSWER_SECONDS = 900.0  # longer than the gateway waits for a place, a model and the first token
 _MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _TOO_LONG = b'{"error":{"code":"answer_too_long","message":"The answer is too long to be kept."}}'
-_TOO_SLOW = b'{"error":{"code":"request_timeout","message":"The answer took too long."}}'
+TOO_SLOW_CODE = "request_timeout"
+_TOO_SLOW = b'{"error":{"code":"%b","message":"The answer took too long."}}' % TOO_SLOW_CODE.encode()
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -12,6 +12,7 @@ import re
 from django.conf import settings
 
 HEADER = "x-anneal-batch-request"
+ANSWER_SECONDS = 900.0  # longer than the gateway waits for a place, a model and the first token; then it is over
 BUSY_CODE = "batch_capacity_busy"  # the code of a refusal before an engine saw the request: it may be sent again later
 _VALUE = re.compile(r"([0-9a-z]{26})\.((?:key_[0-9a-z]{26})?)\.([0-9a-f]{64})")
 

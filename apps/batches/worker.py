@@ -21,7 +21,7 @@ from apps.accounts.login.key_operations import issue_member_token
 from apps.accounts.models import Organization
 from apps.accounts.queries import RegionRefused, find_actor
 from apps.batches.endings import announce_end, finish
-from apps.batches.gateway import GatewayReply, ask
+from apps.batches.gateway import TOO_SLOW_CODE, GatewayReply, ask
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchRequest
 from apps.batches.signatures import BUSY_CODE
@@ -39,6 +39,7 @@ KEPT_FOR_NEWCOMERS = 4  # places for share holders with no request in progress, 
 MAX_RESULT_BYTES = 1024**3  # of a batch's answers
 WORK_SECONDS = 1200.0  # then the requests in progress end, and the next task goes on
 MAX_FAILURES = 5
+_FINAL = ("price_not_set", TOO_SLOW_CODE)  # another attempt would end alike
 MAX_FAULTS = 10  # of a batch that makes no progress, over nine hours
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 2.0  # of a batch whose request the gateway could not take now
@@ -242,7 +243,7 @@ class _Worker:
             _stop(request.batch_id, {"code": str(error.get("code")), "message": str(error.get("message"))[:500]})
         elif reply.status in (0, 429) or reply.error_code == BUSY_CODE:
             self._paused[request.batch_id] = time.monotonic() + _PAUSE_SECONDS
-        elif reply.status >= 500 and reply.error_code != "price_not_set" and request.failures + 1 < MAX_FAILURES:
+        elif reply.status >= 500 and reply.error_code not in _FINAL and request.failures + 1 < MAX_FAILURES:
             BatchRequest.objects.filter(pk=request.pk).update(failures=F("failures") + 1)
             self._paused[request.batch_id] = time.monotonic() + _PAUSE_SECONDS
         else:

@@ -52,7 +52,7 @@ from apps.interfaces.gateway.metering.tickets import Metering  # noqa: E402
 from apps.interfaces.gateway.requests.grammars import Grammars  # noqa: E402
 from apps.interfaces.gateway.stalls import Stalls  # noqa: E402
 from apps.interfaces.gateway.surfaces import embeddings  # noqa: E402
-from apps.interfaces.gateway.surfaces.inference import SURFACES, Inference, Services  # noqa: E402
+from apps.interfaces.gateway.surfaces.inference import SURFACES, Inference, Services, held_answers  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class Gateway:
             upstreams=self._upstreams,
             spending_slices=self._spending_slices,
             bodies=Bodies(),
+            answers=held_answers(),
             grammars=self._grammars,
             completion_room=self._completion_room,
             media_hosts=settings.MEDIA_HOSTS,

@@ -173,6 +173,17 @@ def test_requests_are_sent_in_the_project_of_the_batchs_key(organization, alice)
     assert found == [project.pk, default_project_id(organization)]
 
 
+def test_an_answer_that_takes_too_long_is_not_asked_for_again(organization, replies):
+    body = b'{"error": {"code": "%b", "message": "It took too long."}}' % gateway.TOO_SLOW_CODE.encode()
+    replies[organization.pk] = GatewayReply(status=504, body=body)
+
+    batch = work(make_batch(organization))
+
+    assert batch.status == "completed" and batch.error_file is not None
+    rows = read_object(batch.error_file.object_key).splitlines()
+    assert {json.loads(row)["response"]["body"]["error"]["code"] for row in rows} == {gateway.TOO_SLOW_CODE}
+
+
 @pytest.mark.slow
 def test_an_expired_batch_that_cannot_end_fails_too(organization, replies, monkeypatch):
     def fail(**_: object) -> None:

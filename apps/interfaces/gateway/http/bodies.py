@@ -5,21 +5,19 @@ installation's models could use, and counted against the sending organization.
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
-from apps.core.errors import DomainError, RateLimited, Status, Unavailable
+from apps.core.errors import DomainError, RateLimited, Status
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB
 from apps.core.http.fair_shares import Places, TooManyWaiting
+from apps.interfaces.gateway.http.held_bytes import HeldBytes
 
 Parsed = TypeVar("Parsed")
 
 BODY_SECONDS = 30.0
 MAX_OF_ONE = 32 * MIB  # of one organization's bodies
 MAX_OF_ALL = 256 * MIB
-_MOST_OF_FREE = 0.5  # an organization leaves as much free as it holds, so that there is always room for another
 LARGE_BYTES = 64 * 1024  # larger bodies are parsed one at a time, in a thread
 _PARSING_WAITS, _PARSING_SECONDS = 512, 10.0  # the first of each organization, which has no more requests at once
 
@@ -50,12 +48,12 @@ def tokens_unread(body_bytes: int) -> int:
     return min(body_bytes // _BYTES_PER_TOKEN_UNREAD, _MAX_TOKENS_UNREAD)
 
 
-class Bodies:
+class Bodies(HeldBytes):
     """Counts the bytes of bodies in memory, and parses large ones in turns. Use inside one event loop."""
 
     def __init__(self) -> None:
-        self._held: defaultdict[str, int] = defaultdict(int)  # by organization
-        self._total = 0
+        advice = "Send fewer large requests at a time."
+        super().__init__("bodies", most_of_one=MAX_OF_ONE, most_of_all=MAX_OF_ALL, advice=advice)
         self._turns = Places(1, most_waiting=_PARSING_WAITS, wait_seconds=_PARSING_SECONDS)
 
     async def parse_aside(self, organization_id: str, parse: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
@@ -76,48 +74,3 @@ class Bodies:
         self._turns.give_back(organization_id)
         if not task.cancelled():
             task.exception()  # retrieved here because the customer may have left
-
-    def reading(self, organization_id: str) -> "_Reading":
-        return _Reading(self, organization_id)
-
-    def add(self, organization_id: str, count: int) -> None:
-        """Count the bytes; a negative count returns them.
-
-        If this raises RateLimited or Unavailable, nothing was added.
-        """
-        held = self._held.get(organization_id, 0)
-        wanted = held + count
-        if count > 0 and wanted > MAX_OF_ONE:
-            raise RateLimited(
-                f"Your organization's requests in progress hold {MAX_OF_ONE // MIB} MiB of bodies, the most allowed. "
-                "Send fewer large requests at a time."
-            )
-        if count > 0 and wanted > _MOST_OF_FREE * (MAX_OF_ALL - self._total + held):
-            raise Unavailable("Too many large requests are in progress at the moment. Try again shortly.")
-        self._total += count
-        self._held[organization_id] += count
-        if not self._held[organization_id]:
-            del self._held[organization_id]
-
-
-class _Reading:
-    """One body. Its counted bytes are returned at the end of the block."""
-
-    __slots__ = ("_bodies", "_organization_id", "_size")
-
-    def __init__(self, bodies: Bodies, organization_id: str) -> None:
-        self._bodies, self._organization_id, self._size = bodies, organization_id, 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def count(self, size: int) -> None:
-        """Count the body with this size in bytes instead of its previous size. Raises RateLimited, Unavailable."""
-        self._bodies.add(self._organization_id, size - self._size)
-        self._size = size
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._size:
-            self._bodies.add(self._organization_id, -self._size)

@@ -30,9 +30,9 @@ from apps.interfaces.gateway.requests.structured import (
 MAX_PROMPTS = 8
 # An engine compiles the schema again for each choice, in a pool that all tenants share.
 MAX_STRUCTURED_CHOICES = 8
-# Tokens and log-probabilities of one answer. Each takes 60 to 130 bytes of this process until the answer is whole, so
-# an answer takes at most 270 MB.
-MAX_ANSWER_VALUES = 2**21
+# Tokens and log-probabilities of one answer, and the bytes that each takes of this process until the answer is whole.
+# Measured: 60 to 130.
+MAX_ANSWER_VALUES, BYTES_PER_VALUE = 2**21, 130
 MAX_LOGPROBS = 5  # of /v1/completions, as at OpenAI
 MAX_TOP_LOGPROBS = 20  # of a chat; engines are started to accept it
 MAX_MESSAGES = 2048
@@ -217,6 +217,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _most_tokens(self) -> int:
         """The most tokens that each of the answers may have."""
         return MAX_ANSWER_VALUES // (self.sequence_count * (1 + self.logprob_count))
+
+    @property
+    def held_bytes_per_token(self) -> int:
+        """The bytes that a token of a held answer takes with its log-probabilities."""
+        return BYTES_PER_VALUE * (1 + self.logprob_count)
 
     def input_tokens_bound(self, context_length: int) -> int:
         """Return the most tokens that the prompts can have.

@@ -55,7 +55,7 @@ class Embeddings:
             services.rates.take_request(caller.limits)
             with (
                 services.open_requests.one_more(caller.limits),
-                services.bodies.reading(caller.share_holder) as reading,
+                services.bodies.holding(caller.share_holder) as reading,
             ):
                 await services.rates.wait_turn(caller.limits)
                 body = decode_body(await client.read_body(most_bytes=MAX_BYTES, count=reading.count), _decoder)

@@ -8,7 +8,7 @@ tokens it generated.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from apps.batches import signatures
 from apps.billing.usage.metering import REPEATABLE_PREFIX
 from apps.billing.usage.traffic import Refusal, refusal_of
 from apps.core.errors import DomainError, RateLimited, Unavailable
-from apps.core.http.asgi import ClientGone, Receive, Scope, Send, ServerFault, TooLarge
+from apps.core.http.asgi import MIB, ClientGone, Receive, Scope, Send, ServerFault, TooLarge
 from apps.core.http.fair_shares import LateRefusals
 from apps.core.ids import new_id
 from apps.core.messages import tracing
@@ -32,6 +32,7 @@ from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, Engine
 from apps.interfaces.gateway.errors import EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client
+from apps.interfaces.gateway.http.held_bytes import HeldBytes, Holding
 from apps.interfaces.gateway.metering.completions import CompletionRoom
 from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
@@ -48,7 +49,11 @@ from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)
 
+_Chunks = list[EngineChunk]
 _FREE = nullcontext()
+_ANSWERS_OF_ONE, _ANSWERS_OF_ALL = 288 * MIB, 640 * MIB  # of organizations; the largest answer takes 260 MiB
+# A batch's worker gives up an answer after ANSWER_SECONDS, and does not ask again. Its clock began before ours.
+_LAST_BATCHED_SECONDS = 0.8 * signatures.ANSWER_SECONDS
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Services:
     upstreams: Upstreams
     spending_slices: SpendingSlices
     bodies: Bodies
+    answers: HeldBytes
     grammars: Grammars
     completion_room: CompletionRoom
     media_hosts: frozenset[str]  # hosts from which the engines may fetch images and audio
@@ -148,7 +154,7 @@ class Inference:
             services.rates.take_request(caller.limits)
             services.rates.require_few_wasted(caller.limits)
             services.spending_slices.require_credit(caller.organization_id, caller.key_id)
-            body = services.bodies.reading(caller.share_holder)
+            body = services.bodies.holding(caller.share_holder)
             with services.open_requests.one_more(caller.limits), body, client.watch():
                 await services.rates.wait_turn(caller.limits)
                 await self._serve(caller, client, body.count, progress)
@@ -254,7 +260,7 @@ class Inference:
     async def _answer(
         self, caller: InferenceCaller, request: EngineRequest, meter: Meter, client: Client, progress: CallProgress
     ) -> None:
-        routes = self._services.routes
+        routes, began = self._services.routes, time.monotonic()
         route, is_ready = await self._find_route(caller, request, client, progress)
         request = request.with_limit(route.context_length)
         ulid, upstreams = client.ulid, self._services.upstreams
@@ -293,18 +299,23 @@ class Inference:
                 ticket.record_first_token(answer.replica_id)
                 progress.trace.record_first_token()
                 deliver = _stream if request.is_streamed else _send_whole
-                await deliver(answer, AnswerEnding(ticket, keeper, self._services.completion_room), renderer, client)
+                ending = AnswerEnding(ticket, keeper, self._services.completion_room)
+                with self._services.answers.holding(caller.share_holder) as held:
+                    chunks = _held(answer, request, meter, held) if request.is_held else answer
+                    await deliver(chunks, ending, renderer, client)
                 progress.trace.annotate({"http.response.status_code": 200})
             finally:
                 upstreams.end(call, answer)
                 progress.trace.record_usage(meter)
         except DomainError as error:
-            _finish(ticket, refusal_of(error), is_charged=False)
+            # An organization pays for the answers that it has no memory left for: it asked for too many at once.
+            _finish(ticket, refusal_of(error), is_charged=isinstance(error, RateLimited) and meter.output_tokens > 0)
             raise
         finally:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
-            # counts, except for a batch: its worker repeats the request.
-            _finish(ticket, "aborted", is_charged=not client.is_batched)
+            # counts, except for a batch whose worker repeats the request.
+            is_last = time.monotonic() - began > _LAST_BATCHED_SECONDS
+            _finish(ticket, "aborted", is_charged=is_last or not client.is_batched)
 
 
 def _parse_large(parse: Callable[[bytes], EngineRequest], raw: bytes) -> EngineRequest:
@@ -344,7 +355,24 @@ class AnswerEnding:
             raise refused
 
 
-async def _stream(answer: EngineAnswer, ending: AnswerEnding, renderer: AnswerRenderer, client: Client) -> None:
+def held_answers() -> HeldBytes:
+    """Return the count of answers that this process holds until they are whole."""
+    advice = (
+        "An answer that does not fit is charged as far as it was written. Ask for less at a time, or stream answers."
+    )
+    return HeldBytes("answers", most_of_one=_ANSWERS_OF_ONE, most_of_all=_ANSWERS_OF_ALL, advice=advice)
+
+
+async def _held(answer: EngineAnswer, request: EngineRequest, meter: Meter, held: Holding) -> AsyncIterator[_Chunks]:
+    """Yield the chunks of an answer while there is room to hold it. Raises RateLimited, Unavailable."""
+    async for chunks in answer:
+        held.count(meter.output_tokens * request.held_bytes_per_token)
+        yield chunks
+
+
+async def _stream(
+    answer: AsyncIterable[_Chunks], ending: AnswerEnding, renderer: AnswerRenderer, client: Client
+) -> None:
     client.start_stream()
     events = renderer.opening()
     async for chunks in answer:
@@ -358,7 +386,9 @@ async def _stream(answer: EngineAnswer, ending: AnswerEnding, renderer: AnswerRe
     await client.end(renderer.closing(ending.ticket.meter))
 
 
-async def _send_whole(answer: EngineAnswer, ending: AnswerEnding, renderer: AnswerRenderer, client: Client) -> None:
+async def _send_whole(
+    answer: AsyncIterable[_Chunks], ending: AnswerEnding, renderer: AnswerRenderer, client: Client
+) -> None:
     assembler = ending.keeper.assembler if ending.keeper else Assembler()
     async for chunks in answer:
         assembler.add(*chunks)

@@ -2,16 +2,22 @@
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import pytest
 
 from apps.core.errors import RateLimited, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
+from apps.interfaces.gateway.engines.chunks import EngineChunk
+from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.http import client as reading
 from apps.interfaces.gateway.http.bodies import MAX_OF_ONE, Bodies, BodyTooSlow, largest_body, tokens_unread
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.http.connections import EXCHANGE
+from apps.interfaces.gateway.http.held_bytes import HeldBytes
+from apps.interfaces.gateway.requests.schema import parse_chat
+from apps.interfaces.gateway.surfaces.inference import _held
 
 
 class Incoming:
@@ -69,26 +75,26 @@ def test_a_body_that_does_not_come_to_its_end_is_given_up_with_its_connection(mo
 
 def test_one_organizations_bodies_leave_room_for_the_others():
     bodies = Bodies()
-    with bodies.reading("hostile") as first, bodies.reading("hostile") as second, bodies.reading("other") as theirs:
+    with bodies.holding("hostile") as first, bodies.holding("hostile") as second, bodies.holding("other") as theirs:
         first.count(MAX_OF_ONE - 1)
         with pytest.raises(RateLimited):
             second.count(2)
         theirs.count(MAX_OF_ONE)
-    with bodies.reading("hostile") as again:
+    with bodies.holding("hostile") as again:
         again.count(MAX_OF_ONE)
 
 
 def test_all_bodies_together_are_bounded_and_there_is_always_room_for_another_organization():
     bodies = Bodies()
     for number in range(30):
-        one = bodies.reading(f"hostile_{number}")
+        one = bodies.holding(f"hostile_{number}")
         with suppress(RateLimited, Unavailable):
             for size in range(MIB, 2 * MAX_OF_ONE, MIB):
                 one.count(size)
     with pytest.raises(Unavailable):
-        bodies.reading("another").count(MAX_OF_ONE)
+        bodies.holding("another").count(MAX_OF_ONE)
 
-    bodies.reading("another").count(128 * 1024)
+    bodies.holding("another").count(128 * 1024)
 
 
 async def test_large_bodies_are_parsed_one_at_a_time_and_tenants_take_turns():
@@ -118,3 +124,25 @@ def test_a_body_may_be_as_large_as_a_model_can_use():
     assert largest_body(131_072, takes_media=False) > 2 * MIB
     assert largest_body(10**9, takes_media=False) == largest_body(1, takes_media=True) == DEFAULT_BODY_BYTES
     assert 0 < tokens_unread(4 * MIB) < 100_000
+
+
+def test_an_answer_ends_where_its_organization_has_no_room_for_more():
+    request, meter = (
+        parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "logprobs": true}'),
+        Meter(1),
+    )
+    room = HeldBytes("answers", most_of_one=1_000, most_of_all=10_000, advice="Ask for less.")
+
+    async def answer() -> AsyncIterator[list[EngineChunk]]:
+        for _ in range(20):
+            meter.outputs[0] = meter.outputs.get(0, 0) + 1
+            yield []
+
+    async def read() -> int:
+        with room.holding("org") as held:
+            return len([chunks async for chunks in _held(answer(), request, meter, held)])
+
+    with pytest.raises(RateLimited, match="Ask for less"):
+        asyncio.run(read())
+    assert meter.output_tokens == 1_000 // request.held_bytes_per_token + 1
+    room.add("org", 1_000)  # the answer's were returned
