@@ -246,6 +246,7 @@ ACCOUNT_LOGOUT_REDIRECT_URL = reverse_lazy("account_login")
 OPERATOR_MFA = ENV.operator_mfa
 OPERATOR_IDLE_SECONDS = 30 * 60 if OPERATOR_MFA else 0
 
+SESSION_ENGINE = "apps.accounts.login.session_store"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_AGE = 7 * 24 * 3600

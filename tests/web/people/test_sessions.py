@@ -5,6 +5,7 @@ import time
 
 import pytest
 from allauth.usersessions.models import UserSession
+from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.test import Client
 
@@ -120,6 +121,14 @@ def test_last_seen_is_stored_again_after_some_minutes(sign_in):
     here.get("/account")
 
     assert abs((UserSession.objects.get().last_seen_at - db_now()).total_seconds()) < 60
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("key", [r'"abcdefgh\000"', "a" * 4_000, "schlüssel"])
+def test_a_cookie_that_holds_no_key_of_a_session_is_nobodys(client, key):
+    cookie = f"{settings.SESSION_COOKIE_NAME}={key}"
+
+    assert client.get("/datasets", headers={"cookie": cookie}).status_code == 302
 
 
 def test_expired_sessions_are_swept(sign_in):
