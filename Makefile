@@ -44,7 +44,7 @@ setup-dev: # what the tests need on top
 test: setup-dev ## all tests but the slow ones, side by side; the last line counts them
 	$(WEB) -m scripts.test
 
-test-all: setup-dev ## all tests, as CI runs them
+test-all: setup-dev ## also the slow tests, as CI runs them
 	$(WEB) -m scripts.test --all
 
 test-quick: setup-dev ## the tests nearest to the current change, within a minute

@@ -18,7 +18,7 @@ from scripts.processes import REPOSITORY
 
 OUT = REPOSITORY / "dist/docs"
 _SEARCH = Path(__file__).with_name("docs_search.js")
-_MODEL = "Llama-3.1-8B"  # in the quickstart, where the product names one of the reader's
+_MODEL = "llama-3.1-8b"  # in the quickstart, where the product names one of the reader's
 _PLAIN_FILES = {"staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"}}
 
 

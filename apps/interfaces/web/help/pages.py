@@ -202,6 +202,7 @@ PAGES = (
         "Pools whose machines are started and released through Slurm or Kubernetes",
         Audience.OPERATORS,
     ),
+    HelpPage("compose", "docs/operations/compose.md", "An installation on one machine with Docker", Audience.OPERATORS),
     HelpPage("slurm", "docs/operations/slurm.md", "An elastic pool on your Slurm cluster", Audience.OPERATORS),
     HelpPage(
         "kubernetes", "docs/operations/kubernetes.md", "The Helm chart: what it contains and needs", Audience.OPERATORS
