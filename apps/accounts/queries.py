@@ -225,9 +225,14 @@ def list_open_invitations(*, organization: Organization, now: datetime.datetime)
     return rows.filter(expires_at__gt=now).order_by("-created_at", "id")
 
 
+def list_invitations(*, organization: Organization) -> QuerySet[Invitation]:
+    """Return all invitations, also those that were accepted, withdrawn or left until they expired."""
+    return Invitation.objects.for_organization(organization)
+
+
 def get_invitation(*, organization: Organization, id: str) -> Invitation:
     """Return the invitation. Raises NotFound."""
-    invitation = Invitation.objects.for_organization(organization).filter(pk=id).first()
+    invitation = list_invitations(organization=organization).filter(pk=id).first()
     if invitation is None:
         raise NotFound(gettext("No such invitation."))
     return invitation

@@ -18,9 +18,13 @@ _MAX_SHOWN = 100  # characters of an unknown name
 
 def list_versions(*, organization: Organization | str) -> QuerySet[AdapterVersion]:
     """Return the usable adapter versions that the request sees, newest first."""
-    rows = visible(AdapterVersion.objects.for_organization(organization), project="adapter__project")
-    rows = rows.filter(deleted_at=None)
+    rows = list_with_deleted(organization=organization).filter(deleted_at=None)
     return rows.select_related("adapter__base_model").order_by("-created_at", "-id")
+
+
+def list_with_deleted(*, organization: Organization | str) -> QuerySet[AdapterVersion]:
+    """Return the adapter versions that the request sees, also those that are deleted."""
+    return visible(AdapterVersion.objects.for_organization(organization), project="adapter__project")
 
 
 def get_version(*, organization: Organization | str, id: str) -> AdapterVersion:

@@ -30,10 +30,13 @@ def get_batch(*, organization: Organization | str, id: str) -> Batch:
 
 def list_files(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[BatchFile]:
     """Return the files of batches that the request sees, with `listed_at` and `listed_id` for merged pages."""
-    files = visible(list_kept(organization=organization))
-    files = files.exclude(purpose=INTERNAL_PURPOSE)
-    if purpose is not None:
-        files = files.filter(purpose=purpose)
+    files = list_with_deleted(organization=organization).filter(deleted_at=None)
+    return files if purpose is None else files.filter(purpose=purpose)
+
+
+def list_with_deleted(*, organization: Organization | str) -> QuerySet[BatchFile]:
+    """Return what `list_files` does, and the files that are deleted."""
+    files = visible(BatchFile.objects.for_organization(organization)).exclude(purpose=INTERNAL_PURPOSE)
     return files.annotate(listed_at=F("created_at"), listed_id=F("id"))
 
 

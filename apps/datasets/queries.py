@@ -77,6 +77,11 @@ def list_versions(*, organization: Organization | str, purpose: str | None = Non
     return versions.select_related("dataset").defer("line_offsets").order_by("-created_at", "-id")
 
 
+def list_with_deleted(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
+    """Return the files that the request sees, also those that are deleted."""
+    return visible(DatasetVersion.objects.for_organization(organization), project="dataset__project")
+
+
 def list_kept(*, organization: Organization | str) -> QuerySet[DatasetVersion]:
     """Return all files that the organization keeps, also those that the request does not see."""
     return DatasetVersion.objects.for_organization(organization).exclude(status=DatasetVersionStatus.DELETED)
@@ -114,9 +119,14 @@ def list_datasets(*, organization: Organization | str) -> QuerySet[Dataset]:
     Each has its `version_count` and the `bytes` of its files.
     """
     kept = Q(versions__deleted_at=None)
-    rows = visible(Dataset.objects.for_organization(organization).filter(deleted_at=None))
+    rows = list_datasets_with_deleted(organization=organization).filter(deleted_at=None)
     counted = rows.annotate(version_count=Count("versions", kept), bytes=Sum("versions__bytes", filter=kept))
     return counted.filter(version_count__gt=0).order_by("name", "id")
+
+
+def list_datasets_with_deleted(*, organization: Organization | str) -> QuerySet[Dataset]:
+    """Return the datasets that the request sees, also those that are deleted."""
+    return visible(Dataset.objects.for_organization(organization))
 
 
 def get_dataset(*, organization: Organization | str, id: str) -> Dataset:

@@ -1,18 +1,25 @@
 """Pages of OpenAI lists, walked over the audit log's neighbour with the fewest rules: invitations."""
 
 import datetime
+import json
+import re
 import time
 
 import pytest
 from django.db.models import Func, QuerySet, TextField
 
-from apps.accounts.models import Invitation, Organization, User
+from apps.accounts.models import Invitation, Notification, Organization, User
 from apps.batches.completions.records import record_completions
+from apps.batches.files import create_file
 from apps.core.database.clock import db_now
 from apps.core.database.read_times import read_seconds
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.handlers import read_query
 from apps.interfaces.api.requests.pagination import PageQuery, page
+from tests.factories import datasets
+from tests.factories.accounts import make_key
+from tests.factories.finetuning import TrainingSetup
+from tests.factories.serving import make_served_model, make_version
 from tests.factories.usage import make_completion
 
 
@@ -90,22 +97,84 @@ def test_the_databases_time_for_a_list_counts_with_the_request(rows: QuerySet[In
     assert 0.15 < read_seconds() - before < 5 and time.thread_time() - own < 0.15
 
 
-def test_a_client_deletes_what_a_page_lists_and_then_asks_for_the_next(api_client, key, organization) -> None:
-    records = [
-        make_completion(organization_id=organization.pk, key_id=key.key.pk, created=int(db_now().timestamp()))
-        for _ in range(5)
-    ]
-    record_completions(records=records)
-    client, path = api_client(key), "/v1/chat/completions"
-    deleted, after = [], ""
+def make_completions(organization: Organization, alice: User) -> None:
+    record_completions(
+        records=[
+            make_completion(organization_id=organization.pk, key_id="key_1", created=int(db_now().timestamp()))
+            for _ in range(5)
+        ]
+    )
+
+
+def make_files(organization: Organization, alice: User) -> None:
+    for number in range(3):
+        datasets.make_ready_version(organization, filename=f"{number}.jsonl")
+    for _ in range(2):
+        create_file(organization=organization, filename="a.jsonl", chunks=[b"{}"], by=alice.pk, now=db_now())
+
+
+def make_adapters(organization: Organization, alice: User) -> None:
+    base_model = make_served_model("small", is_priced=False)
+    for _ in range(5):
+        make_version(organization, base_model)
+
+
+def make_keys(organization: Organization, alice: User) -> None:
+    for _ in range(5):
+        make_key(organization, alice)
+
+
+def make_notifications(organization: Organization, alice: User) -> None:
+    for number in range(5):
+        Notification.objects.create(organization=organization, user=alice, kind="job", title="t", path="/", key=number)
+
+
+def make_invitations(organization: Organization, alice: User) -> None:
+    for number in range(5):
+        Invitation.objects.create(
+            organization=organization, email=f"{number}@example.com", role="viewer", token_sha256=str(number),
+            invited_by=alice, expires_at=db_now() + datetime.timedelta(hours=1),
+        )  # fmt: skip
+
+
+def make_jobs(organization: Organization, alice: User) -> None:
+    floor = TrainingSetup(organization)
+    for _ in range(5):
+        floor.job()
+
+
+@pytest.mark.parametrize(
+    ("make", "address", "change"),
+    [
+        (make_completions, "/v1/chat/completions?limit=2", "DELETE /v1/chat/completions/{id}"),
+        (make_files, "/v1/files?limit=2", "DELETE /v1/files/{id}"),
+        (make_files, "/v1/files?limit=1&order=asc&purpose=fine-tune", "DELETE /v1/files/{id}"),
+        (make_files, "/api/v1/datasets?limit=1&status=ready", "DELETE /api/v1/datasets/{id}"),
+        (make_adapters, "/api/v1/adapters?limit=2", "DELETE /api/v1/adapters/{id}"),
+        (make_keys, "/api/v1/keys?limit=2&status=active", "DELETE /api/v1/keys/{id}"),
+        (make_invitations, "/api/v1/invitations?limit=2", "DELETE /api/v1/invitations/{id}"),
+        (make_notifications, "/api/v1/notifications?limit=2&is_read=false", "POST /api/v1/notifications"),
+        (make_jobs, "/v1/fine_tuning/jobs?limit=2&status=queued", "POST /v1/fine_tuning/jobs/{id}/cancel"),
+    ],
+)
+def test_a_client_deletes_or_changes_what_a_page_lists_and_then_asks_for_the_next(
+    api_client, key, organization, alice, make, address: str, change: str
+) -> None:
+    make(organization, alice)
+    client, (method, path) = api_client(key), change.split()
+    wanted = {each["id"] for each in client.get(re.sub(r"limit=\d", "limit=9", address)).json()["data"]}
+    seen, after = [], ""
 
     while True:
-        found = client.get(f"{path}?limit=2{after}").json()
+        found = client.get(f"{address}{after}").json()
         for each in found["data"]:
-            assert client.delete(f"{path}/{each['id']}").status_code == 200
-            deleted.append(each["id"])
+            seen.append(each["id"])
+            if each["id"] != key.key.pk:  # the caller's own
+                body = {"notification": each["id"]} if path.endswith("notifications") else {}
+                changed = client.generic(method, path.format(id=each["id"]), json.dumps(body), "application/json")
+                assert changed.status_code == 200, changed.content
         if not found["has_more"]:
             break
         after = f"&after={found['last_id']}"
 
-    assert sorted(deleted) == sorted(record.id for record in records)
+    assert len(seen) == len(wanted) >= 3 and set(seen) == wanted

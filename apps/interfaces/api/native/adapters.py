@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.models import AdapterVersion
-from apps.adapters.queries import get_version, list_versions
+from apps.adapters.queries import get_version, list_versions, list_with_deleted
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.core.objects.store import CHUNK_BYTES
@@ -81,7 +81,8 @@ class AdapterList(ApiView):
         rows = list_versions(organization=self.organization)
         rows = rows.filter(method=query.method) if query.method else rows
         rows = rows.filter(adapter__base_model__name=query.base_model) if query.base_model else rows
-        found, has_more = take(query, with_words_of(query, rows, fields=("adapter__name", "model_name")))
+        rows = with_words_of(query, rows, fields=("adapter__name", "model_name"))
+        found, has_more = take(query, rows, places=list_with_deleted(organization=self.organization))
         return list_object(_adapter_objects(self.organization, found), has_more=has_more)
 
     def post(self, request: Request, form: AdapterForm) -> AdapterObject:

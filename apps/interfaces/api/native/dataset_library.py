@@ -73,7 +73,8 @@ class DatasetList(ApiView):
         if query.status:
             newest = queries.list_newest(organization=self.organization).filter(status=query.status)
             rows = rows.filter(pk__in=newest.order_by().values("dataset"))
-        return page(query, rows, _dataset_object)
+        places = queries.list_datasets_with_deleted(organization=self.organization)
+        return page(query, rows, _dataset_object, places=places)
 
     def post(self, request: Request, body: CreateDataset) -> FileObject:
         """Make a dataset of the newest stored completions, or the next version of the dataset with this name.
@@ -115,7 +116,8 @@ class DatasetVersionList(ApiView):
         """List the versions of a dataset, newest first. Each is a file, and its id that of the file."""
         dataset = queries.get_dataset(organization=self.organization, id=dataset_id)
         rows = queries.list_versions(organization=self.organization).filter(dataset=dataset)
-        return page(query, queries.with_first_errors(rows, most=_LISTED_ERRORS), listed_object)
+        places = queries.list_with_deleted(organization=self.organization).filter(dataset=dataset)
+        return page(query, queries.with_first_errors(rows, most=_LISTED_ERRORS), listed_object, places=places)
 
 
 def _dataset_object(dataset: Any) -> DatasetObject:

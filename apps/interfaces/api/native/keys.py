@@ -92,12 +92,13 @@ class KeyList(ApiView):
 
     def get(self, request: Request, query: KeysQuery) -> ListObject[ApiKeyObject]:
         """List API keys, newest first. `q` searches name, prefix and creator."""
-        rows = queries.list_keys(organization=self.organization)
-        rows = rows.filter(_STATUSES[query.status]) if query.status else rows
+        keys = queries.list_keys(organization=self.organization)
+        rows = keys.filter(_STATUSES[query.status]) if query.status else keys
         rows = rows.filter(project=query.project) if query.project else rows
         now = db_now()
         fields = ("name", "prefix", "created_by__name", "created_by__email")
-        return page(query, with_words_of(query, rows, fields=fields), lambda key: key_object(key, now))
+        found = with_words_of(query, rows, fields=fields)
+        return page(query, found, lambda key: key_object(key, now), places=keys)
 
     def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
         """Create a key in the name of this key's creator. Its secret is in this answer only.

@@ -50,10 +50,10 @@ class MemberList(ApiView):
 
     def get(self, request: Request, query: MembersQuery) -> ListObject[MemberObject]:
         """List members, oldest first. `q` searches name and email."""
-        rows = queries.list_members(organization=self.organization)
-        rows = rows.filter(role=query.role) if query.role else rows
+        members = queries.list_members(organization=self.organization)
+        rows = members.filter(role=query.role) if query.role else members
         rows = with_words_of(query, rows, fields=("user__name", "user__email"))
-        return page(query, rows, _member_object, order=("created_at", "id"))
+        return page(query, rows, _member_object, order=("created_at", "id"), places=members)
 
 
 class MemberDetail(ApiView):
@@ -138,7 +138,7 @@ class InvitationList(ApiView):
     def get(self, request: Request, query: PageQuery) -> ListObject[InvitationObject]:
         """List the invitations that can still be accepted, newest first."""
         rows = queries.list_open_invitations(organization=self.organization, now=db_now())
-        return page(query, rows, _invitation_object)
+        return page(query, rows, _invitation_object, places=queries.list_invitations(organization=self.organization))
 
     def post(self, request: Request, body: CreateInvitation) -> InvitationObject:
         """Mail an invitation. A second one to the same address within a day changes the first."""
@@ -215,10 +215,10 @@ class NotificationList(ApiView):
 
     def get(self, request: Request, query: NotificationsQuery) -> ListObject[NotificationObject]:
         """List the notifications of the key's creator in this organization, newest first."""
-        rows = list_notifications(organization=self.organization, user=self.creator)
-        rows = rows.filter(kind=query.kind) if query.kind else rows
+        notifications = list_notifications(organization=self.organization, user=self.creator)
+        rows = notifications.filter(kind=query.kind) if query.kind else notifications
         rows = rows if query.is_read is None else rows.filter(read_at__isnull=not query.is_read)
-        return page(query, rows, _notification_object, order=("-created_at", "-id"))
+        return page(query, rows, _notification_object, places=notifications)
 
     def post(self, request: Request, body: ReadNotifications) -> MarkedNotifications:
         """Mark notifications of the key's creator as read."""

@@ -163,10 +163,11 @@ class EvalRunList(_EvalView):
 
     def get(self, request: Request, eval_id: str, query: RunsQuery) -> ListObject[EvalRunObject]:
         """List the runs of an eval, oldest first unless `order` is `desc`."""
-        found = queries.list_runs(evaluated=self._eval(eval_id))
-        found = found.filter(status=query.status) if query.status else found
+        runs = queries.list_runs(evaluated=self._eval(eval_id))
+        found = runs.filter(status=query.status) if query.status else runs
         sign = "-" if query.order == "desc" else ""
-        return page(query, found, run_object, order=(f"{sign}created_at", f"{sign}id"), most_bytes=PAGE_BYTES)
+        order = (f"{sign}created_at", f"{sign}id")
+        return page(query, found, run_object, order=order, most_bytes=PAGE_BYTES, places=runs)
 
     def post(self, request: Request, eval_id: str, body: CreateRun) -> EvalRunObject:
         """Create a run: ask a model about each item, and grade its answers. It runs in the background."""

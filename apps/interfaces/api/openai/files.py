@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from apps.accounts.roles import Permission
 from apps.batches import files as batch_files
 from apps.batches.models import BatchFile
-from apps.batches.queries import find_file, list_files
+from apps.batches.queries import find_file, list_files, list_with_deleted
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
@@ -115,15 +115,18 @@ class FileList(ApiView):
         return merged_page(query, self._sources(query.purpose), is_descending=query.order == "desc")
 
     def _sources(self, purpose: str | None) -> list[Source]:
-        versions = queries.list_versions(organization=self.organization, purpose=purpose)
-        listed = queries.with_first_errors(versions, most=LISTED_ERRORS)
-        listed = listed.annotate(listed_at=F("created_at"), listed_id=F("id"))
-        sources = [Source(listed, listed_object, LISTED_FILES)]
-        batches = list_files(organization=self.organization, purpose=purpose)
-        sources.append(Source(batches, batch_object, LISTED_FILES))
+        organization, place = self.organization, {"listed_at": F("created_at"), "listed_id": F("id")}
+        versions = queries.list_versions(organization=organization, purpose=purpose)
+        listed = queries.with_first_errors(versions, most=LISTED_ERRORS).annotate(**place)
+        places = queries.list_with_deleted(organization=organization).annotate(**place)
+        batches = list_files(organization=organization, purpose=purpose)
+        sources = [
+            Source(listed, listed_object, LISTED_FILES, places),
+            Source(batches, batch_object, LISTED_FILES, list_with_deleted(organization=organization)),
+        ]
         if purpose in (None, PURPOSE):
-            results = list_jobs_with_file(organization=self.organization)
-            sources.append(Source(results, _result_object, LISTED_RESULTS))
+            results = list_jobs_with_file(organization=organization)
+            sources.append(Source(results, _result_object, LISTED_RESULTS, results))
         return sources
 
     def post(self, request: Request, form: FileForm) -> FileObject:

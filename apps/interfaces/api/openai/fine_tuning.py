@@ -112,12 +112,13 @@ class JobList(ApiView):
 
     def get(self, request: Request, query: JobsQuery) -> ListObject[JobObject]:
         """List jobs, newest first. `q` searches id, suffix, base model and file name."""
-        rows = _with_metadata(queries.list_jobs(organization=self.organization), query)
+        jobs = queries.list_jobs(organization=self.organization)
+        rows = _with_metadata(jobs, query)
         rows = rows.filter(status=query.status) if query.status else rows
         rows = rows.filter(base_model__name=query.model) if query.model else rows
         rows = rows.filter(project=query.project) if query.project else rows
         rows = with_words_of(query, rows, fields=("id", "suffix", "base_model__name", "training_file__filename"))
-        return page_together(query, rows, job_objects)
+        return page_together(query, rows, job_objects, places=jobs)
 
     def post(self, request: Request, body: CreateJob) -> JobObject | DryRunObject:
         """Create a job; with `dry_run`, return its estimate and whether it would start, and create nothing.

@@ -62,9 +62,10 @@ def page_together(
     *,
     order: Order = ("-created_at", "-id"),
     most_bytes: int | None = None,
+    places: QuerySet[T] | None = None,
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as `page` does, for objects that are rendered by statements for all of them."""
-    found, has_more = take(query, rows, order=order, most_bytes=most_bytes)
+    found, has_more = take(query, rows, order=order, most_bytes=most_bytes, places=places)
     return list_object(render(found), has_more=has_more)
 
 
@@ -81,8 +82,8 @@ def take(
     A page of rows that have `bytes` ends early, but not before its first row, where it would exceed `most_bytes`.
 
     An `after` that names no row of `rows` (unknown, or another tenant's) raises InvalidValue, because a page that
-    starts elsewhere would repeat or lose items. It may name one of `places`, which also has rows that were deleted a
-    short time ago: clients delete what a page lists and then ask for the next one.
+    starts elsewhere would repeat or lose items. It may name one of `places`, which also has rows that are deleted or
+    that a filter leaves out: clients delete or change what a page lists and then ask for the next one.
     """
     if query.after:
         last = find_place(rows if places is None else places, query.after, order)
@@ -114,12 +115,13 @@ def with_words_of(query: SearchQuery, rows: QuerySet[T], *, fields: Sequence[str
 class Source:
     """One kind of rows of a list with several kinds, each with the annotations `listed_at` and `listed_id`.
 
-    A page holds at most `most` rows of this kind.
+    A page holds at most `most` rows of this kind, and may begin after any of `places`.
     """
 
     rows: QuerySet[Any]
     render: Callable[[Any], Any]
     most: int
+    places: QuerySet[Any]
 
 
 def merged_page(query: PageQuery, sources: Sequence[Source], *, is_descending: bool) -> ListObject[Any]:
@@ -147,7 +149,7 @@ def merged_page(query: PageQuery, sources: Sequence[Source], *, is_descending: b
 def _last(sources: Sequence[Source], after: str) -> tuple[object, object]:
     if "\x00" not in after:
         for source in sources:
-            if last := source.rows.filter(listed_id=after).values_list("listed_at", "listed_id").first():
+            if last := source.places.filter(listed_id=after).values_list("listed_at", "listed_id").first():
                 return last
     raise _unknown(after)
 

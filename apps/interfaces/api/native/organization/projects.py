@@ -78,7 +78,9 @@ class ProjectList(ApiView):
     def get(self, request: Request, query: ProjectsQuery) -> ListObject[ProjectObject]:
         """List projects, oldest first: the default project first. `q` searches names."""
         rows = projects.list_projects(organization=self.organization, with_archived=query.include_archived)
-        return page(query, with_words_of(query, rows, fields=("name",)), _object, order=_OLDEST_FIRST)
+        places = projects.list_projects(organization=self.organization, with_archived=True)
+        found = with_words_of(query, rows, fields=("name",))
+        return page(query, found, _object, order=_OLDEST_FIRST, places=places)
 
     def post(self, request: Request, body: CreateProject) -> ProjectObject:
         """Create a project. The creator of your key is a member of it."""

@@ -59,7 +59,8 @@ class ServiceAccountList(ApiView):
     def get(self, request: Request, query: SearchQuery) -> ListObject[ServiceAccountObject]:
         """List service accounts, newest first. `q` searches names."""
         rows = queries.list_service_accounts(organization=self.organization)
-        return page(query, with_words_of(query, rows, fields=("user__name",)), _object, order=_NEWEST_FIRST)
+        found = with_words_of(query, rows, fields=("user__name",))
+        return page(query, found, _object, order=_NEWEST_FIRST, places=rows)
 
     def post(self, request: Request, body: CreateServiceAccount) -> ServiceAccountObject:
         """Create a service account: a member that cannot sign in and gets no mail. Programs act for it with its keys.
