@@ -278,7 +278,7 @@ class _Rules:
 
     def _lora_alpha(self) -> tuple[int, str]:
         rank = self._value("lora_rank")
-        if not is_number(rank) or rank <= 0:
+        if not is_number(rank) or not 0 < 2 * rank < math.inf:
             return 32, "Twice the usual rank."
         if self._value("use_rslora") is True:
             alpha = max(1, round(2 * math.sqrt(rank)))
