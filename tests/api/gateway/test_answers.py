@@ -322,6 +322,32 @@ def test_a_response_may_call_a_function_and_be_told_what_it_said(gateway, tenant
     assert [message["role"] for message in engine.bodies[-1]["messages"]] == ["user", "assistant", "tool"]
 
 
+def test_text_and_calls_of_one_turn_are_one_message_of_the_assistant(gateway, tenant, engine):
+    def called(id: str) -> dict[str, str]:
+        return {"type": "function_call", "call_id": id, "name": "weather", "arguments": "{}"}
+
+    def said(id: str) -> dict[str, str]:
+        return {"type": "function_call_output", "call_id": id, "output": "sunny"}
+
+    text = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
+    tools = [{"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}}]
+    gateway.openai(tenant.key).responses.create(
+        model=BASE_MODEL, tools=tools,
+        input=[
+            *HI, text, called("a"), called("b"), said("a"), said("b"), called("c"), called("d"), said("c"), said("d"),
+        ],
+    )  # fmt: skip
+
+    turns = [
+        (message["role"], message["content"], [call["id"] for call in message.get("tool_calls", ())])
+        for message in engine.bodies[-1]["messages"]
+    ]
+    tool = ("tool", "sunny", [])
+    assert turns[1:] == [
+        ("assistant", "Let me see.", ["a", "b"]), tool, tool, ("assistant", None, ["c", "d"]), tool, tool,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "code", "param"),
     [

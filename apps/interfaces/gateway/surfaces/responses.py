@@ -167,7 +167,7 @@ def _as_chat(body: ResponsesBody) -> dict[str, object]:
     if not body.input:
         raise MissingParameter("`input` must hold a text or at least one item.", param="input")
     items = [Item(role="user", content=body.input)] if isinstance(body.input, str) else body.input
-    messages = [_message(number, item) for number, item in enumerate(items) if item.type != "reasoning"]
+    messages = _messages(items)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
     tools = [
@@ -197,7 +197,22 @@ def _as_chat(body: ResponsesBody) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _message(number: int, item: Item) -> dict[str, object]:
+def _messages(items: list[Item]) -> list[dict[str, Any]]:
+    """Return the chat's messages. Text and function calls of one turn of the assistant are one message."""
+    found: list[dict[str, Any]] = []
+    for number, item in enumerate(items):
+        if item.type == "reasoning":
+            continue
+        message, last = _message(number, item), found[-1] if found else {}
+        calls = last.get("tool_calls", [])
+        if item.type == "function_call" and last.get("role") == "assistant" and len(calls) < MAX_TOOLS:
+            last["tool_calls"] = calls + message["tool_calls"]
+        else:
+            found.append(message)
+    return found
+
+
+def _message(number: int, item: Item) -> dict[str, Any]:
     place = f"input[{number}]"
     if item.type == "message":
         if item.role is None:
