@@ -142,6 +142,9 @@ def test_parameters_have_the_types_that_read_them() -> None:
     limit = next(each["schema"] for each in of_files if each["name"] == "limit")
     assert limit == {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 10_000}
     assert {each["name"] for each in of_files} == {"limit", "after", "order", "purpose", "If-None-Match"}
+    of_jobs = api_document()["paths"]["/v1/fine_tuning/jobs"]["get"]["parameters"]
+    metadata = next(each for each in of_jobs if each["name"] == "metadata")
+    assert (metadata["style"], metadata["explode"], "default" in metadata["schema"]) == ("deepObject", True, False)
 
 
 @pytest.mark.slow

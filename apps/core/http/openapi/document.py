@@ -143,12 +143,15 @@ def _inlined(schema: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _query_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameter. If it is absent, the code reads null, but a client cannot send null."""
+    """Return the parameter. If it is absent, the code reads null or {}, but a client cannot send either."""
     options = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
-    known = {key: value for key, value in schema.items() if key != "anyOf" and (key, value) != ("default", None)}
+    known = {key: value for key, value in schema.items() if key != "anyOf"}
+    if known.get("default") in (None, {}):
+        known.pop("default", None)
     plain = named(known | ((options[0] if len(options) == 1 else {"anyOf": options}) if options else {}), name)
     text = plain.pop("description", None)
-    style = {"style": "deepObject", "explode": True} if plain.get("type") == "object" else {}
+    takes_object = any(option.get("type") == "object" for option in plain.get("anyOf", [plain]))
+    style = {"style": "deepObject", "explode": True} if takes_object else {}
     return {"name": name, "in": "query", "schema": plain} | style | ({"description": text} if text else {})
 
 
