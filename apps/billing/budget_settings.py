@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Organization, Project, User, key_of
-from apps.accounts.queries import KeyIdentity, KeyLimits
+from apps.accounts.queries import KeyIdentity, KeyLimits, names_of_creators
 from apps.billing.budgets import Attribution, attribution_of_key, list_budgets, period_of, send_alerts
 from apps.billing.ledger import lock_wallet
 from apps.billing.models import Budget, BudgetMode, BudgetScope, KeyLabel
@@ -89,7 +89,7 @@ def _check(
         BudgetScope.ORGANIZATION: target == "",
         BudgetScope.LABEL: all(part.strip() for part in target.partition("=")),
         BudgetScope.KEY: keys.filter(pk=target).exists(),
-        BudgetScope.MEMBER: target.startswith("user_"),
+        BudgetScope.MEMBER: target in names_of_creators(organization=organization_id),
         BudgetScope.PROJECT: Project.objects.filter(organization_id=organization_id, pk=target).exists(),
     }
     if scope not in is_known:

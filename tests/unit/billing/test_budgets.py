@@ -60,10 +60,12 @@ def spend(organization: Organization, usd: int, source: str = "ftjob-1", **whose
     [
         ("organization", "", {}),
         ("label", "team=search", {"labels": {"team": "search", "stage": "test"}}),
-        ("member", "user_7", {"member_id": "user_7"}),
+        ("member", "alice", {"member_id": "alice"}),
     ],
 )
-def test_nothing_is_started_beyond_a_budget(rich, scope, target, whose):
+def test_nothing_is_started_beyond_a_budget(rich, alice: User, scope, target, whose):
+    if scope == "member":
+        target, whose = alice.pk, {"member_id": alice.pk}
     budget(rich, 10, scope=scope, target=target)
     place(rich, 4, **whose)
     spend(rich, 5, source="ftjob-2", **whose)
@@ -159,6 +161,7 @@ def test_an_ended_budget_limits_nothing(rich):
         ({"scope": "label", "target": "team"}, "target"),
         ({"scope": "label", "target": "team= "}, "target"),
         ({"scope": "key", "target": "key_of_somebody_else"}, "target"),
+        ({"scope": "member", "target": "user_of_somebody_else"}, "target"),
         ({"mode": "explode"}, "mode"),
         ({"usd": 0}, "limit_usd"),
     ],
