@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
@@ -68,8 +68,10 @@ class CreateEval(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class UpdateEval(msgspec.Struct, forbid_unknown_fields=True):
+    """What is left out stays as it is; null removes the metadata."""
+
     name: _Name | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[str, str] | UnsetType | None = UNSET
 
 
 class CreateRun(msgspec.Struct, forbid_unknown_fields=True):
@@ -146,8 +148,9 @@ class EvalDetail(_EvalView):
     def post(self, request: Request, eval_id: str, body: UpdateEval) -> EvalObject:
         """Rename an eval, or replace its metadata."""
         evaluated = self._eval(eval_id)
+        metadata = None if body.metadata is UNSET else body.metadata or {}
         updated = operations.update_eval(
-            evaluated=evaluated, name=body.name or None, metadata=body.metadata, by=self.actor, now=db_now()
+            evaluated=evaluated, name=body.name or None, metadata=metadata, by=self.actor, now=db_now()
         )
         return eval_object(updated)
 

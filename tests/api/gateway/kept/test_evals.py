@@ -288,6 +288,8 @@ def test_a_source_that_cannot_be_used_is_named_and_evals_can_be_changed_and_list
     assert [each.id for each in sdk.evals.list(order="desc", order_by="updated_at")] == [made.id, other.id]
     assert list(rival.evals.list()) == []
     calls: tuple[Callable[..., object], ...] = (rival.evals.retrieve, rival.evals.delete, rival.evals.runs.list)
+    assert sdk.evals.update(made.id, name="two").metadata == {"c": "d" * 51}
+    assert sdk.evals.update(made.id, metadata=None).metadata == {}
     for call in calls:
         with pytest.raises(openai.NotFoundError):
             call(made.id)
