@@ -17,7 +17,7 @@ from apps.contracts.chat import RowError
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, sources_of
-from apps.core.errors import DomainError, InvalidState, NotFound
+from apps.core.errors import DomainError, InvalidState, NotFound, Unavailable
 from apps.core.messages import outbox
 from apps.core.messages.translation import translated
 from apps.datasets.intake.lanes import ReadingTime, TakesLong, lane_of_rows
@@ -32,6 +32,7 @@ from apps.datasets.validation.leases import release_expired_leases
 
 # Up to this size the caller waits for the count: about 15,000 short rows, measured at 3,000 to 6,000 a second.
 COUNT_NOW_BYTES = 4_000_000
+RETRY_SECONDS = 2  # until a file that is being validated is asked for again
 _DELETED_AT_ONCE = 500
 
 
@@ -39,6 +40,12 @@ class NotReady(InvalidState):
     """The file is not validated yet, has errors, or is deleted."""
 
     code = "file_not_ready"
+
+
+class StillValidating(Unavailable):
+    """The file is still being validated; the client can ask again later."""
+
+    code = "file_still_validating"
 
 
 class RowRefused(DomainError):

@@ -78,7 +78,7 @@ ERRORS: dict[str, Words] = {
     "file_not_repairable": Words(
         "The file has no bad rows that can be dropped or repaired.", "Fix the file yourself and upload it again."
     ),
-    "file_still_validating": Words("The file is still being validated, so its price is unknown.", _REPEAT),
+    "file_still_validating": Words("The file is still being validated, so its rows cannot be used yet.", _REPEAT),
     "file_too_large": Words(
         "The file exceeds the size limit, and was not kept.",
         "Split it into several files. A file of "

@@ -7,27 +7,20 @@ from apps.batches.models import BatchFile
 from apps.batches.queries import find_file
 from apps.contracts.chat import RowKind
 from apps.contracts.runs import Objective
-from apps.core.errors import DomainError, Unavailable
+from apps.core.errors import DomainError
 from apps.core.messages.translation import translated
 from apps.datasets.inspection.comparisons import find_comparison, find_or_compare
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
+from apps.datasets.operations import RETRY_SECONDS, StillValidating
 from apps.datasets.queries import get_version
 from apps.finetuning.recipes import completion
-
-_RETRY_SECONDS = 2
 
 
 class InvalidTrainingFile(DomainError):
     """The file cannot be trained on; the message describes what to change."""
 
     code = "invalid_training_file"
-
-
-class StillValidating(Unavailable):
-    """The file is still being validated, so its price is unknown; the client can ask again later."""
-
-    code = "file_still_validating"
 
 
 def usable_files(
@@ -127,8 +120,8 @@ def require_ready(version: DatasetVersion, param: str) -> None:
         message = gettext(
             "%(filename)s (%(version)s) is still being validated: ask again in %(retry_seconds)s seconds. "
             "You can create the job now: it waits for the file."
-        ) % {"filename": version.filename, "version": version.pk, "retry_seconds": _RETRY_SECONDS}
-        raise StillValidating(message, param=param, retry_after_seconds=_RETRY_SECONDS)
+        ) % {"filename": version.filename, "version": version.pk, "retry_seconds": RETRY_SECONDS}
+        raise StillValidating(message, param=param, retry_after_seconds=RETRY_SECONDS)
 
 
 def invalid_file(version: DatasetVersion, param: str) -> InvalidTrainingFile:

@@ -17,6 +17,9 @@ from apps.contracts.evaluation.graders import TextTooLong, UnknownVariable, name
 from apps.contracts.struct import is_deeper
 from apps.core.errors import InvalidValue
 from apps.core.objects.store import read_chunks, store
+from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.models import DatasetVersion
+from apps.datasets.operations import RETRY_SECONDS, NotReady, StillValidating
 from apps.datasets.queries import get_version
 from apps.serving.evals.criteria import Messages, check_messages, fill_messages
 
@@ -27,6 +30,7 @@ MAX_FILE_BYTES, MAX_LINES = 2 * MAX_SOURCE_BYTES, 10 * MAX_ITEMS  # read of a fi
 MAX_INLINE_BYTES = 128 * 1024  # of items that come with the request, which the run repeats
 DEFAULT_ANSWER_TOKENS, MAX_ANSWER_TOKENS = 1_024, 4_096
 _MAX_DEPTH = 64
+_FILE = "data_source.source.id"
 _READ_AT_ONCE = 4  # each may have 8 MiB
 
 
@@ -103,7 +107,7 @@ class SourceItem(msgspec.Struct, frozen=True):
 
 
 def check_source(source: DataSource, *, organization: Organization | str) -> None:
-    """Raise InvalidValue or UnknownFile if no run can read the data source."""
+    """Raise InvalidValue, UnknownFile, NotReady or StillValidating if no run can read the data source."""
     if isinstance(source, ResponsesSource):
         text = "Anneal stores no responses, so 'responses' is not offered: use 'completions'."
         raise InvalidValue(text, param="data_source.type", code="not_offered")
@@ -112,7 +116,7 @@ def check_source(source: DataSource, *, organization: Organization | str) -> Non
             text = f"Items sent with a run have at most {MAX_INLINE_BYTES // 1024} KiB together: upload a file."
             raise InvalidValue(text, param="data_source.source.content")
         case FileId(id=file_id) if not find_file(organization=organization, id=file_id):
-            get_version(organization=organization, id=file_id, param="data_source.source.id")
+            _require_ready(get_version(organization=organization, id=file_id, param=_FILE))
     if isinstance(source, CompletionsSource) and isinstance(source.input_messages, InputTemplate):
         check_messages(source.input_messages.template, param="data_source.input_messages.template")
     if isinstance(source, JsonlSource) or source.model is None:
@@ -120,6 +124,14 @@ def check_source(source: DataSource, *, organization: Organization | str) -> Non
     if source.input_messages is None and not isinstance(source.source, StoredCompletions):
         text = "Give the messages that the model is asked, as a template or as an item_reference."
         raise InvalidValue(text, param="data_source.input_messages")
+
+
+def _require_ready(version: DatasetVersion) -> None:
+    if version.status == DatasetVersionStatus.INVALID:
+        raise NotReady("The file has errors, so no run reads it. Fix them and upload it again.", param=_FILE)
+    if version.status != DatasetVersionStatus.READY:
+        text = f"The file is still being validated: send the request again in {RETRY_SECONDS} seconds."
+        raise StillValidating(text, param=_FILE, retry_after_seconds=RETRY_SECONDS)
 
 
 def read_items(
@@ -156,7 +168,7 @@ def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceI
     if file is not None:
         key = file.object_key
     else:
-        key = get_version(organization=organization, id=file_id, param="data_source.source.id").data_key
+        key = get_version(organization=organization, id=file_id, param=_FILE).data_key
     with store().open_stream(key) as stream:
         for line in split_lines(_bounded(read_chunks(stream)), max_line_bytes=MAX_ITEM_BYTES):
             if not (text := line.data.removeprefix(BOM_UTF8).strip()) and not line.is_too_long:
@@ -165,10 +177,10 @@ def _of_file(file_id: str, organization: Organization | str) -> Iterator[SourceI
                 row = msgspec.json.decode(text, type=dict[str, Any])
             except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
                 problem = f"Line {line.number} is no JSON object of at most {MAX_ITEM_BYTES // 1024} KiB."
-                raise InvalidValue(problem, param="data_source.source.id") from error
+                raise InvalidValue(problem, param=_FILE) from error
             if is_deeper(row, _MAX_DEPTH):  # what it becomes part of could not be written
                 problem = f"Line {line.number} is nested deeper than {_MAX_DEPTH} levels. Flatten it."
-                raise InvalidValue(problem, param="data_source.source.id")
+                raise InvalidValue(problem, param=_FILE)
             yield _item_of(row, line.number)
 
 
@@ -193,7 +205,7 @@ def _item_of(row: dict[str, Any], number: int) -> SourceItem:
         item, sample = row["item"], row.get("sample")
         if not isinstance(item, dict) or not isinstance(sample, dict | None):
             text = f"Line {number}: item and sample must be objects."
-            raise InvalidValue(text, param="data_source.source.id")
+            raise InvalidValue(text, param=_FILE)
         return SourceItem(item, sample)
     messages = row.get("messages")
     if isinstance(messages, list) and messages and isinstance(messages[-1], dict):

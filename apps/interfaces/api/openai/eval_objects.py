@@ -197,7 +197,7 @@ def run_object(run: EvalRun) -> EvalRunObject:
             for one in run.usage
         ],
         "per_testing_criteria_results": run.criteria_results,
-        "report_url": f"{settings.PUBLIC_URL}/v1/evals/{run.evaluated_id}/runs/{run.pk}/output_items",
+        "report_url": f"{settings.PUBLIC_URL}/evals/{run.evaluated_id}/runs/{run.pk}",
         "result_counts": {
             "total": run.total,
             "passed": run.passed,

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 import openai
 import pytest
+from django.urls import reverse
 from openai.types.evals import RunRetrieveResponse
 
 from apps.accounts.login.key_operations import revoke_key
@@ -14,9 +16,11 @@ from apps.batches.models import Batch, BatchFile
 from apps.billing.models import UsageConflict
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
+from apps.datasets.validation.leases import validate_version
 from apps.finetuning.usage.storage import stored_bytes
 from apps.serving.evals import operations
 from apps.serving.evals.models import Eval, EvalItem, EvalRun
+from tests.factories.datasets import make_ready_version, make_version
 from tests.factories.serving import BASE_MODEL, make_tenant
 from tests.support.gateway.processes import usage_of, wait_until
 from tests.support.sdk import extended_client
@@ -284,15 +288,33 @@ def test_a_source_that_cannot_be_used_is_named_and_evals_can_be_changed_and_list
     changed = sdk.evals.update(made.id, name="two", metadata={"c": "d" * 51})
     assert (changed.name, changed.metadata, sdk.evals.retrieve(made.id).name) == ("two", {"c": "d" * 51}, "two")
     assert Eval.objects.get(pk=made.id).bytes == stored + 50  # of the organization's storage
+    assert sdk.evals.update(made.id, name="two").metadata == {"c": "d" * 51}
+    assert sdk.evals.update(made.id, metadata=None).metadata == {}
     assert [each.id for each in sdk.evals.list(limit=1)] == [made.id, other.id]
     assert [each.id for each in sdk.evals.list(order="desc", order_by="updated_at")] == [made.id, other.id]
     assert list(rival.evals.list()) == []
     calls: tuple[Callable[..., object], ...] = (rival.evals.retrieve, rival.evals.delete, rival.evals.runs.list)
-    assert sdk.evals.update(made.id, name="two").metadata == {"c": "d" * 51}
-    assert sdk.evals.update(made.id, metadata=None).metadata == {}
     for call in calls:
         with pytest.raises(openai.NotFoundError):
             call(made.id)
     offline = sdk.evals.runs.create(made.id, data_source=OFFLINE)
     assert [each.id for each in sdk.evals.runs.list(made.id, status="queued")] == [offline.id]
     assert list(sdk.evals.runs.list(made.id, status="failed")) == []
+    assert urlsplit(offline.report_url).path == reverse("web:eval_run", args=[made.id, offline.id])
+
+
+def test_a_run_waits_until_its_file_is_validated(tenant):
+    made = make_version(tenant.organization, purpose="evals")
+    source = {"type": "jsonl", "source": {"type": "file_id", "id": made.pk}}
+    sdk = extended_client(tenant.key)
+
+    with pytest.raises(openai.InternalServerError) as early:
+        begin(sdk, [EXACT], source)
+    validate_version(version_id=made.pk, now=db_now())
+    broken = make_ready_version(tenant.organization, b'{"messages": 1}\n' * 9, purpose="evals")
+    with pytest.raises(openai.BadRequestError) as refused:
+        begin(sdk, [EXACT], source | {"source": {"type": "file_id", "id": broken.pk}})
+
+    assert (early.value.code, early.value.response.headers["Retry-After"]) == ("file_still_validating", "2")
+    assert (refused.value.code, refused.value.param) == ("file_not_ready", "data_source.source.id")
+    assert begin(sdk, [EXACT], source).status == "queued"
