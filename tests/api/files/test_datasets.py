@@ -64,9 +64,12 @@ def test_bad_rows_are_repaired_into_a_new_file(key, api_client, organization) ->
     client = api_client(key)
 
     made = client.post(f"/api/v1/files/{version.pk}/repair", {"mode": "drop"}, format="json").json()
+    early = client.get(f"/v1/files/{made['id']}/content")
     validate_version(version_id=made["id"], now=db_now())
     file = client.get(f"/v1/files/{made['id']}").json()
 
+    error = early.json()["error"]
+    assert (early.status_code, error["code"], error["param"]) == (400, "file_not_ready", "file_id")
     assert made["derived_from"] == version.pk and made["id"] != version.pk
     assert (file["status"], file["validation"]["rows"]) == ("processed", 12)
     again = client.post(f"/api/v1/files/{made['id']}/repair", {}, format="json")

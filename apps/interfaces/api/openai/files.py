@@ -205,6 +205,9 @@ class FileContent(ApiView):
             self._note("batch_file.downloaded", file.pk)
             return object_response(request._request, file.object_key, filename=file.filename)
         version = queries.get_version(organization=self.organization, id=file_id)
+        if not version.sha256:
+            text = "This repaired file is not written yet. Send the request again once its status is processed."
+            raise operations.NotReady(text, param="file_id")
         self._note("dataset.downloaded", version.pk)
         return object_response(request._request, version.object_key, filename=version.filename)
 
