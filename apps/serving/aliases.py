@@ -18,7 +18,9 @@ from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
+from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
+from apps.catalog.queries import ModelNotFound
 from apps.core import audit
 from apps.core.database.locks import lock, lock_row
 from apps.core.errors import InvalidState, InvalidValue, NotFound
@@ -55,6 +57,25 @@ def get_alias(*, organization: Organization | str, id: str) -> Alias:
     if found is None:
         raise NotFound(gettext("There is no alias %(id)s.") % {"id": repr(id)}, param="alias_id")
     return found
+
+
+def get_exact_version(*, organization: Organization | str, model_name: str, param: str = "model") -> AdapterVersion:
+    """Return the version with this name of its own.
+
+    Raises ModelNotFound, and InvalidValue for an alias, with the version that it stands for.
+    """
+    try:
+        return get_version_by_name(organization=organization, model_name=model_name, param=param)
+    except ModelNotFound:
+        alias = list_aliases(organization=organization).filter(model_name=model_name).first()
+        if alias is None:
+            raise
+    text = gettext(
+        "%(alias)s is an alias of %(version)s: send that name. DELETE /api/v1/aliases/%(id)s deletes the alias alone."
+    )
+    raise InvalidValue(
+        text % {"alias": alias.model_name, "version": alias.version.model_name, "id": alias.pk}, param=param
+    )
 
 
 def lock_aliases(*, organization: str) -> None:

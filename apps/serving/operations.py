@@ -16,7 +16,6 @@ from apps.accounts.notices.events import announce
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import NewVersion, delete_version, publish_version, record_verdict
-from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.contracts.addresses.replicas import AddressRefused
 from apps.contracts.runs import SignedFile
@@ -28,7 +27,7 @@ from apps.core.errors import InvalidValue, RateLimited
 from apps.core.messages import outbox
 from apps.core.objects.store import store
 from apps.core.secrets.sealing import place_of, seal, unseal
-from apps.serving.aliases import lock_aliases, require_unaliased
+from apps.serving.aliases import get_exact_version, lock_aliases, require_unaliased
 from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
 from apps.serving.placements import lock_around, lock_placements, replan, replan_around
@@ -139,7 +138,7 @@ def delete_model(
     *, organization: Organization | str, model_name: str, by: str, now: datetime.datetime
 ) -> AdapterVersion:
     """Stop serving the organization's `ft:…` model and delete its files. Raises ModelNotFound, InvalidState."""
-    version = get_version_by_name(organization=organization, model_name=model_name)
+    version = get_exact_version(organization=organization, model_name=model_name)
     undeploy(version=version, by=by, now=now)
     deleted = delete_version(version=version, by=by, now=now)
     withdraw(version=version)

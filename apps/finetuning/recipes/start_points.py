@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
-from apps.adapters.queries import get_version, get_version_by_name
+from apps.adapters.queries import get_version
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model
 from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, SignedFile
@@ -23,6 +23,7 @@ from apps.finetuning.models import Checkpoint, FineTuningJob, Run
 from apps.finetuning.recipes.checkpoint_names import find_named
 from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
+from apps.serving.aliases import get_exact_version
 
 _KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 UPLOADED = "uploaded"  # the metric that holds the scale in the configuration of an uploaded version
@@ -57,7 +58,7 @@ def find_start_point(*, organization: Organization | str, model: str) -> StartPo
     if named := find_named(organization, model):
         return _from_checkpoint(named)
     if model.startswith(_ADAPTER_PREFIX):
-        version = get_version_by_name(organization=organization, model_name=model)
+        version = get_exact_version(organization=organization, model_name=model)
         run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
         shape = _shape(run.job) if run else _shape_of_upload(version)
         start_from = StartFrom(version=version.pk, model=model)

@@ -13,7 +13,7 @@ from apps.accounts.members.projects import require_work_in
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK, NewVersion
-from apps.adapters.queries import get_version_by_name, list_versions
+from apps.adapters.queries import list_versions
 from apps.catalog.queries import ModelNotFound
 from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
@@ -23,6 +23,7 @@ from apps.finetuning.models import Checkpoint
 from apps.finetuning.recipes.checkpoint_names import find_named, may_answer, name_of
 from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.usage.storage import require_any_storage
+from apps.serving.aliases import get_exact_version
 from apps.serving.operations import publish
 
 _FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -50,7 +51,7 @@ def version_named(*, organization: Organization | str, model_name: str) -> Adapt
     """
     if checkpoint := find_named(organization, model_name):
         return serve_checkpoint(organization=organization, checkpoint_id=checkpoint.pk)
-    return get_version_by_name(organization=organization, model_name=model_name)
+    return get_exact_version(organization=organization, model_name=model_name)
 
 
 def require_checkpoint(*, organization: Organization | str, model_name: str) -> None:

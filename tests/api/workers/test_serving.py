@@ -30,6 +30,15 @@ def test_an_alias_is_made_listed_as_a_model_moved_and_deleted(http, organization
     listed = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
     assert listed[alias["model"]]["alias_of"] == version.model_name
     assert http.get(f"/v1/models/{alias['model']}").json()["alias_of"] == version.model_name
+    job = {"model": alias["model"], "training_file": "file-1"}
+    for answer in (
+        http.delete(f"/v1/models/{alias['model']}"),
+        http.post("/v1/fine_tuning/jobs", job, format="json"),
+        *(http.get(f"/api/v1/models/{alias['model']}/{of}") for of in ("files", "serving")),
+    ):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "model")
+        assert f"alias of {version.model_name}" in error["message"] and f"/aliases/{alias['id']}" in error["message"]
     refused = http.post(f"/api/v1/aliases/{alias['id']}/rollback")
     assert (refused.status_code, "no earlier version" in refused.json()["error"]["message"]) == (400, True)
     assert http.get("/api/v1/aliases").json()["data"] == [alias]

@@ -8,7 +8,6 @@ from rest_framework.request import Request
 from apps.accounts.roles import Permission
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
-from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
@@ -73,7 +72,7 @@ class AliasList(ApiView):
         if find_named(self.organization, body.version):
             raise InvalidState("No replica has loaded this checkpoint yet: send it a request first.", param="version")
         alias = aliases.point_alias(
-            version=get_version_by_name(organization=self.organization, model_name=body.version, param="version"),
+            version=aliases.get_exact_version(organization=self.organization, model_name=body.version, param="version"),
             name=body.name,
             canary_percent=body.canary_percent,
             expected=body.expected_version,
@@ -138,7 +137,7 @@ class ModelServing(ApiView):
         if checkpoint := find_named(self.organization, model):
             base_model = checkpoint.job.base_model
             return _serving_object(model, _NEVER_ASKED_FOR, base_model=base_model, is_kept_warm=False)
-        return serving_object(get_version_by_name(organization=self.organization, model_name=model))
+        return serving_object(aliases.get_exact_version(organization=self.organization, model_name=model))
 
     def post(self, request: Request, model: str, body: ServingRequest) -> ServingObject:
         """Start or stop serving a model; keep it warm for a price or by demand."""

@@ -9,7 +9,6 @@ from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
 from apps.adapters.models import AdapterVersion
-from apps.adapters.queries import get_version_by_name
 from apps.core.database.clock import db_now
 from apps.core.errors import ErrorDetails
 from apps.core.money import usd_decimal
@@ -17,6 +16,7 @@ from apps.finetuning.conversions.orders import ConversionOffer, cancel, get_conv
 from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
+from apps.serving.aliases import get_exact_version
 
 
 class ConversionBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -54,7 +54,7 @@ class ModelConversions(ApiView):
 
     def get(self, request: Request, model: str) -> ListObject[ConversionObject]:
         """List the forms that a fine-tuned model can be converted to, with the price or the state of each."""
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         return list_object([_object(version, offer) for offer in list_offers(version=version)])
 
     def post(self, request: Request, model: str, body: ConversionBody) -> ConversionObject:
@@ -63,7 +63,7 @@ class ModelConversions(ApiView):
         The price is held, and charged once when the files are there. Ordering what is ordered already returns the
         order.
         """
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         shown = read_nano("quoted_max_usd", body.quoted_max_usd, example="0.25")
         order(version=version, kind=body.kind, shown_nano=shown, by=self.actor, now=db_now())
         return next(_object(version, each) for each in list_offers(version=version) if each.kind == body.kind)
@@ -74,7 +74,7 @@ class ModelConversionCancel(ApiView):
 
     def post(self, request: Request, model: str, conversion_id: str) -> ConversionObject:
         """Cancel an order that no trainer has taken yet. What was held returns, and nothing is charged."""
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         found = cancel(conversion=get_conversion(version=version, id=conversion_id), by=self.actor)
         offer = next(each for each in list_offers(version=version) if each.kind == found.kind)
         return _object(version, replace(offer, conversion=found))

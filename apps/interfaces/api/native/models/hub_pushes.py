@@ -8,13 +8,13 @@ from msgspec import Meta
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
-from apps.adapters.queries import get_version_by_name
 from apps.core.database.clock import db_now
 from apps.finetuning.models import HubPush
 from apps.finetuning.results.hub_pushes import list_pushes, request_push
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
+from apps.serving.aliases import get_exact_version
 
 _SHOWN = 100
 
@@ -49,7 +49,7 @@ class ModelPushes(ApiView):
 
     def get(self, request: Request, model: str) -> ListObject[PushObject]:
         """List the latest 100 pushes of a fine-tuned model, newest first."""
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         return list_object([_object(model, push) for push in list_pushes(version=version)[:_SHOWN]])
 
     def post(self, request: Request, model: str, body: PushBody) -> PushObject:
@@ -57,7 +57,7 @@ class ModelPushes(ApiView):
 
         A repository that does not exist is made, as a private one.
         """
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         push = request_push(
             version=version,
             export=body.export,

@@ -7,7 +7,6 @@ from django.http import HttpResponse
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
-from apps.adapters.queries import get_version_by_name
 from apps.core import audit
 from apps.core.objects.store import attachment
 from apps.core.objects.views import object_response
@@ -15,6 +14,7 @@ from apps.finetuning.results.model_files import find_file, list_files
 from apps.interfaces.api.requests.handlers import Download
 from apps.interfaces.api.requests.pagination import ListObject, list_object
 from apps.interfaces.api.views import ApiView
+from apps.serving.aliases import get_exact_version
 
 
 class ModelFileObject(TypedDict):
@@ -36,7 +36,7 @@ class ModelFileList(ApiView):
 
     def get(self, request: Request, model: str) -> ListObject[ModelFileObject]:
         """List the files of a fine-tuned model and of its exports, with the model card."""
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         files: list[ModelFileObject] = [
             {
                 "object": "model.file",
@@ -55,7 +55,7 @@ class ModelFileContent(ApiView):
 
     def get(self, request: Request, model: str, name: str, query: ExportQuery) -> Download:
         """Download one file of a fine-tuned model, or of its export."""
-        version = get_version_by_name(organization=self.organization, model_name=model)
+        version = get_exact_version(organization=self.organization, model_name=model)
         file = find_file(version=version, name=name, export=query.export)
         if request.method == "GET":  # HEAD sends no content
             action = "adapter.downloaded"
