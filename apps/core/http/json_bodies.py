@@ -64,7 +64,7 @@ def explain(data: object, kind: Any, *, at: str = "") -> DomainError:
 
     The error names the first faulty field.
     """
-    options = list(_options(kind))
+    options = list(options_of(kind))
     tagged = [option.__struct_config__ for option in options if _is_struct(option)]
     if isinstance(data, dict) and len(tagged) > 1 and (tag := tagged[0].tag_field):
         options = [option for option in options if _is_struct(option) and option.__struct_config__.tag == data.get(tag)]
@@ -153,13 +153,13 @@ def _fits(value: object, kind: Any) -> bool:
     return True
 
 
-def _options(kind: Any) -> Iterator[Any]:
+def options_of(kind: Any) -> Iterator[Any]:
     """Yield the types that a value may have, without null and without their limits."""
     if get_origin(kind) is Annotated:
-        yield from _options(get_args(kind)[0])
+        yield from options_of(get_args(kind)[0])
     elif get_origin(kind) in (Union, UnionType):
         for one in get_args(kind):
-            yield from _options(one)
+            yield from options_of(one)
     elif kind is not type(None):
         yield kind
 

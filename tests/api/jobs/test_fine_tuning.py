@@ -217,7 +217,8 @@ def test_a_filter_that_is_not_understood_is_refused_instead_of_ignored(sdk, file
     labelled, plain = create(sdk, file_id, metadata={"team": "a"}), create(sdk, file_id)
 
     assert [job.id for job in sdk.fine_tuning.jobs.list(metadata={"team": "a"})] == [labelled.id]
-    assert [job.id for job in sdk.fine_tuning.jobs.list(extra_query={"metadata": "null"})] == [plain.id]
+    for null in ("null", ""):  # OpenAI's client for Node sends an empty text
+        assert [job.id for job in sdk.fine_tuning.jobs.list(extra_query={"metadata": null})] == [plain.id]
     assert len(list(sdk.fine_tuning.jobs.list())) == 2
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.fine_tuning.jobs.list(extra_query={"metadata": '{"team": "b"}'})

@@ -16,7 +16,7 @@ from rest_framework.request import Request
 
 from apps.core.errors import InvalidValue
 from apps.core.http.asgi import require_unencoded
-from apps.core.http.json_bodies import explain
+from apps.core.http.json_bodies import explain, options_of
 from apps.core.http.openapi.document import FileAnswer
 from apps.interfaces.api.requests.parsers import read_body
 
@@ -74,6 +74,8 @@ def read_query(given: Mapping[str, str], kind: type[Any]) -> Any:
         sent = _sent(given, field.encode_name)
         if sent is None:
             continue
+        if sent == "" and any(get_origin(option) is dict for option in options_of(field.type)):
+            sent = "null"  # OpenAI's client for Node writes null as an empty text
         try:
             read[field.name] = msgspec.convert(sent, field.type, strict=False)
         except msgspec.ValidationError as error:
