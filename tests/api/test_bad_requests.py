@@ -47,6 +47,7 @@ def test_every_bad_request_is_refused_by_name_with_what_to_do(key, ids) -> None:
     [
         ({"hyperparameters": {"n_epochs": "3"}}, "Use 'auto' or a number."),
         ({"method": {"type": "reinforcement", "reinforcement": {}}}, "is not offered here"),
+        ({"method": {"type": "sft", "supervised": {}}}, "is not offered here: use supervised"),
     ],
 )
 def test_a_message_names_what_is_taken(key, ids, body, told) -> None:

@@ -152,9 +152,9 @@ class MoveJob(msgspec.Struct, forbid_unknown_fields=True):
 
 def parse_request(body: CreateJob, data: object, *, is_retry: bool = False) -> JobRequest:
     """Return the domain's request; `data` is the body as sent. Raises InvalidValue that names the field."""
+    objective = parse_objective(body.method.type if body.method else None)
     _require_one_method(body.method)
     method = parse_method(body.quantization, (body.recipe or {}).get("method"))
-    objective = parse_objective(body.method.type if body.method else None)
     return JobRequest(
         base_model=body.model or "",
         training_file=body.training_file,

@@ -109,6 +109,7 @@ FOR_JOBS = [
     _job("method.type", method={"type": "reinforcement"}),
     _job("method.type", method={"type": "reinforcement", "reinforcement": {"grader": {}}}),
     _job("method.type", method={"type": "kto"}),
+    _job("method.type", method={"type": "sft", "supervised": {}}),
     _job("method.type", method={"type": 3}),
     _job("method.grpo", UNKNOWN, method={"type": "supervised", "grpo": {}}),
     _job("method.dpo", method={"type": "supervised", "dpo": {}}),
