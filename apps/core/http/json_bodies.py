@@ -71,7 +71,7 @@ def explain(data: object, kind: Any, *, at: str = "") -> DomainError:
         if not options:
             name, use = _join(at, tag), _one_of(config.tag for config in tagged)
             if tag not in data:
-                return MissingParameter(f"Missing required parameter: '{name}'. Send it as {use}.", param=name)
+                return _missing(name, use)
             text = f"Invalid value for '{_cut(name)}': {_shown(data[tag])}. Use {use}."
             return InvalidValue(text, param=name[:_MAX_PARAM])
     for option in options:
@@ -136,9 +136,13 @@ def _of_struct(value: dict[str, object], kind: type[msgspec.Struct], at: str) ->
         return found
     for field in fields:
         if field.required and field.encode_name not in value:
-            name, use = _join(at, field.encode_name), _described(field.type)
-            return MissingParameter(f"Missing required parameter: '{name}'. Send it as {use}.", param=name)
+            return _missing(_join(at, field.encode_name), _described(field.type))
     return None
+
+
+def _missing(name: str, use: str) -> MissingParameter:
+    text = f"Missing required parameter: '{_cut(name)}'. Send it as {use}."
+    return MissingParameter(text, param=name[:_MAX_PARAM])
 
 
 def _first(children: Iterable[tuple[str, object, Any]]) -> DomainError | None:
@@ -240,7 +244,7 @@ def _one_of(values: Iterable[object]) -> str:
 def _taken(at: str, names: list[str]) -> str:
     if len(names) > _MAX_NAMES:
         return " Remove it."
-    subject = f"'{at}'" if at else "This call"
+    subject = f"'{_cut(at)}'" if at else "This call"
     return f" {subject} takes {', '.join(names) or 'nothing'}."
 
 

@@ -41,6 +41,7 @@ _EVALUATIONS = 6  # per run: enough to find the best one, to wait for `_PATIENCE
 _MAX_EVALUATIONS = 20
 _MAX_EPOCHS = 1_000  # a higher number is refused later, with the limit
 _AUTO = (None, "auto")
+_MAX_SHOWN = 60  # characters of a client's own name in a message
 _MULTIPLIERS = (1e-3, 1e3)
 _MAX_ROW = 2**24  # tokens; a longer value is a typing error, and is refused instead of cut to the context
 # Parts of the model's own recipe that apply to every way of training. The recipe was found with supervised adapters.
@@ -170,7 +171,7 @@ def _require_settable(wanted: Mapping[str, object], limits: RecipeLimits) -> Non
         if name in CHOSEN_BY_US or limits.of(name) is None:
             settable = ", ".join(limit.name for limit in limits.hyperparameters)
             message = gettext("%(name)s is not a hyperparameter you can set: use %(settable)s.") % {
-                "name": repr(name),
+                "name": repr(name[:_MAX_SHOWN]),
                 "settable": settable,
             }
             raise InvalidValue(message, param=f"hyperparameters.{name}")

@@ -120,7 +120,7 @@ def open_trackers(*, job: FineTuningJob) -> tuple[Tracker, ...]:
 
 def _integration(given: Mapping[str, object], kind: str, param: str) -> Integration:
     if unknown := set(given) - {"type", kind}:
-        name = min(unknown)
+        name = min(unknown)[:_MAX_NAME]
         raise InvalidValue(
             gettext("'%(param)s' takes only type and %(kind)s.") % {"param": param, "kind": kind},
             param=f"{param}.{name}",

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from apps.core.errors import DomainError
 
 _DOMAIN = "hyperparameters."
+_MAX_PARAM = 200
 _COMPUTE = "compute."  # a job's object, whose members an estimate has at the top
 _RENAMED = {"budget.max_cost": "budget.max_cost_usd"}
 _OF_OPENAI = {
@@ -37,7 +38,7 @@ def as_sent(data: object) -> Iterator[None]:
         name = (error.param or "").removeprefix(_DOMAIN)
         sent = _sent_name(name, data) if error.param != name else None
         if sent:
-            error.param = sent
+            error.param = sent[:_MAX_PARAM]
             for start in (f"{name} ", f"{name!r} "):
                 if error.message.startswith(start):
                     error.message = f"'{sent}' {error.message.removeprefix(start)}"

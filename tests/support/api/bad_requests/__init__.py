@@ -44,6 +44,7 @@ _FIX = re.compile(
     r"|[Ss]horten|[Ff]latten|[Tt]ake|[Tt]rain|takes?|must|required|needs?|up to|at most)\b"
 )
 _LONGEST = 1_000  # characters of a message: what it quotes is cut
+_LONG = 100  # characters of a param: a longer one may be cut
 # An answer to an address that leads nowhere needs no other fix.
 _GONE = re.compile(r"not offered|not found|does not exist|No such|There is no|No [a-z -]+ has the id")
 
@@ -96,7 +97,7 @@ def _is_sent(case: Case, param: str) -> bool:
         body = json.loads(case.body) if isinstance(case.body, bytes) else case.body
     except ValueError:
         return False
-    return param in set(_places(body))
+    return any(place == param or (len(param) > _LONG and place.startswith(param)) for place in _places(body))
 
 
 def _places(value: Any, at: str = "") -> Iterator[str]:

@@ -52,6 +52,13 @@ KEPT = [
     Case(JOBS, {"model": "anneal-demo", "training_file": FILE, "compute": {"pool": LONG}}, "compute.pool"),
     Case(JOBS, {"model": "anneal-demo", "training_file": FILE, "integrations": [{"type": LONG}]},
          "integrations[0].type"),
+    Case(JOBS, {"model": "anneal-demo", "training_file": FILE, "integrations": [{"type": "wandb", LONG: 1}]},
+         f"integrations[0].{LONG[:128]}"),
+    Case(JOBS, {"model": "anneal-demo", "training_file": FILE, "recipe": {LONG: 1}}, f"recipe.{LONG}"[:200]),
+    *(Case(f"{GRADERS}/validate",
+           {"grader": {"type": "multi", "name": "n", "graders": {LONG: grader}, "calculate_output": "a"}},
+           f"grader.graders.{LONG}"[:200], code=code)
+      for grader, code in (({}, MISSING), ({"type": "string_check"}, MISSING), (EXACT | {"a": 1}, UNKNOWN))),
     # Evals.
     Case(EVALS, {}, "data_source_config", code=MISSING),
     _eval("data_source_config.type", data_source_config={"type": "files"}),
