@@ -53,7 +53,7 @@ def retry_job(
         raise InvalidState(
             gettext("%(id)s is %(status)s: only a job that failed is started again.")
             % {"id": job.pk, "status": job.status},
-            param="job_id",
+            param="fine_tuning_job_id",
         )
     key = f"retry:{job.pk}"
     locks.lock(f"job:{job.organization_id}:{key}")
@@ -70,7 +70,9 @@ def retry_job(
         count_files(version=version, count=count, validation=validation, counting=counting)
     suggestion = suggest(job=job, now=now)
     if suggestion.hold_nano is None:
-        raise CannotLaunch(f"{translated(suggestion.text)} {translated(suggestion.obstacle)}", param="job_id")
+        raise CannotLaunch(
+            f"{translated(suggestion.text)} {translated(suggestion.obstacle)}", param="fine_tuning_job_id"
+        )
     cap_nano = suggestion.hold_nano if spend_cap_nano is None else spend_cap_nano
     require_maximum(cap_nano=cap_nano, shown_nano=shown_max_nano)
     files = _files(job, suggestion, by=by, now=now)

@@ -165,7 +165,8 @@ def test_only_a_failed_job_is_started_again_and_with_money_that_was_named(sdk, f
     with pytest.raises(openai.BadRequestError) as misread:
         start_again(sdk, job.id, budget={"max_cost_usd": "lots"})
 
-    assert (refused.value.code, misread.value.param) == ("invalid_state", "budget.max_cost_usd")
+    assert (refused.value.code, refused.value.param) == ("invalid_state", "fine_tuning_job_id")
+    assert misread.value.param == "budget.max_cost_usd"
 
 
 @pytest.mark.slow
