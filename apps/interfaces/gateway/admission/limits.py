@@ -182,10 +182,14 @@ class Rates:
 
 def duration(seconds: float) -> str:
     """Return a duration as OpenAI writes it in these headers: 20ms, 1.5s, 6m0s."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes:.0f}m{rest:.0f}s" if minutes else f"{rest:.3g}s"
+    milliseconds = round(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    hundredths = round(seconds * 100)
+    if hundredths < 6000:
+        return f"{hundredths / 100:g}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s"
 
 
 class OpenRequests:

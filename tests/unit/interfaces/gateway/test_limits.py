@@ -137,6 +137,7 @@ def test_headers_are_the_standard_ones(clock):
         "x-ratelimit-reset-tokens: 1.5s",
     ]
     assert [duration(seconds) for seconds in (0.02, 1.5, 360)] == ["20ms", "1.5s", "6m0s"]
+    assert [duration(seconds) for seconds in (0.9996, 59.96, 59.996, 119.6)] == ["1s", "59.96s", "1m0s", "2m0s"]
 
 
 def test_an_organization_on_whose_requests_engines_fail_waits_and_others_do_not(clock):
