@@ -1,7 +1,9 @@
 """Answers to requests with a statement that PostgreSQL stopped because of the limits in deploy/postgres/roles.sql."""
 
 import logging
+import math
 import sys
+import time
 
 from django.conf import settings
 from django.db import DatabaseError
@@ -25,6 +27,9 @@ from apps.core.http.asgi import ServerFault, error_headers, error_response, is_m
 
 logger = logging.getLogger(__name__)
 
+# The shorter of the two limits in roles.sql that end a session: idle_in_transaction_session_timeout.
+SESSION_SECONDS = 30 * 60
+
 
 class QueryTimeout(DomainError):
     """A statement took too long. It would take as long the next time, so clients must not repeat the request."""
@@ -43,8 +48,11 @@ class RowsInUse(Unavailable):
 class RefuseStoppedStatements(MiddlewareMixin):
     """Answers 503 if a view ended because its statement was stopped. The view's transaction is rolled back."""
 
+    def process_request(self, request: HttpRequest) -> None:
+        request.began_at = time.monotonic()  # type: ignore[attr-defined]
+
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        refusal = _refusal_of(exception)
+        refusal = _refusal_of(exception, request)
         if refusal is None:
             return None
         logger.warning("%s %r was refused", request.method, request.path, exc_info=exception)
@@ -56,7 +64,7 @@ def server_error(request: HttpRequest) -> HttpResponse:
 
     Pages are rendered without the request, because their frame would query the database, which may have failed.
     """
-    refusal = _refusal_of(sys.exc_info()[1])
+    refusal = _refusal_of(sys.exc_info()[1], request)
     if refusal is not None:
         return _stopped(request, refusal)
     if is_machine_path(request.path):
@@ -88,25 +96,34 @@ def _page(
     return HttpResponse(page, status=status, headers=headers)
 
 
-def _refusal_of(exception: BaseException | None) -> DomainError | None:
+def _refusal_of(exception: BaseException | None, request: HttpRequest) -> DomainError | None:
     if not isinstance(exception, DatabaseError):
         return None
-    match exception.__cause__:
-        case QueryCanceled() | TransactionTimeout() | IdleInTransactionSessionTimeout():
-            return QueryTimeout(
-                gettext(
-                    "The database took too long for this, so it was stopped. Nothing was changed. Ask for less: a "
-                    "shorter period, fewer rows, or a filter or search that matches less."
-                )
+    if _took_too_long(exception.__cause__, request):
+        return QueryTimeout(
+            gettext(
+                "The database took too long for this, so it was stopped. Nothing was changed. Ask for less: a "
+                "shorter period, fewer rows, or a filter or search that matches less."
             )
+        )
+    match exception.__cause__:
         case LockNotAvailable() | DeadlockDetected():
             return RowsInUse(
                 gettext("Another request is changing the same data. Nothing was changed. Try again in a few seconds."),
                 retry_after_seconds=2,
             )
         case AdminShutdown() | CrashShutdown() | CannotConnectNow() | OperationalError(sqlstate=None):
-            # Without a code the session is gone: the server's reason does not always arrive before its end.
             return Unavailable(
                 gettext("The database did not answer. Try again in a few seconds."), retry_after_seconds=5
             )
     return None
+
+
+def _took_too_long(cause: BaseException | None, request: HttpRequest) -> bool:
+    match cause:
+        case QueryCanceled() | TransactionTimeout() | IdleInTransactionSessionTimeout():
+            return True
+        case OperationalError(sqlstate=None):
+            # Without a code the session is gone: the server's reason does not always arrive before its end.
+            return time.monotonic() - getattr(request, "began_at", math.inf) >= SESSION_SECONDS
+    return False

@@ -8,6 +8,7 @@ from django.db import connection
 
 from apps.accounts.models import Organization
 from apps.core.database.policies import APP_ROLE, OWNER_ROLE, SYSTEM_ROLE
+from apps.core.http.statement_limits import SESSION_SECONDS
 
 
 def indexes_for_like() -> list[str]:
@@ -29,7 +30,7 @@ def test_roles_that_serve_requests_have_limits_of_time_and_the_others_none(db: N
         limits = {role: set(settings or ()) for role, settings in cursor.fetchall()}
 
     serving = {"statement_timeout=30s", "lock_timeout=15s", "transaction_timeout=45min"}
-    serving.add("idle_in_transaction_session_timeout=30min")
+    serving.add(f"idle_in_transaction_session_timeout={SESSION_SECONDS // 60}min")
     assert limits == {
         APP_ROLE: serving,
         "anneal_internal": serving | {"plan_cache_mode=force_generic_plan"},

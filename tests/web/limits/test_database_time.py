@@ -1,14 +1,18 @@
 """A request whose statement the database stops gets an answer that says what to do, and changes nothing."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import Mock
 
+import psycopg
 import pytest
-from django.db import connection
+from django.db import DatabaseError, connection
 from django.test import Client
 
 from apps.config.settings import internal
+from apps.core.http import statement_limits
 
 TOO_LONG = ["SET LOCAL statement_timeout = 1", "SELECT pg_sleep(10)"]
 HELD = 4711  # an advisory lock that another session holds
@@ -105,14 +109,32 @@ def test_the_page_of_a_fault_keeps_the_navigation_without_a_query(alice, client_
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_transaction_that_takes_too_long_is_refused(key, api_client) -> None:
+def test_a_transaction_that_takes_too_long_is_refused(key, api_client, monkeypatch) -> None:
+    monkeypatch.setattr(statement_limits, "SESSION_SECONDS", 0)  # the limit that the transaction reaches
     with stopping("finetuning_finetuningjob", ["SET LOCAL transaction_timeout = 1", "SELECT pg_sleep(10)"]):
         answer = api_client(key).get("/v1/fine_tuning/jobs")
     connection.close()  # the server has closed its end; outside tests, Django does so after the request
 
-    # The server's reason and the end of the session race: libpq may see the end first.
-    assert answer.status_code == 503 and answer.json()["error"]["code"] in ("query_timeout", "service_unavailable")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "query_timeout")
+    assert answer.headers["x-should-retry"] == "false"
     assert api_client(key).get("/v1/fine_tuning/jobs").status_code == 200
+
+
+@pytest.mark.parametrize(("limit_seconds", "code"), [(0, "query_timeout"), (3600, "service_unavailable")])
+def test_a_session_that_ends_without_a_reason_counts_as_ended_by_its_limit_after_that_time(
+    rf, monkeypatch, limit_seconds, code
+) -> None:
+    """The server's reason and the end of the session race, and libpq sees the end first now and then."""
+    monkeypatch.setattr(statement_limits, "SESSION_SECONDS", limit_seconds)
+    middleware, request = statement_limits.RefuseStoppedStatements(Mock()), rf.get("/v1/fine_tuning/jobs")
+    lost = DatabaseError("lost")
+    lost.__cause__ = psycopg.OperationalError("server closed the connection unexpectedly")
+
+    middleware.process_request(request)
+    answer = middleware.process_exception(request, lost)
+
+    assert (answer.status_code, json.loads(answer.content)["error"]["code"]) == (503, code)
+    assert ("x-should-retry" in answer.headers) != ("Retry-After" in answer.headers)
 
 
 @pytest.mark.django_db(transaction=True)
