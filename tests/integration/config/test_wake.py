@@ -10,6 +10,7 @@ from apps.accounts.models import Organization, User
 from apps.config import celery
 from apps.config.celery import app, wake_outbox
 from apps.core.models import OutboxMessage
+from tests.services.ports import free_port
 
 
 @pytest.fixture
@@ -19,22 +20,15 @@ def silent_port() -> Any:
         yield listener.getsockname()[1]
 
 
-@pytest.fixture
-def dead_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @pytest.mark.slow
 def test_a_committed_request_succeeds_without_the_broker(
     monkeypatch: Any,
-    dead_port: int,
     client_for: Any,
     alice: User,
     organization: Organization,
     django_capture_on_commit_callbacks: Any,
 ) -> None:
-    monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{dead_port}/0")
+    monkeypatch.setenv("CELERY_BROKER_URL", f"redis://127.0.0.1:{free_port()}/0")
 
     with django_capture_on_commit_callbacks() as after_commit:
         response = client_for(alice).post("/members/invite", {"email": "new@example.com", "role": "member"})

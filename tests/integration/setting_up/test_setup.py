@@ -21,6 +21,7 @@ from scripts.installation.commands import NoWheel, SetupFailed
 from scripts.installation.environments import Environment
 from scripts.installation.packages import WITHOUT_HASHES, install_locked
 from scripts.setup import install
+from tests.services.ports import free_port
 
 
 class Index(SimpleHTTPRequestHandler):
@@ -166,7 +167,7 @@ def test_a_damaged_environment_is_noticed_and_made_anew_without_an_index(
 def test_an_index_that_refuses_is_named_with_what_to_set(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    point_to(monkeypatch, f"http://user:secret@127.0.0.1:{closed_port()}/simple")
+    point_to(monkeypatch, f"http://user:secret@127.0.0.1:{free_port()}/simple")
     started = time.monotonic()
     with pytest.raises(SetupFailed, match=r"Connection refused.*Set PIP_INDEX_URL") as failed:
         install_locked(Path(sys.executable), environment.lock_files)
@@ -179,7 +180,7 @@ def test_an_index_that_refuses_is_named_with_what_to_set(
 def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
     environment: Environment, own_installer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    point_to(monkeypatch, f"http://127.0.0.1:{closed_port()}/simple")
+    point_to(monkeypatch, f"http://127.0.0.1:{free_port()}/simple")
     monkeypatch.setattr(setup, "check_machine", lambda: None)
     monkeypatch.setattr(setup, "environments", lambda *, dev: [environment])
 
@@ -200,7 +201,7 @@ def test_an_index_that_says_nothing_is_named_after_seconds(monkeypatch: pytest.M
 def test_pytorchs_index_is_asked_for_what_the_others_lack_and_named_where_it_is_silent(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = f"http://127.0.0.1:{closed_port()}/whl/cpu"
+    dead = f"http://127.0.0.1:{free_port()}/whl/cpu"
     monkeypatch.setattr(indexes, "PYTORCH_CPU_INDEX", dead)
     with pytest.raises(NoWheel, match=rf"gamma==1.0.*{dead}.*PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"):
         install_locked(Path(sys.executable), [environments.REQUIREMENTS / "more.lock"], fallback_index=dead)
@@ -352,8 +353,3 @@ def own_installer(environment: Environment, tmp_path: Path, monkeypatch: pytest.
 def point_to(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", address)
     installer.variables.cache_clear()
-
-
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

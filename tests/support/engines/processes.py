@@ -1,7 +1,6 @@
 """Several training processes, and what one process makes of the same recipe."""
 
 import itertools
-import socket
 from typing import BinaryIO
 
 import msgspec
@@ -13,6 +12,7 @@ from gpu_workers.common.config import child_environment, rank_environment
 from gpu_workers.common.events import EVENTS_FILE
 from gpu_workers.trainer.children.executor import MODULE
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer
+from tests.services.ports import free_port
 from tests.support.engines.attempts import Tried
 from tests.support.engines.rows import SMALL, make_pairs, make_rows
 
@@ -25,9 +25,7 @@ def rows_for(recipe: Hyperparameters) -> bytes:
 
 
 def fork(fork_server: ForkServer, arguments: list[str], log: BinaryIO, *, count: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         fork_server.fork(
             MODULE,

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from gpu_workers.train.loop.checkpoint import BEST_FILE
 from gpu_workers.train.loop.launch import interface_of, place_in
 from gpu_workers.trainer.children.executor import MODULE
 from gpu_workers.trainer.children.fork_server import Forked, ForkServer
+from tests.services.ports import free_port
 from tests.support.engines.attempts import ELSEWHERE, Tried, attempt, make_run_spec, prepare
 from tests.support.engines.processes import PLAIN, ROWS, assert_trained_alike, wait_for
 from tests.support.engines.rows import unlike
@@ -49,9 +49,7 @@ class Group:
         resume: Path | None = None,
         **changes: object,
     ):
-        with socket.socket() as free:
-            free.bind((ADDRESS, 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.folders = [folder / str(rank) for rank in range(nodes)]
         self.started: list[Forked] = []
         for rank, work_dir in enumerate(self.folders):
