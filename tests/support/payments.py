@@ -1,5 +1,6 @@
 """What tests of payments do at Stripe and read in the books."""
 
+import datetime
 from typing import Any
 
 from django.db.models import Sum
@@ -57,10 +58,10 @@ def order_auto_recharge(
     return autorecharge.set_auto_recharge(organization=organization, is_enabled=True, by="user_1", **wanted)
 
 
-def recharge(times: int = 1) -> None:
+def recharge(times: int = 1, *, now: datetime.datetime | None = None) -> None:
     """Begin what is due and carry it out, as the schedule does."""
     for _ in range(times):
-        autorecharge.start_due(now=db_now())
+        autorecharge.start_due(now=now or db_now())
         for topup in TopUp.objects.filter(origin="auto", status="requested"):
             autorecharge.charge(topup_id=topup.pk)
 

@@ -269,10 +269,12 @@ def test_a_project_has_a_budget_an_allowance_and_a_usage_of_its_own(
     post(owner, "/api/v1/budgets", scope="project", target=project.pk, limit_usd="50", mode="block")
     spend(organization, 2 * USD, "ftjob-spent", attribution=Attribution(project_id=project.pk))
     spend(organization, 3 * USD, "ftjob-before", attribution=Attribution())  # as before there were projects
+    charged_at = db_now()
+    Hold.objects.filter(status="closed").update(closed_at=charged_at)  # on one day
     spent = [owner.get(f"{PROJECTS}/{each['id']}").json()["spent_usd"] for each in owner.get(PROJECTS).json()["data"]]
     assert [float(each) for each in spent] == [3, 2]
-    today = db_now().date()
-    sums = sum_by_group(organization=organization, first=today, last=today, group=Group.PROJECT, most=9)
+    day = charged_at.date()
+    sums = sum_by_group(organization=organization, first=day, last=day, group=Group.PROJECT, most=9)
     assert sums.largest == {default_project_id(organization): 3 * USD, project.pk: 2 * USD}
 
 

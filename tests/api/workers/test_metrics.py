@@ -20,6 +20,7 @@ from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.finetuning.models import Run, Worker
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
+from apps.interfaces.worker_api import metrics
 from apps.interfaces.worker_api.metrics import render_installation_metrics
 from apps.serving.metrics import render_metrics
 from apps.serving.models import MeteringCheck, Replica
@@ -98,13 +99,15 @@ def test_attempts_count_for_an_hour_after_their_end(floor, claim) -> None:
     assert 'anneal_runs_ended_last_hour{status="lost"} 1' in scrape()
 
 
-def test_requests_of_this_hour_count_by_their_end_and_time_to_the_first_token(floor) -> None:
+def test_requests_of_this_hour_count_by_their_end_and_time_to_the_first_token(floor, monkeypatch) -> None:
+    now = db_now()
+    monkeypatch.setattr(metrics, "db_now", lambda: now)
     buckets = [0] * (len(BOUNDS_MS) + 1)
     sums = dict.fromkeys(("aborted", "rate_limited", "over_quota", "not_found", "invalid", "cached_input_tokens"), 0)
     times = {"first_token_counts": [*buckets[:10], 2, *buckets[11:]], "latency_counts": buckets}
     for hours, failed in ((0, 1), (1, 5)):
         TrafficHour.objects.create(
-            organization=floor.organization, hour_at=db_now().replace(minute=0, second=0, microsecond=0) - hours * HOUR,
+            organization=floor.organization, hour_at=now.replace(minute=0, second=0, microsecond=0) - hours * HOUR,
             requests=3, failed=failed, input_tokens=90, output_tokens=7, cost_nano=0, **sums, **times,
         )  # fmt: skip
 

@@ -245,7 +245,9 @@ def test_an_alert_is_mailed_to_owners_and_admins_with_the_figures(rich, alice: U
 def test_yesterday_is_reported_once_to_those_who_want_it(rich, alice: User, monkeypatch):
     for number in range(1, 14):
         spend(rich, 3 if number > 3 else 1, f"ftjob-{number}")
-    tomorrow = db_now().replace(hour=7) + datetime.timedelta(days=1)
+    charged_at = db_now()
+    Hold.objects.update(closed_at=charged_at)  # all on one day
+    tomorrow = charged_at.replace(hour=7) + datetime.timedelta(days=1)
 
     assert publish_reports(now=tomorrow.replace(hour=1)) == 0
     assert (publish_reports(now=tomorrow), publish_reports(now=tomorrow)) == (1, 1)
@@ -253,7 +255,7 @@ def test_yesterday_is_reported_once_to_those_who_want_it(rich, alice: User, monk
     monkeypatch.setattr(Spend, "__init__", None)  # single lines are not read: a day may have any number
     send_report(**message.payload)
 
-    assert mail.outbox[0].subject == f"Acme spent $33.00 on {db_now():%-d %B}"
+    assert mail.outbox[0].subject == f"Acme spent $33.00 on {charged_at:%-d %B}"
     body = mail.outbox[0].body
     assert "$3.00  training ftjob-13" in body and "training ftjob-3\n" not in body and "and 3 more" in body
     BillingProfile.objects.create(organization=rich, is_daily_report_wanted=False)

@@ -42,8 +42,9 @@ def test_enough_credit_is_left_alone(near_twin: Twin, organization: Organization
 
 def test_no_more_than_the_cap_is_charged_in_a_month(near_twin: Twin, organization: Organization) -> None:
     order_auto_recharge(near_twin, organization, threshold_cents=900_000)
+    now = db_now()
 
-    recharge(times=5)
+    recharge(times=5, now=now)
 
     assert available_cents(organization) == 10_000
     next_month = db_now() + datetime.timedelta(days=32)

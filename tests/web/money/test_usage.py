@@ -18,7 +18,7 @@ from apps.billing.usage.metering import UsageRecord, rate_usage, record_quantity
 from apps.billing.usage.slices import close_slice, lease_slice
 from apps.billing.usage.storage import STORED
 from apps.catalog.operations import set_price
-from apps.core.database.clock import db_now
+from apps.core.database.clock import begin_of_day, db_now
 from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
 from apps.finetuning.jobs import control
@@ -244,8 +244,10 @@ def test_a_period_that_cannot_be_says_why_at_its_field(first, last, message, org
     assert page.context["period"].words == "30 days"
 
 
-def test_the_month_is_forecast_against_the_budget(organization, use, client_for, vera):
+def test_the_month_is_forecast_against_the_budget(organization, use, client_for, vera, monkeypatch):
     use("anneal-demo")
+    today = UsageSeries.objects.latest("day").day
+    monkeypatch.setattr(usage, "db_now", lambda: begin_of_day(today))
     set_budget(
         organization=organization,
         scope="organization",
@@ -258,7 +260,6 @@ def test_the_month_is_forecast_against_the_budget(organization, use, client_for,
 
     page = client_for(vera).get("/usage")
 
-    today = db_now().astimezone(datetime.UTC).date()
     left = (today.replace(day=28) + datetime.timedelta(days=4)).replace(day=1) - today - datetime.timedelta(days=1)
     assert page.context["forecast"].expected_nano == 200_000_000 + 200_000_000 * left.days // 7
     assert "Budget of the organization" in text(page) and "$0.20" in text(page)

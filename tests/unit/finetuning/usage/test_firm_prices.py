@@ -1,5 +1,6 @@
 """Firm prices: the customer never pays more than the quoted maximum, and the operator sees what that cost."""
 
+import datetime
 from decimal import Decimal
 
 import pytest
@@ -28,10 +29,15 @@ MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
 MAXIMUM = 60 * MILLI_DOLLAR  # what these jobs are quoted at most: the minimum charge
 
 
+def month_of_charges() -> datetime.date:
+    """Return the month of the last posting, also if the next month has begun since."""
+    return LedgerEntry.objects.latest("id").created_at.date().replace(day=1)
+
+
 def losses() -> list[tuple[str, int]]:
-    """Return the losses of this month by job, as the margin page shows them."""
+    """Return the month's losses by job, as the margin page shows them."""
     now = db_now()
-    found = list_estimate_losses(month=now.date().replace(day=1), now=now)
+    found = list_estimate_losses(month=month_of_charges(), now=now)
     assert not any(outcome.differences for outcome in reconcile(now=now))
     return [(loss.job.pk, loss.nano) for loss in found]
 
@@ -54,7 +60,7 @@ def test_a_slow_run_goes_on_and_the_customer_pays_the_maximum_that_was_shown(flo
     assert (reload(job).status, reload(job).cost_nano, charged(organization)) == ("succeeded", MAXIMUM, MAXIMUM)
     record_estimate_loss(hold_id=reload(job).hold_id, total_nano=100 * MILLI_DOLLAR, by="system")  # settled once more
     assert losses() == [(job.pk, 100 * MILLI_DOLLAR)]
-    month = db_now().date().replace(day=1)
+    month = month_of_charges()
     [margin] = list_margins(month=month, now=db_now())
     assert margin.revenue_nano == MAXIMUM
     assert sum_estimate_losses(month=month, now=db_now()) == {margin.pool.pk: 100 * MILLI_DOLLAR}
