@@ -1,5 +1,6 @@
 """Datasets, rows and findings, adapters and filtered jobs over the API."""
 
+from apps.datasets.tasks import inspect
 from apps.interfaces.api.native import dataset_library
 from tests.factories.accounts import make_key
 from tests.factories.chat import assistant, line, user
@@ -41,7 +42,12 @@ def test_rows_are_read_as_the_model_sees_them(api_client, key, organization, flo
     monkeypatch.setattr(dataset_library, "_MAX_RENDERED", 60)  # characters: a few rows
     early = client.get(f"/api/v1/files/{version.pk}/rows?limit=5&model={floor.base_model.name}").json()
     assert 1 <= len(early["rows"]) < 5 and early["next_line"] == len(early["rows"]) + 1
-    assert client.get(f"/api/v1/files/{version.pk}/findings").json()["is_inspected"] in (True, False)
+
+    before = client.get(f"/api/v1/files/{version.pk}/findings").json()
+    inspect(version.pk)
+    after = client.get(f"/api/v1/files/{version.pk}/findings").json()
+    assert (before["is_inspected"], before["distinct_rows"]) == (False, None)
+    assert (after["is_inspected"], after["distinct_rows"]) == (True, 1)
 
 
 def test_jobs_are_filtered_by_state_model_and_words(api_client, key, organization, floor):

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from apps.contracts.adapter_files import MODEL_TYPES
@@ -144,13 +145,10 @@ def test_configurations_made_up_at_random_have_the_parameters_transformers_creat
 
 
 def test_adapters_have_the_parameters_peft_creates() -> None:
-    peft = pytest.importorskip("peft")
     config = invented("llama", 3) | {"num_hidden_layers": 3}
     for use_dora in (False, True):
         with torch.device("meta"):
-            model = peft.get_peft_model(
-                built(config), peft.LoraConfig(r=4, target_modules="all-linear", use_dora=use_dora)
-            )
+            model = get_peft_model(built(config), LoraConfig(r=4, target_modules="all-linear", use_dora=use_dora))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         plain = lora_parameter_count(from_config(config), rank=4, target_modules=("all-linear",))
         outputs = sum(layer.out_features * layer.copies for layer in linear_layers(from_config(config)))

@@ -10,6 +10,8 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaForCausalLM
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from apps.contracts.parity import PARITY_FILE
@@ -35,12 +37,9 @@ def base() -> BaseIdentity:
     return BaseIdentity(path=str(BASE_MODEL), served_name=SERVED_NAME, max_lora_rank=16)
 
 
-_http = httpx.Client(verify=False)  # each client with certificates would read them all
-
-
 @contextmanager
 def open_object(url: str) -> Iterator[Iterator[bytes]]:
-    with _http.stream("GET", url) as response:
+    with httpx.stream("GET", url, verify=False) as response:  # certificates would be read each time
         response.raise_for_status()
         yield response.iter_bytes()
 
@@ -197,12 +196,10 @@ def test_damage_on_the_disk_is_mended_in_place_by_the_next_agent(
 def test_peft_s_own_files_are_accepted(
     plane: ControlPlane, store: AdapterStore, base: BaseIdentity, tmp_path: Path
 ) -> None:
-    peft = pytest.importorskip("peft")
-    transformers = pytest.importorskip("transformers")
-    model = transformers.LlamaForCausalLM.from_pretrained(BASE_MODEL)
+    model = LlamaForCausalLM.from_pretrained(BASE_MODEL)
     modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules=modules, task_type="CAUSAL_LM")
-    peft.get_peft_model(model, config).save_pretrained(tmp_path / "peft")
+    config = LoraConfig(r=16, lora_alpha=32, target_modules=modules, task_type="CAUSAL_LM")
+    get_peft_model(model, config).save_pretrained(tmp_path / "peft")
     files = {name: (tmp_path / "peft" / name).read_bytes() for name in (CONFIG_FILE, WEIGHTS_FILE)}
 
     assert store.ensure(plane.describe(NAME, files, rank=16), base).exists()

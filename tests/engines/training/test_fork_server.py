@@ -79,7 +79,9 @@ def test_it_has_its_own_environment_and_nothing_of_the_agents(fork_server, fork,
     assert report["threads"] == 2
     assert report["is_session_leader"] and report["core_bytes"] == 0
     assert report["descriptors"][:3] == [0, 1, 2] and len(report["descriptors"]) == 4  # the last is its look at them
-    if "This child has no network." in (tmp_path / "log").read_text():
+    log = (tmp_path / "log").read_text()
+    assert ("This child has no network." in log) != ("This child keeps the network" in log)
+    if "This child has no network." in log:
         assert report["interfaces"] == ["lo"]
 
 

@@ -339,15 +339,22 @@ def test_numbers_that_no_answer_could_show_end_a_run_with_a_reason(tenant) -> No
     assert wide.threshold == pytest.approx(1.35e308)
     file = create_file(
         organization=tenant.organization, filename="items.jsonl", by="user_1", now=db_now(), purpose="evals",
-        chunks=[b'{"item": {"n": 1%s}, "sample": {"output_text": "x"}}\n' % (b"0" * 30)],
+        chunks=[b'{"item": {"n": 1%s}, "sample": {"output_text": "x"}}\n' % (b"0" * 30) * 3],
     )  # fmt: skip
-    run = make_run(tenant, JsonlSource(source=FileId(id=file.pk)))
+    run = make_run(tenant, JsonlSource(source=FileId(id=file.pk)), wide)
+    reasons = {"1.6e308": "", "1" + "0" * 400: "no number from 1e+308 to 1.7e+308", "1e400": "cannot be read"}
 
     progress.prepare(run.pk)
+    for number, text in enumerate(reasons):
+        run.items.filter(number=number).update(answers=msgspec.json.encode({"g0": {"text": text}}).decode())
+    run.refresh_from_db()
+    progress.go_on(ended(run, BatchStatus.COMPLETED).pk)
 
     run.refresh_from_db()
-    assert run.status in (EvalRunStatus.COMPLETED, EvalRunStatus.FAILED)
-    assert run.status == EvalRunStatus.COMPLETED or "Line 1" in run.error["message"]
+    assert (run.status, run.passed, run.errored) == (EvalRunStatus.COMPLETED, 1, 2)
+    for row, reason in zip(run.items.order_by("number"), reasons.values(), strict=True):
+        (result,) = msgspec.json.decode(row.results)
+        assert result["threshold"] == wide.threshold and reason in result.get("error", "")
 
 
 def test_runs_of_organizations_that_share_are_limited_together(tenant, charlie, monkeypatch) -> None:
