@@ -66,11 +66,12 @@ test-durations: setup-dev # all tests; keeps what each file took, by which the l
 	$(WEB) -m scripts.test --record
 
 # These two run every line, whatever an earlier one finds, and fail at the end.
-nightly: setup-dev ## before a release: external services, vLLM with images and as canary, long searches; and make audit
+nightly: setup-dev setup-gguf ## before a release: external services, GGUF, vLLM with images and as canary, long searches; and make audit
 	@status=0; set -x; \
 	$(WEB) -m scripts.test --nightly || status=1; \
 	$(PYTEST) --hypothesis-profile=thorough -m hypothesis tests/unit || status=1; \
 	$(PYTEST) --hypothesis-profile=thorough tests/browser || status=1; \
+	$(ENGINES) -m pytest -c tests/engines/pytest.ini --rootdir . tests/engines/training/publishing/test_gguf.py || status=1; \
 	$(ENGINES) -m tests.bench.families || status=1; \
 	$(WEB) -m scripts.dependencies.audit || status=1; \
 	exit $$status
