@@ -6,6 +6,7 @@ Decodes and encodes with the same contracts as the real one; the end-to-end test
 import hashlib
 import json
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ class ControlPlane:
         self.stale: set[str] = set()  # runs whose leases are stale
         self.cancelled: set[str] = set()  # runs whose customer asked to cancel them
         self.ends: dict[str, RunOutcome] = {}  # by run
+        self.ended_at = 0.0  # when the last outcome arrived, by time.time()
         self._sequences: dict[str, int] = {}  # the last one, by lease
         self._leases: dict[str, tuple[str, str]] = {}  # lease -> its token and run
         self.lock = threading.Lock()
@@ -310,6 +312,7 @@ class ControlPlane:
         return _ok(self.judge) if self.judge else _error(403, "insufficient_permissions")
 
     def _finish(self, body: bytes, lease_id: str) -> tuple[int, bytes]:
+        self.ended_at = time.time()
         self.outcomes.append(msgspec.json.decode(body, type=FinishRequest).outcome)
         self.ends[self._leases.pop(lease_id)[1]] = self.outcomes[-1]
         return _ok(FinishResponse(run_status="done", job_status="done"))

@@ -2,10 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
+from django.db import transaction
 
+from apps.serving.models import LoadedAdapter
+from tests.factories.serving import make_adapter
 from tests.services.collector import Collector, running_collector
 from tests.support.gateway.processes import HI, GatewayProcess, running_gateway
 from tests.twins.scripted_engine import TOKEN, Script
@@ -74,8 +78,18 @@ def test_a_request_has_one_trace_that_the_engine_continues(traced, collector, en
 
 
 @pytest.mark.slow
-def test_the_wait_for_a_replica_is_a_phase(traced, collector, tenant) -> None:
-    answer = ask(traced, tenant)  # of a model that the gateway does not know yet
+def test_the_wait_for_a_replica_is_a_phase(traced, collector, world, tenant) -> None:
+    with transaction.atomic():  # no moment in which it is loaded
+        version = make_adapter(tenant.organization, world.base_model)
+        loading = LoadedAdapter.objects.filter(adapter_version=version)
+        loading.update(state="loading")
+    earlier = {span.trace_id for span in collector.spans}
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ask, traced, tenant, model=version.model_name)
+        collector.wait_for(lambda span: span.name == "admission" and span.trace_id not in earlier)  # it waits by now
+        loading.update(state="loaded")
+        answer = asked.result()
 
     request = collector.wait_for_request(answer.headers["x-request-id"])
     phases = sorted(collector.of_trace(request.trace_id), key=lambda span: span.started_ns)
@@ -111,7 +125,7 @@ def test_a_malformed_context_is_ignored(sent, traced, collector, tenant) -> None
 
 @pytest.mark.slow
 def test_a_stream_is_traced_to_its_end(traced, collector, engine, tenant) -> None:
-    engine.scripts["slowly"] = Script(tokens=("a", "b", "c"), delay_seconds=0.05)
+    engine.scripts["slowly"] = Script(tokens=("a", "b", "c"), delay_seconds=0.2, is_paced=True)
 
     answer = ask(traced, tenant, "/v1/completions", prompt="slowly", stream=True)
 

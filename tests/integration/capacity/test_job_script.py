@@ -7,6 +7,7 @@ import time
 from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.pools.capacity.slurm import Slurm, SlurmSettings
 from gpu_workers.common.config import read_config, read_engine_config
+from tests.support.waiting import wait_until
 
 WORKER = """#!/bin/sh
 trap '' TERM
@@ -29,8 +30,7 @@ def test_the_work_folder_stays_until_a_worker_that_was_told_three_times_to_stop_
     (tmp_path / "job").write_text(scripts[0])
 
     job = subprocess.Popen(["sh", str(tmp_path / "job")])
-    while not (tmp_path / "started").exists():
-        time.sleep(0.02)
+    wait_until((tmp_path / "started").exists, "the worker did not start")
     for _ in range(3):
         job.send_signal(signal.SIGTERM)
         time.sleep(0.1)

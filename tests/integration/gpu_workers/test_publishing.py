@@ -1,5 +1,6 @@
 """What the agent does with the publishing child's work, and without it: a trained adapter is never lost."""
 
+import re
 import sys
 
 import msgspec
@@ -111,7 +112,9 @@ def test_a_part_that_hangs_is_ended_and_tried_once_more(plane, models, tmp_path)
     for attempt, part in enumerate(parts, start=1):
         outcome = plane.ends[f"run_{attempt}"]
         assert isinstance(outcome, Succeeded)
-        assert [(each.kind, each.cause) for each in outcome.missing] == [(part, "it made no progress for 3 seconds")]
+        [missing] = outcome.missing
+        assert missing.kind == part
+        assert re.fullmatch(r"it made no progress for \d+ seconds", missing.cause)  # a busy machine notices it later
         assert tries(tmp_path, part, attempt=attempt) == 2
 
 

@@ -16,6 +16,7 @@ from gpu_workers.trainer import agent as agent_module
 from gpu_workers.trainer.children.executor import SubprocessExecutor
 from gpu_workers.trainer.publication import Publisher
 from tests.support.agent import Draining, add_run, make_agent
+from tests.support.waiting import wait_until
 
 GPUS = ("GPU-a", "GPU-b", "GPU-c")
 
@@ -32,6 +33,11 @@ def children(tmp_path: Path) -> dict[str, tuple[int, str]]:
     return found
 
 
+def wait_for_children(tmp_path: Path, *runs: str) -> dict[str, tuple[int, str]]:
+    """Return the living children once they are those of these runs."""
+    return wait_until(lambda: (found := children(tmp_path)).keys() == set(runs) and found)
+
+
 @pytest.mark.slow
 def test_runs_share_a_machine_and_neither_cancel_nor_lost_lease_nor_crash_of_one_touches_another(
     plane, models, tmp_path
@@ -41,18 +47,15 @@ def test_runs_share_a_machine_and_neither_cancel_nor_lost_lease_nor_crash_of_one
         add_run(plane, models, attempt=attempt)
     draining = Draining(make_agent(plane, tmp_path, "wait", devices=GPUS))
 
-    plane.wait_for(lambda: len(children(tmp_path)) == 2)
-    first = children(tmp_path)
+    first = wait_for_children(tmp_path, "run_1", "run_2")
     assert {run: seen for run, (_, seen) in first.items()} == {"run_1": "GPU-a,GPU-b", "run_2": "GPU-c"}
 
     plane.cancelled.add("run_1")
-    plane.wait_for(lambda: "run_3" in children(tmp_path))
-    second = children(tmp_path)
+    second = wait_for_children(tmp_path, "run_2", "run_3")
     assert second["run_2"] == first["run_2"] and second["run_3"][1] == "GPU-a"
 
     plane.stale.add("run_2")
-    plane.wait_for(lambda: "run_2" not in children(tmp_path))
-    assert children(tmp_path) == {"run_3": second["run_3"]}
+    assert wait_for_children(tmp_path, "run_3") == {"run_3": second["run_3"]}
 
     os.kill(second["run_3"][0], signal.SIGKILL)
     draining.join()

@@ -15,6 +15,7 @@ from apps.core.database.tenancy import tenant
 from apps.interfaces.web.shell import live
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from tests.support.attempts import step
+from tests.support.waiting import wait_until
 
 
 def test_the_stream_of_a_foreign_job_is_not_found(floor, client_for, charlie, rival, alice):
@@ -189,8 +190,7 @@ def test_an_event_that_comes_while_a_watcher_reads_is_not_missed(floor, organiza
             added.append(channel.rings)
             attempt.report(wire.StepCompleted, **step(1, 3.0))
             connection.close()  # of the thread that it runs in
-            while channel.rings == added[0]:
-                time.sleep(0.01)
+            wait_until(lambda: channel.rings != added[0], "Redis did not say it", seconds=20)
         return found
 
     monkeypatch.setattr(live, "_read", read_too_early)

@@ -335,7 +335,9 @@ def test_an_address_that_was_refused_often_gets_its_refusals_late(monkeypatch: p
     asyncio.run(scenario())
 
 
-def test_a_person_gets_a_page_and_htmx_a_notice() -> None:
+def test_a_person_gets_a_page_and_htmx_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.core.http.fair_shares.time", SimpleNamespace(monotonic=lambda: 100.0))
+
     async def scenario() -> None:
         views = Views()
         views.go_on.set()

@@ -115,7 +115,7 @@ def test_a_batch_is_answered_charged_and_kept_as_files(tenant, engine):
 def test_a_worker_killed_in_the_middle_answers_and_charges_each_request_once(tenant, gateway, engine):
     sdk = openai_client(tenant.key)
     engine.scripts["slow"] = Script(tokens=("x",) * 4, delay_seconds=0.1)
-    names = [f"r{number}" for number in range(12)]
+    names = [f"r{number}" for number in range(40)]
     batch = begin(sdk, [line(name, "slow") for name in names])
     environ = os.environ | {
         "ANNEAL_GATEWAY_URL": f"unix://{gateway.socket}",

@@ -1,6 +1,6 @@
 """The progress of a running job on pages and in the API: no moment in the past, and no unknown number."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -13,8 +13,8 @@ from tests.support.attempts import step
 MILLI_DOLLAR = 1_000_000
 
 
-def progress_of(job, *, after_seconds: float = 0.0):
-    now = db_now() + timedelta(seconds=after_seconds)
+def progress_of(job, *, since: datetime | None = None, after_seconds: float = 0.0):
+    now = (since or db_now()) + timedelta(seconds=after_seconds)
     found = get_progress(job=FineTuningJob.objects.get(pk=job.pk), now=now)
     finish = finish_of(found, now=now)
     assert finish is None or finish > now
@@ -29,8 +29,10 @@ def test_a_queued_job_does_not_say_when_it_ends(floor):
 def test_before_the_first_step_the_estimate_says_what_is_left(floor, claim):
     job = floor.job()
     claim()
-
-    begun, later, last = (progress_of(job, after_seconds=seconds).seconds_left for seconds in (0.0, 2.0, 60.0))
+    at = Run.objects.get(job=job).leased_at
+    begun, later, last = (
+        progress_of(job, since=at, after_seconds=seconds).seconds_left for seconds in (0.0, 2.0, 60.0)
+    )
 
     assert begun == pytest.approx(job.estimate["run_seconds_p50"], abs=1.0)
     assert begun > later > last > 0.0  # slower than quoted, and never in the past
@@ -59,14 +61,16 @@ def test_the_runs_own_pace_takes_over_within_the_first_minute_without_a_jump(flo
 def test_without_a_report_the_time_left_runs_down_and_stays_above_zero(floor, claim):
     job = floor.job()
     claim().start().report(wire.StepCompleted, **step(4, 1.0))
+    now = db_now()
 
-    found = progress_of(job)
+    found = progress_of(job, since=now)
 
     assert found.percent == 40
     assert found.seconds_left == pytest.approx(6 * 1800 / 5, rel=0.01)  # its four steps, and one at the quoted pace
-    assert progress_of(job, after_seconds=60.0).seconds_left == pytest.approx(found.seconds_left - 60.0, abs=1.0)
+    later = progress_of(job, since=now, after_seconds=60.0)
+    assert later.seconds_left == pytest.approx(found.seconds_left - 60.0, abs=1.0)
     assert progress_of(job, after_seconds=86_400.0).seconds_left > 0.0
-    back = progress_of(job, after_seconds=-3600.0)  # a clock that went back
+    back = progress_of(job, since=now, after_seconds=-3600.0)  # a clock that went back
     assert back.seconds_left == pytest.approx(found.seconds_left, abs=1.0)
 
 
@@ -93,9 +97,10 @@ def test_what_another_attempt_reported_counts_no_more(floor, claim):
 def test_what_is_spent_holds_the_minimum_and_ends_at_the_charge(floor, claim):
     job = floor.job(spend_cap_nano=200 * MILLI_DOLLAR)
     attempt = claim()
-    assert progress_of(job).spent_nano < MILLI_DOLLAR
-    Run.objects.filter(job=job).update(leased_at=db_now() - timedelta(seconds=40))
-    assert progress_of(job).spent_nano == pytest.approx(40 * MILLI_DOLLAR, rel=0.1)  # loading: due if it stops here
+    leased_at = db_now() - timedelta(seconds=40)
+    Run.objects.filter(job=job).update(leased_at=leased_at)
+    for seconds in (0, 40):  # loading: due if it stops here
+        assert progress_of(job, since=leased_at, after_seconds=seconds).spent_nano == seconds * MILLI_DOLLAR
 
     attempt.start()
     attempt.report(wire.StepCompleted, **(step(5, 1.0) | {"training_seconds": 90.0}))
