@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 
+from apps.accounts.models import User
 from apps.billing.usage.metering import record_usage
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
@@ -102,3 +103,13 @@ def test_longer_periods_are_shown_by_the_day(send, client_for, vera):
 
     assert len(page.context["requests"].columns) == 30
     assert "Requests by day" in text(page)
+
+
+def test_days_are_utc_in_every_zone(send, client_for, vera):
+    send()
+    User.objects.filter(pk=vera.pk).update(time_zone="America/New_York")
+
+    page = client_for(vera).get("/usage/traffic?days=30")
+
+    [row] = page.context["rows"]
+    assert f'<td class="first nowrap">{row.at.astimezone(datetime.UTC):%-d %b %Y}</td>' in text(page)
