@@ -1,10 +1,12 @@
 """The context of an audit log page, shared by the dashboard and the operator console."""
 
+import datetime
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from django.urls import reverse
+from django.utils.dateparse import parse_date
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 
@@ -30,7 +32,7 @@ def page_context(
     """
     error = ""
     try:
-        chosen = read_filter(query)
+        chosen = read_filter(with_last_day(query))
     except InvalidValue as refused:
         chosen, error = AuditFilter(), refused.message
     with counted_read():
@@ -54,6 +56,16 @@ def page_context(
         "older": f"?{urlencode(asked | {'before': str(entries[-1].pk)})}" if has_more else "",
         "newest": f"?{urlencode(asked)}" if chosen.before is not None else "",
     }
+
+
+def with_last_day(query: Mapping[str, str]) -> dict[str, str]:
+    """Return the query of a page's form, which names the last day, as `read_filter` takes it: until the next one."""
+    given = dict(query.items())
+    try:
+        last = parse_date(given.get("until", "").strip())
+        return given | ({"until": str(last + datetime.timedelta(days=1))} if last else {})
+    except (ValueError, OverflowError):
+        return given
 
 
 def _url_of(entry: AuditEntry, pages: Mapping[str, str]) -> str:

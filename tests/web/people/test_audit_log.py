@@ -8,6 +8,7 @@ import pytest
 from django.db import transaction
 
 from apps.core import audit
+from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
@@ -100,6 +101,22 @@ def test_filters(query, found, organization, alice, client_for, api_client):
     assert [action for row, action in zip(page.context["rows"], actions(page), strict=True)
             if row["entry"].target != own["target"]] == found  # fmt: skip
     assert [entry["action"] for entry in answer["data"] if entry["target"] != own["target"]] == found
+
+
+def test_the_last_day_of_the_form_is_included_and_a_moment_of_the_api_is_not(
+    organization, alice, olga, client_for, api_client
+):
+    note(organization, alice.pk)
+    asked = {"action": "thing.done", "until": f"{db_now():%Y-%m-%d}"}
+
+    page = client_for(alice).get("/organization/audit", asked)
+    platform = client_for(olga).get("/staff/audit", asked | {"organization": organization.pk})
+    exported = b"".join(client_for(alice).get("/organization/audit/export", asked))
+    answer = api_client(make_key(organization, alice)).get("/api/v1/audit", asked).json()
+
+    assert actions(page) == actions(platform) == ["thing.done"] and b"thing.done" in exported
+    assert answer["data"] == [] and page.context["asked"]["until"] == asked["until"]
+    assert client_for(alice).get("/organization/audit", asked | {"until": "9999-12-31"}).status_code == 200
 
 
 @pytest.mark.parametrize(

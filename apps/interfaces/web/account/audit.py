@@ -4,7 +4,7 @@ from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from apps.accounts.audit_page import page_context
+from apps.accounts.audit_page import page_context, with_last_day
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.audit_log import export, list_entries, read_filter
@@ -34,7 +34,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
 def download(request: OrganizationRequest) -> HttpResponseBase:
     """Send the newest matching entries as CSV or JSON lines. The download itself is audited."""
     kind = request.GET.get("export", "csv")
-    rows = list_entries(organization=request.organization, chosen=read_filter(request.GET))
+    rows = list_entries(organization=request.organization, chosen=read_filter(with_last_day(request.GET)))
     chunks, content_type = export(rows, kind=kind)
     audit.record(
         organization=request.organization,
