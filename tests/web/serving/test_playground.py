@@ -1,5 +1,6 @@
 """The playground: which models it offers, and the token a browser asks the gateway with."""
 
+import gzip
 import json
 import re
 
@@ -12,10 +13,12 @@ from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object, store
 from apps.datasets.models import DatasetVersion
+from apps.datasets.validation.leases import validate_version
 from apps.finetuning.models import FineTuningJob
+from apps.interfaces.web.playground import rows
 from apps.serving.operations import undeploy
 from tests.factories.accounts import make_key
-from tests.factories.datasets import chat_row, jsonl_of
+from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version, make_version
 from tests.support.pages import text
 
 
@@ -162,6 +165,37 @@ def test_an_answer_becomes_the_next_row_of_a_dataset(version, organization, clie
     assert first.status_code == 200
     assert post(client_for(bob), "/playground/rows", {"messages": [HI]}).json()["error"]["param"] == "messages[0].role"
     assert post(client_for(vera), "/playground/rows", {"messages": [HI, answer]}).status_code == 403
+
+
+def test_a_row_is_added_to_the_rows_of_a_file_that_was_uploaded_in_another_form(version, organization, client_for, bob):
+    of_dataset = {"dataset_name": "Playground rows", "filename": "rows.jsonl.gz"}
+    uploaded = make_ready_version(organization, gzip.compress(jsonl(12)), **of_dataset)
+    sent = {"messages": [HI, {"role": "assistant", "content": "lost_card"}]}
+
+    saved = DatasetVersion.objects.get(pk=post(client_for(bob), "/playground/rows", sent).json()["file"])
+    assert len(read_object(saved.object_key).splitlines()) == 13 and uploaded.status == "ready"
+    assert validate_version(version_id=saved.pk, now=db_now()).status == "ready"
+
+
+@pytest.mark.parametrize(
+    ("content", "most_bytes", "sentence"),
+    [
+        (None, 2**20, "is still being read"),
+        (b"\x1f\x8b broken", 2**20, "has no rows. Delete it"),
+        (jsonl(12), 100, "Playground rows is full"),
+    ],
+)
+def test_a_file_to_which_no_row_can_be_added_is_named(
+    content, most_bytes, sentence, version, organization, client_for, bob, monkeypatch
+):
+    monkeypatch.setattr(rows, "_MAX_BYTES", most_bytes)
+    of_dataset = {"dataset_name": "Playground rows", "filename": "cards.jsonl"}
+    make_ready_version(organization, content, **of_dataset) if content else make_version(organization, **of_dataset)
+
+    refused = post(client_for(bob), "/playground/rows", {"messages": [HI, HI | {"role": "assistant"}]})
+
+    assert refused.status_code == 400 and sentence in refused.json()["error"]["message"]
+    assert DatasetVersion.objects.filter(dataset__name="Playground rows").count() == 1
 
 
 @pytest.mark.slow

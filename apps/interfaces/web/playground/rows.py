@@ -18,11 +18,12 @@ from apps.catalog.queries import chat_renderer, list_base_models
 from apps.contracts.chat import ChatMessage, MessageRole, RowError, RowKind, parse_row_as
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
-from apps.core.errors import DomainError, InvalidJson, InvalidValue
+from apps.core.errors import DomainError, InvalidJson, InvalidState, InvalidValue
 from apps.core.http.json_bodies import decode_body, json_of
 from apps.core.messages.translation import translated
 from apps.core.objects.store import read_object
 from apps.datasets.intake.versions import create_version
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
@@ -119,16 +120,19 @@ def _append(request: OrganizationRequest, row: bytes, kind: RowKind) -> DatasetV
     name = _DATASETS[kind]
     versions = list_versions(organization=organization).filter(dataset__name=name, dataset__project=project)
     before = versions.order_by("-number").first()
+    filename = f"{name.lower().replace(' ', '-')}.jsonl"
+    if before is not None:
+        _require_rows(before, filename)
 
     def chunks() -> Iterator[bytes]:
         if before is not None:
-            kept = read_object(before.object_key, limit_bytes=_MAX_BYTES)
+            kept = read_object(before.data_key, limit_bytes=_MAX_BYTES)
             yield kept if kept.endswith(b"\n") else kept + b"\n"
         yield row + b"\n"
 
     return create_version(
         organization=organization,
-        filename=f"{name.lower().replace(' ', '-')}.jsonl",
+        filename=filename,
         purpose="fine-tune",
         chunks=chunks(),
         by=request.membership.user_id,
@@ -136,6 +140,30 @@ def _append(request: OrganizationRequest, row: bytes, kind: RowKind) -> DatasetV
         dataset_name=name,
         project=project.pk,
     )
+
+
+def _require_rows(before: DatasetVersion, filename: str) -> None:
+    """Raise InvalidState unless the file is of rows to which one can be added: one saved here may still be unread."""
+    names = {"filename": before.filename, "dataset": before.dataset.name}
+    is_saved_here = before.filename == filename and before.derived_from_id is None
+    if before.status in UNVALIDATED and not is_saved_here:
+        raise InvalidState(
+            gettext("%(filename)s, the newest file of %(dataset)s, is still being read. Save the row in a few seconds.")
+            % names
+        )
+    if before.status == DatasetVersionStatus.INVALID and before.layout.is_rejected:
+        raise InvalidState(
+            gettext("%(filename)s, the newest file of %(dataset)s, has no rows. Delete it, then save the row again.")
+            % names
+        )
+    if before.data_bytes > _MAX_BYTES:
+        raise InvalidState(
+            gettext(
+                "%(dataset)s is full: rows are added to files of up to %(limit)s. Delete its files, or choose another "
+                "project, then save the row again."
+            )
+            % (names | {"limit": f"{_MAX_BYTES // 2**20} MiB"})
+        )
 
 
 def _base_of(organization: Organization, model_name: str) -> BaseModel:
