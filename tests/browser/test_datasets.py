@@ -47,8 +47,10 @@ def test_an_uploaded_file_appears_checked_and_its_rows_can_be_walked(
     expect(page.locator(".chat")).to_contain_text("Where is card 7?")
     page.get_by_role("link", name="JSON", exact=True).click()
     expect(page.locator("pre.out")).to_contain_text('"content": "Where is card 7?"')
+    page.evaluate("() => { window.first = htmx; }")
     page.go_back()
     expect(page.locator(".chat mark")).to_contain_text("card_arrival")
+    assert page.evaluate("() => !window.first || window.first === htmx"), "the library runs once"
 
 
 @pytest.mark.slow
