@@ -223,6 +223,19 @@ def test_an_evaluation_is_kept_with_the_checkpoint_of_its_step(floor, claim):
     }
 
 
+@pytest.mark.parametrize(("share", "has_rows"), [(0.2, True), (0.0, False)])
+def test_a_job_that_ended_before_its_first_evaluation_has_validation_rows(
+    share, has_rows, floor, client_for, alice, claim
+):
+    job = floor.job(hyperparameters={"validation_share": share})
+    claim().start().finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="CUDA out of memory at step 1."))
+
+    page = text(client_for(alice).get(f"/jobs/{job.pk}"))
+
+    assert page.count("ended before") == (2 if has_rows else 0)
+    assert ("no validation rows" in page) is not has_rows
+
+
 def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, claim):
     job = floor.job()
     first = claim().start()

@@ -267,6 +267,7 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "loss": losses.values_list("number", flat=True).last(),
         "first_loss": losses.values_list("number", flat=True).first(),
         "best": best.data if best else None,
+        "has_validation": bool(job.validation_file_id or job.hyperparameters.get("validation_share")),
         "estimated_seconds": _estimated_seconds(job, is_live=is_live),
         "billed_seconds": job.billed_gpu_ms / 1000,
         "is_minimum": not is_live and job.billed_gpu_ms > charges.trained_ms(job=job),
