@@ -98,7 +98,7 @@ def test_at_most_eight_are_compared(floor, alice, client_for):
 
     page = text(client_for(alice).get(url(*jobs)))
 
-    assert "job-number-7" in page and "job-number-8" not in page
+    assert "job-number-7" in page and "job-number-8" not in page and "Showing the first 8 of 9" in page
 
 
 def test_a_smoothed_curve_begins_at_its_first_value_and_follows():

@@ -108,7 +108,8 @@ class ComparedJob:
 @organization_view(Permission.VIEW)
 def show(request: OrganizationRequest) -> HttpResponse:
     """Compare the jobs that `?job=` names, by the curves of `?metric=`. Raises NotFound for a foreign id."""
-    wanted = list(dict.fromkeys(request.GET.getlist("job")))[:MAX_CURVES]
+    asked = dict.fromkeys(request.GET.getlist("job"))
+    wanted = list(asked)[:MAX_CURVES]
     known = {job.pk: job for job in list_jobs(organization=request.organization).filter(pk__in=wanted)}
     if len(known) < len(wanted):
         raise NotFound(gettext("No such job."))
@@ -120,6 +121,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
     best = _best(compared)
     context = {
         "compared": compared,
+        "asked_count": len(asked),
         "is_enough": is_enough,
         "chart": draw_overlay(lines) if is_enough else None,
         "metric": label,
