@@ -149,6 +149,7 @@ def test_storage_and_time_kept_warm_are_no_tokens(organization, use, client_for,
 
     assert [(label, model.output_tokens) for label, model in page.context["models"]] == [("triage", 500_000)]
     assert page.context["storage_nano"] == 777_000_000
+    assert 'href="/usage/traffic?days=30&model=ft%3A' in text(page)
     assert "Storage" in text(page)
 
 
@@ -175,6 +176,8 @@ def test_a_finished_job_is_in_the_sum_and_in_the_ledger(floor, claim, client_for
     assert page.count(f"/jobs/{job.pk}") == 2  # by job, held
     assert f"/why/{job.hold_id}" in page  # settled
     assert "Credit granted" in page
+    earlier = text(client_for(vera).get("/usage?first=2026-01-01&last=2026-01-31"))
+    assert "Credit granted" not in earlier and "No transactions in this period" in earlier
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import render
 from django.urls import reverse
@@ -133,7 +134,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
     jobs = _by_job(organization, list(stream_job_charges(organization=organization, **days, most=_JOBS_SHOWN)))
     grouped = _grouped(organization, group, period, most=_SHOWN)
     with counted_read():
-        transactions = list_transactions(organization=organization)
+        transactions = _transactions(organization, period)
         page = read_page(transactions, request.GET, order=("-created_at", "-id"), size=_PAGE)
     forecast = forecast_month(organization=organization, now=now)
     budget = list_budgets(organization=organization).filter(scope=BudgetScope.ORGANIZATION).first()
@@ -313,6 +314,11 @@ def _reason(posted: LedgerTransaction) -> str:
     }
 
 
+def _transactions(organization: Organization, period: Period) -> QuerySet[LedgerTransaction]:
+    posted = list_transactions(organization=organization)
+    return posted.filter(created_at__gte=period.since, created_at__lt=period.until)
+
+
 def _csv_rows(organization: Organization, table: str, period: Period) -> Iterable[tuple[object, ...]]:
     days = {"first": period.first, "last": period.last}
     if table == "models":
@@ -322,9 +328,7 @@ def _csv_rows(organization: Organization, table: str, period: Period) -> Iterabl
             if use.subject != STORED
         )
     if table == "ledger":
-        posted = list_transactions(organization=organization).filter(
-            created_at__gte=period.since, created_at__lt=period.until
-        )
+        posted = _transactions(organization, period)
         return (
             (each.at.isoformat(), each.words, each.reason, csv_usd(each.wallet_nano), csv_usd(each.held_nano))
             for part in _parts(posted.iterator(chunk_size=_READ_AT_ONCE))
