@@ -19,12 +19,13 @@ from apps.accounts.models import User
 from apps.accounts.operations import create_organization
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import system, tenant
+from apps.core.messages.translation import later
 
 # Set while a person who followed an invitation signs up: they join an organization and do not found one.
 SESSION_INVITATION = "invitation_token"
 
 # The sign-in page has a link of its own for a forgotten password.
-_HELP_ON_PASSWORDS = {"password1": "At least 10 characters. Avoid common passwords.", "password": ""}
+_HELP_ON_PASSWORDS = {"password1": later("At least 10 characters. Avoid common passwords."), "password": ""}
 
 
 class PlainFields:
@@ -68,8 +69,10 @@ class ActivateTotpForm(PlainFields, totp_forms.ActivateTOTPForm):
 class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
     revoke_keys = forms.BooleanField(
         required=False,
-        label="Revoke my API keys too",
-        help_text="Choose this if another person may know your password. You are signed out elsewhere in any case.",
+        label=later("Revoke my API keys too"),
+        help_text=later(
+            "Choose this if another person may know your password. You are signed out elsewhere in any case."
+        ),
     )
 
     def save(self) -> None:
@@ -94,8 +97,8 @@ class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
 class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
     keep_keys = forms.BooleanField(
         required=False,
-        label="Keep my API keys",
-        help_text="Your keys are revoked otherwise, in case another person changed the password.",
+        label=later("Keep my API keys"),
+        help_text=later("Your keys are revoked otherwise, in case another person changed the password."),
     )
 
     def save(self) -> None:
@@ -112,9 +115,12 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
 class SignUpForm(PlainFields, allauth_forms.SignupForm):
     """Creates a person and, unless an invitation brought them, an organization for them."""
 
-    name = forms.CharField(max_length=120, required=False, label="Your name")
+    name = forms.CharField(max_length=120, required=False, label=later("Your name"))
     organization = forms.CharField(
-        max_length=80, required=False, label="Organization", help_text="You can invite others to it later."
+        max_length=80,
+        required=False,
+        label=later("Organization"),
+        help_text=later("You can invite others to it later."),
     )
 
     field_order = ["name", "email", "password1", "organization"]
