@@ -28,6 +28,20 @@
   });
   const lost = (on) => $$("[data-live-lost]").forEach((n) => { n.hidden = !on; });
   document.addEventListener("htmx:sse:error", () => lost(true));
+  // a page that is refused, because too many are open or the server is busy, says so and asks again
+  let isTold = false;
+  document.addEventListener("htmx:before:response", async (e) => {
+    const { ctx } = e.detail, { status, raw } = ctx.response, source = ctx.sourceElement;
+    if (!source?.hasAttribute?.("hx-sse:connect") || (status !== 429 && status < 500)) return;
+    e.preventDefault();
+    lost(true);
+    const seconds = Number(raw.headers.get("Retry-After")) || 30;
+    setTimeout(() => { if (source.isConnected) htmx.ajax("GET", source.getAttribute("hx-sse:connect"), { source }); }, seconds * 1000);
+    if (isTold) return;
+    isTold = true;
+    const text = new DOMParser().parseFromString(await raw.text(), "text/html").querySelector("h1 + p")?.textContent.trim();
+    if (text) document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone: "error" } }));
+  });
   document.addEventListener("htmx:sse:before:connection", (e) => { if (e.detail.connection.attempt > 0) lost(true); });
   document.addEventListener("htmx:sse:after:connection", () => lost(false));
 

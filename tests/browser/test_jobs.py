@@ -12,6 +12,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.pools import accuracy, calibrations
 from apps.finetuning.runs import claims
+from apps.interfaces.web.shell import live
 from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 from tests.factories.outcomes import leave_queue, teach
 from tests.support.attempts import Attempt, step
@@ -49,6 +50,22 @@ def test_the_pages_of_accuracy_are_accessible_and_reflow(
 
     for page in pages:
         check_page(page, WIDTHS)
+
+
+@pytest.mark.slow
+def test_a_page_that_may_not_follow_its_job_says_why_and_asks_again(
+    open_page: Callable[..., Page], floor: TrainingSetup, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(live, "MAX_OF_PERSON", 0)
+        full.setattr(live, "_FULL_SECONDS", 1)
+        page = open_page(f"/jobs/{floor.job().pk}", user=alice)
+
+        expect(page.locator("[data-live-lost]")).to_be_visible()
+        expect(page.locator("[data-toasts]")).to_contain_text("You follow 0 live pages at once, the most allowed.")
+    expect(page.locator("[data-live-lost]")).to_be_hidden()
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "429" not in text]  # Chromium's notes on the refusals
 
 
 @pytest.mark.slow

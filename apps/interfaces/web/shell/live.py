@@ -46,6 +46,7 @@ MAX_LOOKS_PER_SECOND = 4.0  # for all watchers of this process that wait for a m
 MIN_SECONDS = 0.25  # between two reads of one watcher, however many messages come
 ASK_AGAIN_SECONDS = 5.0
 MAX_OF_PERSON, MAX_OF_ORGANIZATION = 8, 40
+_FULL_SECONDS = 30  # after which a refused page asks again
 _PREFIX = "anneal:live:"
 _RETRY_SECONDS = 1.0
 Answer = TypeVar("Answer")
@@ -157,7 +158,7 @@ class Watcher:
         )
         for owner, most, text in zip(self.owners, limits, texts, strict=True):
             if _open[owner] >= most:
-                raise RateLimited(text % {"most": most}, retry_after_seconds=30)
+                raise RateLimited(text % {"most": most}, retry_after_seconds=_FULL_SECONDS)
 
     def may_watch(self, job_id: str) -> bool:
         """Return whether the session still belongs to a member who may see the job, or to an operator who views it."""
