@@ -31,7 +31,7 @@ def test_a_reader_sees_their_own_with_links_and_the_bell_says_that_some_are_unre
 
     page = text(client_for(alice).get("/notifications"))
 
-    assert "Event 00" in page and 'href="/jobs/ftjob-0"' in page and "Notifications, some unread" in page
+    assert "Event 00" in page and "Notifications, some unread" in page
     others = text(client_for(bob).get("/notifications"))
     assert "No notifications" in others and "some unread" not in others
 
@@ -59,6 +59,18 @@ def test_one_and_all_are_marked_as_read(noted, alice, client_for):
 
     assert not Notification.objects.filter(read_at=None).exists()
     assert "some unread" not in text(client.get("/notifications"))
+
+
+def test_opening_one_marks_it_as_read(noted, alice, client_for):
+    noted(2)
+    client, chosen = client_for(alice), Notification.objects.order_by("id")[0]
+    assert f'form="open-{chosen.pk}" name="open"' in text(client.get("/notifications"))
+
+    opened = client.post("/notifications/read", {"notification": chosen.pk, "open": "1"})
+
+    assert opened.url == chosen.path == "/jobs/ftjob-0"
+    assert Notification.objects.get(read_at=None) != chosen
+    assert 'href="/jobs/ftjob-0"' in text(client.get("/notifications"))
 
 
 def test_nobody_marks_the_notifications_of_another_member(noted, alice, bob, client_for):

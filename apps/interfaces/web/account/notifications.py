@@ -43,7 +43,10 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.VIEW)
 def read(request: OrganizationRequest) -> HttpResponse:
-    """Mark one notification as read. If the form names none, mark all of them."""
+    """Mark one notification as read, and open it if `open` is set. If the form names none, mark all of them."""
     chosen = request.POST.get("notification", "")
     mark_read(organization=request.organization, user=request.user, now=db_now(), notification_id=chosen)
+    if chosen and "open" in request.POST:
+        found = list_notifications(organization=request.organization, user=request.user).get(pk=chosen)
+        return redirect(found.path)
     return redirect("web:notification_list")
