@@ -58,6 +58,7 @@ def test_a_viewer_of_its_project_serves_no_checkpoint(checkpoint, organization, 
 
     answer = client_for(bob).post(f"/checkpoints/{checkpoint.pk}/try", follow=True)
 
+    assert answer.redirect_chain == [(f"/jobs/{job.pk}?tab=checkpoints", 302)]
     assert "does not allow changing" in text(answer) and not AdapterVersion.objects.exists()
 
 

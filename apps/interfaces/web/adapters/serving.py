@@ -19,11 +19,14 @@ from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later, translated
+from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.results.checkpoint_models import adapter_files, serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
 from apps.serving import aliases
 from apps.serving import keep_warm as warmth
+
+_KEPT = 240  # characters of what was entered
 
 
 @require_POST
@@ -33,12 +36,14 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
     version = get_version(organization=request.organization, id=version_id)
     percent = request.POST.get("canary_percent", "").strip()
     name = request.POST.get("name", "").strip()
+    page = reverse("web:adapter_detail", args=[version_id])
+    page_with_input = f"{page}?{urlencode({'alias': name[:_KEPT], 'canary_percent': percent[:_KEPT]})}#aliases"
 
     if percent and not re.fullmatch("[0-9]{1,2}", percent):
         messages.error(
             request, gettext("A canary gets 1 to 99 percent. Leave the percentage out to move all requests.")
         )
-        return redirect("web:adapter_detail", version_id=version_id)
+        return redirect(page_with_input)
     of_name = aliases.list_aliases(organization=request.organization).filter(name=name)
     with domain_errors_shown(request):
         before = {alias.pk: alias for alias in of_name}
@@ -60,7 +65,8 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
             say_undoable(request, text, url=reverse("web:alias_point", args=[was.version_id]), name=name)
         else:
             messages.success(request, text)
-    return redirect("web:adapter_detail", version_id=version_id)
+        return redirect(page)
+    return redirect(page_with_input)
 
 
 @require_POST
@@ -143,7 +149,8 @@ def try_checkpoint(request: OrganizationRequest, checkpoint_id: str) -> HttpResp
         raise
     except DomainError as refused:
         messages.error(request, refused.message)
-        return redirect("web:job_list")
+        job = find_checkpoint(request.organization, checkpoint_id).job
+        return redirect(f"{reverse('web:job_detail', args=[job.pk])}?tab=checkpoints")
     return redirect(f"{reverse('web:playground')}?{urlencode({'model': version.model_name})}")
 
 
