@@ -38,6 +38,15 @@ def row_page(version: DatasetVersion, line: object) -> str:
     return f"{reverse('web:dataset_row', args=[version.pk])}?line={line}"
 
 
+@pytest.mark.parametrize(("rows", "has_next"), [(20, False), (21, True)])
+def test_the_last_page_leads_to_no_other(rows, has_next, organization, alice, client_for) -> None:
+    version = make_ready_version(organization, jsonl(rows))
+
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    assert lines_of(body) == list(range(1, 21)) and ('rel="next"' in body) is has_next
+
+
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 

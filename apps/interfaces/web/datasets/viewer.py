@@ -148,6 +148,7 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
             version=address.version, text=address.q, first_line=address.first, among=lines, limit=ROWS_SHOWN
         )
     previews = found.rows if found else [] if is_pending else _previews(address, lines)
+    previews, has_more = previews[:ROWS_SHOWN], len(previews) > ROWS_SHOWN
     rows = _list(previews, looked, address)
     chosen = next((preview for preview in previews if preview.line >= address.line), previews[0] if previews else None)
     shown, error = _rendered(chosen, looked.model, address)
@@ -174,7 +175,7 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
         "views": [
             {"label": label, "url": address.url(view=key), "current": key == address.view} for key, label in VIEWS
         ],
-        **(_search_pages(address, found) if found else _pages(address, rows, lines)),
+        **(_search_pages(address, found) if found else _pages(address, rows, lines, has_more=has_more)),
     }
 
 
@@ -189,7 +190,7 @@ def _search_pages(address: Address, found: SearchResult) -> dict[str, str]:
     }
 
 
-def _pages(address: Address, rows: list[ListedRow], lines: list[int] | None) -> dict[str, str]:
+def _pages(address: Address, rows: list[ListedRow], lines: list[int] | None, *, has_more: bool) -> dict[str, str]:
     if lines is not None:
         earlier = [line for line in lines if line < rows[0].line] if rows else []
         later = [line for line in lines if line > rows[-1].line] if rows else []
@@ -201,20 +202,23 @@ def _pages(address: Address, rows: list[ListedRow], lines: list[int] | None) -> 
     previous = max(1, address.first - ROWS_SHOWN)
     return {
         "previous_url": address.url(first=previous, line=previous) if address.first > 1 else "",
-        "next_url": address.url(first=rows[-1].line + 1, line=rows[-1].line + 1) if len(rows) == ROWS_SHOWN else "",
+        "next_url": address.url(first=rows[-1].line + 1, line=rows[-1].line + 1) if has_more else "",
     }
 
 
 def _previews(address: Address, lines: list[int] | None) -> list[RowPreview]:
-    """Return the rows from the first one shown; if the chosen line lies outside them, start the list at that line."""
+    """Return the rows from the first one shown; if the chosen line lies outside them, start the list at that line.
+
+    One more than is shown tells whether there are more.
+    """
     version = address.version
     if lines is not None:
         wanted = [line for line in lines if line >= address.first][:ROWS_SHOWN]
         kind = kind_of(version)
         return [queries.preview_of(line, kind) for line in queries.lines_at(version=version, numbers=wanted)]
-    previews = queries.read_rows(version=version, first_line=address.first, limit=ROWS_SHOWN)
-    if address.line < address.first or (previews and address.line > previews[-1].line):
-        return queries.read_rows(version=version, first_line=address.line, limit=ROWS_SHOWN)
+    previews = queries.read_rows(version=version, first_line=address.first, limit=ROWS_SHOWN + 1)
+    if address.line < address.first or (previews and address.line > previews[:ROWS_SHOWN][-1].line):
+        return queries.read_rows(version=version, first_line=address.line, limit=ROWS_SHOWN + 1)
     return previews
 
 
