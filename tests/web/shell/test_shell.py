@@ -1,11 +1,13 @@
 """The frame of pages that belong to no organization: errors and the operator console show the reader's own one."""
 
 import gzip
+import re
 
 import pytest
 from django.test import Client
 
 from tests.factories.accounts import make_organization
+from tests.factories.datasets import make_ready_version
 from tests.support.pages import text
 
 
@@ -58,3 +60,20 @@ def test_pages_are_compressed_for_browsers_and_other_answers_are_not(organizatio
     assert [each.get("Content-Encoding") for each in (page, table, plain, file)] == ["gzip", "gzip", None, None]
     assert "Accept-Encoding" in page["Vary"] and int(page["Content-Length"]) == len(page.content)
     assert b"<h1" in gzip.decompress(page.content) and len(page.content) < len(plain.content) / 4
+
+
+@pytest.mark.slow
+def test_what_is_replaced_names_its_links_and_buttons_so_focus_stays(version, floor, organization, client_for, bob):
+    job, file, client = floor.job(), make_ready_version(organization), client_for(bob)
+    parts = (
+        (f"/adapters/{version.pk}", "adapter-state"), (f"/adapters/{version.pk}", "adapter-exports"),
+        (f"/jobs/{job.pk}", "job-state"), (f"/datasets/{file.pk}", "viewer"), ("/", "running"),
+    )  # fmt: skip
+    for address, target in parts:
+        part = text(client.get(address, headers={"HX-Request": "true", "HX-Target": f"div#{target}"}))
+        tags = re.findall(r"<(?:a|button)\b[^>]*>", part)
+        ids = re.findall(r' id="([^"]+)"', part)
+
+        assert tags and len(set(ids)) == len(ids), target
+        own = [tag for tag in tags if ' class="btn btn-sm"' not in tag]
+        assert [tag for tag in own if " id=" not in tag] == [], target
