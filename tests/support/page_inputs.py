@@ -80,6 +80,8 @@ PAGES = [
         (
             "step",
             "q",
+            "project",
+            "source",
             "training_file",
             "validation_file",
             "model",
@@ -192,7 +194,7 @@ FORMS = [
     ("/datasets/{file}/delete", {}, ("confirm",)),
     ("/datasets/{file}/row", {"newest": "1"}, ("row", "newest", "action")),
     ("/datasets/{file}/split", {"share": "20", "seed": "42"}, ("share", "seed")),
-    ("/jobs/new", {}, ("cap_nano", "once", "training_file", "seed", "suffix")),
+    ("/jobs/new", {}, ("cap_nano", "once", "training_file", "seed", "suffix", "project", "source")),
 ]
 
 STAFF_FORMS = [

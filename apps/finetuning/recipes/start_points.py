@@ -73,6 +73,15 @@ def _from_checkpoint(checkpoint: Checkpoint) -> StartPoint:
     return StartPoint(base_model=job.base_model, start_from=StartFrom(checkpoint=checkpoint.pk), shape=_shape(job))
 
 
+def project_ids_of_start(start: StartPoint) -> set[str]:
+    """Return the project of the adapter or checkpoint that the start point continues; nothing for a base model."""
+    versions = AdapterVersion.objects.filter(pk=start.start_from.version)
+    checkpoints = Checkpoint.objects.filter(pk=start.start_from.checkpoint)
+    if start.start_from.version:
+        return set(versions.values_list("adapter__project_id", flat=True))
+    return set(checkpoints.values_list("job__project_id", flat=True)) if start.start_from.checkpoint else set()
+
+
 def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:
     """Return the files a job starts from, under URLs that expire. Raises NotFound if they are deleted by now."""
     start = stored_request(job).start_from

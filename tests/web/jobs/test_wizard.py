@@ -9,7 +9,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.billing.models import Hold
+from apps.core.database.clock import db_now
 from apps.core.templatetags.ui import usd
+from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import make_ready_version
@@ -182,6 +184,9 @@ def test_the_files_of_the_first_step_are_searched_by_the_names_of_dataset_and_fi
     assert f'id="d-{cards.pk}"' in found and f'id="d-{chosen["dataset"]}"' not in found
     assert f'<option value="{chosen["dataset"]}"' in found, "it may still be the validation file"
     assert "No file matches" in none
+    kept = asked | {"dataset": chosen["dataset"], "validation": chosen["dataset"], "q": "nothing"}
+    still = text(page(client, **kept))
+    assert re.search(rf'id="d-{chosen["dataset"]}"[^>]* checked', still) and "No file matches" in still
     search = re.search(r'<form id="search".*?</form>', found, re.DOTALL)[0]
     assert re.search(rf'name="model"\s+value="{chosen["model"]}"', search) and 'name="step" value="dataset"' in search
 
@@ -198,6 +203,8 @@ def test_models_that_cannot_be_trained_come_last_on_request_with_the_reason(chos
     estimate = re.search(r'href="([^"]+)">Estimate', everything)[1]
     assert "<h1>Choose a method</h1>" in text(client.get(estimate))
     assert re.search(rf'value="{listed.name}"[^>]* checked', text(page(client, **asked, model=listed.name)))
+    searched = text(page(client, **asked, model=chosen["model"], q="nothing"))
+    assert re.search(rf'value="{chosen["model"]}"[^>]* checked', searched) and "No base model matches" in searched
 
 
 def test_htmx_gets_the_estimate_alone(chosen, client_for, bob) -> None:
@@ -300,6 +307,31 @@ def test_another_tenants_file_is_unknown(chosen, client_for, charlie, rival) -> 
     missing = client.post(URL, {**chosen, "dataset": "file-unknown", "cap_nano": "1"})
 
     assert (foreign.status_code, missing.status_code) == (404, 404)
+
+
+@pytest.mark.parametrize(
+    ("gone", "heading", "sentence"),
+    [
+        ("dataset", "Choose a dataset", "The training file gone.jsonl was deleted or is hidden from you."),
+        ("validation", "Choose a dataset", "The validation file gone.jsonl was deleted or is hidden from you."),
+        ("model", "Choose a base model", "The model retired no longer exists or is hidden from you."),
+    ],
+)
+def test_a_draft_opens_without_what_is_gone_and_says_so(
+    gone, heading, sentence, organization, chosen, client_for, bob
+) -> None:
+    deleted, client = make_ready_version(organization, filename="gone.jsonl"), client_for(bob)
+    DatasetVersion.objects.filter(pk=deleted.pk).update(status="deleted", deleted_at=db_now())
+    asked = chosen | {gone: "retired" if gone == "model" else deleted.pk}
+
+    opened = page(client, **asked)
+    launched = client.post(URL, asked | {"cap_nano": "1000000000"}, follow=True)
+
+    for response in (opened, launched):
+        body = text(response)
+        assert response.status_code == 200 and f"<h1>{heading}</h1>" in body and sentence in body
+        assert f'name="{gone}" value="{asked[gone]}"' not in body
+    assert not FineTuningJob.objects.exists()
 
 
 def test_the_method_step_says_why_each_value_was_chosen(chosen, client_for, bob) -> None:

@@ -4,10 +4,13 @@ import json
 import re
 from urllib.parse import urlencode
 
+import msgspec
 import pytest
 
+from apps.adapters.models import AdapterVersion
 from apps.catalog.operations import set_price
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU
+from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
 from apps.datasets.inspection import comparisons
@@ -311,6 +314,10 @@ def test_an_own_version_is_trained_further_with_its_shape(floor, organization, c
     assert (job.hyperparameters["lora_rank"], job.hyperparameters["target_modules"]) == (8, ["q_proj"])
     assert job.requested["start_from"]["version"] == version.pk
     assert urlencode({"model": version.model_name}) in Draft.of_job(job).url()
+    AdapterVersion.objects.filter(pk=version.pk).update(deleted_at=db_now())
+    assert f"The model {version.model_name} no longer exists" in page(Draft.of_job(job).choices), (
+        "no base model instead"
+    )
 
 
 @pytest.mark.slow
@@ -381,3 +388,45 @@ def test_a_wrong_grader_is_said_at_its_field(floor, chosen, page) -> None:
 
         assert "<h1>Choose a method</h1>" in body, asked
         assert sentence in body, asked
+
+
+@pytest.mark.slow
+def test_what_no_form_shows_is_read_from_the_job_that_is_repeated(floor, organization, client_for, bob, page) -> None:
+    store_tracker_key(
+        organization=organization, kind="wandb", secret="wandb-key-0123456789", url="", by=bob.pk, now=db_now()
+    )
+    tracked = {"type": "wandb", "wandb": {"project": "triage", "name": "nightly", "entity": "acme", "tags": ["a"]}}
+    job = floor.job(metadata={"team": "search"}, integrations=[tracked])
+    draft = Draft.of_job(job).with_changes({"pool": floor.pool.name})
+
+    review = page(draft.choices)
+    answer = client_for(bob).post(URL, dict(draft.choices) | {"cap_nano": f"{10**12}"})
+    again = FineTuningJob.objects.get(pk=answer.headers["location"].rpartition("/")[2])
+    client_for(bob).post(URL, dict(draft.with_changes({"source": ""}).choices) | {"cap_nano": f"{10**12}"})
+
+    assert "W&B, acme/triage" in review and "<code>team=search</code>" in review
+    assert '"metadata": {\n    "team": "search"' in review
+    assert (again.metadata, again.labels) == ({"team": "search"}, {"team": "search"})
+    assert again.requested["integrations"] == job.requested["integrations"] == [tracked]
+    assert FineTuningJob.objects.exclude(pk__in=[job.pk, again.pk]).get().metadata == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "grader",
+    [
+        Grader(kind=GraderKind.JSON_SCHEMA, schema={"enum": ["x" * 3_100]}),
+        Grader(kind=GraderKind.JUDGE, model="anneal-demo", instructions="Be strict. " * 100),
+    ],
+)
+def test_a_grader_too_long_for_the_form_is_asked_for_again(grader, floor, page, client_for, bob) -> None:
+    job = floor.job()
+    FineTuningJob.objects.filter(pk=job.pk).update(
+        requested=job.requested | {"evaluation": msgspec.to_builtins(EvaluationPlan(grader=grader))}
+    )
+    job.refresh_from_db()
+
+    body = page(Draft.of_job(job).with_changes({"pool": floor.pool.name}).choices, status=422)
+
+    assert "<h1>Choose a method</h1>" in body and "The grader of the first job is too long for this page" in body
+    assert f'"type": "{grader.kind.value}"' in text(client_for(bob).get(f"/jobs/{job.pk}"))

@@ -9,11 +9,13 @@ from apps.billing.budget_settings import set_budget
 from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied
+from apps.datasets.models import Dataset
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.lifecycle import JobStatus
 from apps.finetuning.models import FineTuningJob, GpuPool
 from apps.finetuning.usage.allowances import set_allowance
+from apps.interfaces.web.wizard.draft import Draft
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import TrainingSetup, make_checkpoint, make_training_file
@@ -273,3 +275,26 @@ def test_the_wizard_offers_first_what_the_chosen_project_prefers(client_for, org
     assert owner.post(page, shown | {"name": "Find"}).status_code == 302
     project.refresh_from_db()
     assert (project.name, project.default_model) == ("Find", market.base_model.name), "what is gone stays until changed"
+
+
+@pytest.mark.slow
+def test_private_work_stays_in_its_project_or_the_review_warns(client_for, organization, alice, bob, floor):
+    private = create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
+    job = floor.job()
+    FineTuningJob.objects.filter(pk=job.pk).update(project=private)
+    Dataset.objects.update(project=private)
+    job.refresh_from_db()
+    client, draft = client_for(alice), Draft.of_job(job).with_changes({"pool": floor.pool.name})
+    warning, shown = "uses work of a private project", '<dt>Project</dt><dd class="trunc">{}</dd>'.format
+
+    kept = text(client.get(draft.url("review")))
+    opened = text(client.get(draft.url("review", project="")))
+    answer = client.post("/jobs/new", dict(draft.choices) | {"cap_nano": f"{10**12}"})
+    Project.objects.filter(pk=private.pk).update(archived_at=db_now())
+    archived = text(client.get(draft.url("review")))
+
+    assert shown("Secret") in kept and warning not in kept
+    assert shown("Secret") not in opened and warning in opened
+    assert FineTuningJob.objects.get(pk=answer.url.rpartition("/")[2]).project == private
+    assert "cannot be in the project of the first one" in archived and warning in archived
+    assert "was deleted or is hidden from you" in text(client_for(bob).get(draft.url("review")))

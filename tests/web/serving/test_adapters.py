@@ -18,6 +18,7 @@ from apps.catalog.operations import set_price
 from apps.contracts.runs import Export
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
+from apps.datasets.models import DatasetVersion
 from apps.finetuning.conversions.orders import list_offers
 from apps.finetuning.models import Conversion, FineTuningJob
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Replica
@@ -76,6 +77,10 @@ def test_what_was_trained_further_names_both_ends(version, floor, claim, client_
     later = text(client_for(vera).get(f"/adapters/{job.adapter_version_id}"))
     earlier = text(client_for(vera).get(f"/adapters/{version.pk}"))
 
+    assert f'href="/datasets/{job.training_file_id}"' in later
+    DatasetVersion.objects.filter(pk=job.training_file_id).update(status="deleted", deleted_at=db_now())
+    deleted = text(client_for(vera).get(f"/adapters/{job.adapter_version_id}"))
+    assert f'href="/datasets/{job.training_file_id}"' not in deleted and "(deleted)" in deleted
     assert f'Started from</dt><dd class="trunc"><a class="link" href="/adapters/{version.pk}">' in later
     assert f'Trained further in</dt><dd class="trunc"><a class="link" href="/jobs/{job.pk}">triage-more' in earlier
 
@@ -331,11 +336,12 @@ def test_moving_an_alias_is_undone_by_pointing_it_back(organization, floor, clie
 @pytest.mark.slow
 @pytest.mark.parametrize("share", ["100", "9" * 5000])
 def test_a_canary_of_everything_or_of_endless_digits_is_refused(share, version, client_for, bob):
-    sent = {"name": "production", "canary_percent": share}
+    sent = {"name": "night shift", "canary_percent": share}
 
     page = text(client_for(bob).post(f"/adapters/{version.pk}/alias", sent, follow=True))
 
     assert "A canary gets 1 to 99 percent" in page and not Alias.objects.exists()
+    assert 'value="night shift"' in page and f'value="{share[:3]}' in page, "what was entered stays"
 
 
 @pytest.mark.slow

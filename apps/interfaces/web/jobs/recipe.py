@@ -1,18 +1,15 @@
 """A job's recipe, in words for its page and as the API call that would create the job again."""
 
-from functools import partial
-
 import msgspec
-from django.utils.translation import gettext
+from django.utils.translation import gettext, ngettext
 
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import own_settings, recipe_of, stored_request
-from apps.finetuning.runs.judges import list_judges
 from apps.interfaces.web.shell.code_samples import job_samples
-from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
+from apps.interfaces.web.wizard.after_training_forms import grader_field
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS, RECIPE_FIELDS, TRAINED
 from apps.interfaces.web.wizard.recipe_words import ChosenValue, machine_words, value_in_words, values_in_words
 
@@ -61,8 +58,6 @@ def recipe_reasons(job: FineTuningJob) -> list[ChosenValue]:
 def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
     """Return the job as API calls to copy, with the values of its run. `model` names the model that it began with."""
     recipe, asked = recipe_of(job), stored_request(job)
-    after = AfterTrainingForm(given_of(asked), judges=partial(list_judges, organization=job.organization_id))
-    is_known = after.is_valid()
     return job_samples(
         model=model,
         training_file=job.training_file_id,
@@ -71,8 +66,9 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         method=recipe.method,
         objective=recipe.objective,
         recipe=_values(job, recipe),
-        grader=after.changed if is_known else None,
-        exports=after.exports if is_known else (),
+        grader=grader_field(asked.evaluation.grader) if asked.evaluation else None,
+        exports=asked.exports,
+        metadata=job.metadata,
         integrations=[msgspec.to_builtins(each) for each in asked.integrations],
         pool=job.pool.name if job.pool and asked.pool else "",
         gpu_count=job.gpu_count,
@@ -101,4 +97,4 @@ def _batch(recipe: Hyperparameters) -> str:
     parts = recipe.gradient_accumulation_steps
     if parts > 1:
         return gettext("%(rows)s rows in %(parts)s parts") % {"rows": recipe.batch_size, "parts": parts}
-    return gettext("%(rows)s rows") % {"rows": recipe.batch_size}
+    return ngettext("%(rows)s row", "%(rows)s rows", recipe.batch_size) % {"rows": recipe.batch_size}

@@ -27,6 +27,7 @@ def job_samples(
     recipe: Mapping[str, object],
     grader: Mapping[str, object] | None = None,
     exports: Sequence[str] = (),
+    metadata: Mapping[str, str] | None = None,
     integrations: Sequence[Mapping[str, object]] = (),
     pool: str = "",
     gpu_count: int = 1,
@@ -41,6 +42,8 @@ def job_samples(
         standard["suffix"] = suffix
     if objective is Objective.ORPO:  # the rows determine the other objectives
         standard["method"] = {"type": objective.value}
+    if metadata:
+        standard["metadata"] = dict(metadata)
     if integrations:
         standard["integrations"] = list(integrations)
     after = {"evaluation": {"grader": dict(grader)} if grader else None, "exports": list(exports)}

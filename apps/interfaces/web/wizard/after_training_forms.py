@@ -31,7 +31,7 @@ GRADER_NAMES = {
 _OPERATIONS = (
     ("eq", later("is equal to")),
     ("ne", later("is not equal to")),
-    ("like", "contains"),
+    ("like", later("contains")),
     ("ilike", later("contains, ignoring case")),
 )
 # All choices are kept in the address, which front doors cut at 8 KB. A schema grows when it is URL-encoded.
@@ -137,11 +137,8 @@ class AfterTrainingForm(forms.Form):
 
     @property
     def changed(self) -> dict[str, object]:
-        """Return the grader as the API's field, without default values; return {} for the default grader."""
-        kind = self.graded_by.kind
-        names = _FIELDS_OF.get(kind, {}).values()
-        named = {name: getattr(self.graded_by, name) for name in names if getattr(self.graded_by, name)}
-        return {} if kind is GraderKind.EXACT_MATCH else {"type": kind.value} | named
+        """Return `grader_field` of the chosen grader."""
+        return grader_field(self.graded_by)
 
     @property
     def plan(self) -> EvaluationPlan | None:
@@ -187,6 +184,13 @@ class AfterTrainingForm(forms.Form):
         return cleaned
 
 
+def grader_field(grader: Grader) -> dict[str, object]:
+    """Return the grader as the API's field, without default values; return {} for the default grader."""
+    names = _FIELDS_OF.get(grader.kind, {}).values()
+    named = {name: getattr(grader, name) for name in names if getattr(grader, name)}
+    return {} if grader.kind is GraderKind.EXACT_MATCH else {"type": grader.kind.value} | named
+
+
 def _schema_of(text: str) -> dict[str, object]:
     try:
         schema = json.loads(text, parse_constant=_refuse_constant)
@@ -208,16 +212,31 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(gettext("%(name)s is not a number of JSON") % {"name": name})
 
 
+def is_too_long(requested: StoredRequest) -> bool:
+    """Return whether the form cannot hold a job's grader."""
+    if requested.evaluation is None:
+        return False
+    grader = requested.evaluation.grader
+    return len(_schema_text(grader)) > MAX_SCHEMA_CHARACTERS or len(grader.instructions) > MAX_CRITERION_CHARACTERS
+
+
+def _schema_text(grader: Grader) -> str:
+    return json.dumps(grader.schema) if grader.schema else ""
+
+
 def given_of(requested: StoredRequest) -> dict[str, str]:
-    """Return the form values that reproduce a job's evaluation and exports, without values too long for the form."""
+    """Return the form values that reproduce a job's evaluation and exports.
+
+    Of a grader that is too long for the form, they hold the kind alone, which the form refuses.
+    """
     made = requested.exports
     exports = {field: "on" for kind, field in ((MERGED_16BIT, "merged"), (GGUF, "gguf")) if kind in made}
     if requested.evaluation is None:
         return exports
     grader = requested.evaluation.grader
-    schema = json.dumps(grader.schema) if grader.schema else ""
-    if len(schema) > MAX_SCHEMA_CHARACTERS or len(grader.instructions) > MAX_CRITERION_CHARACTERS:
-        return exports
+    if is_too_long(requested):
+        return exports | {"grader": grader.kind.value}
+    schema = _schema_text(grader)
     named = {"operation": grader.operation, "reference": grader.reference or "", "pattern": grader.pattern}
     judged = {"judge": grader.model, "criterion": grader.instructions}
     return exports | {"grader": grader.kind.value, "schema": schema} | named | judged

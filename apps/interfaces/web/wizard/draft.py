@@ -24,7 +24,10 @@ METHOD_NAMES = (
     "method", "objective", "shown", *RECIPE_FIELDS, "suffix", *AfterTrainingForm.base_fields,
     *TrackingForm.base_fields,
 )  # fmt: skip
-NAMES = (*FILE_NAMES, "model", *METHOD_NAMES, "settings", "node_count", "pool", "cap", "within", "needed_by")
+NAMES = (
+    *FILE_NAMES, "model", *METHOD_NAMES, "settings", "node_count", "pool", "cap", "within", "needed_by", "project",
+    "source",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,19 @@ class Draft:
 
     @classmethod
     def of(cls, query: QueryDict) -> "Draft":
-        return cls({}).with_changes({name: str(query.get(name, "")).strip() for name in NAMES})
+        return cls({}).with_changes({name: str(query.get(name, "")).replace("\x00", "").strip() for name in NAMES})
 
     @classmethod
     def of_job(cls, job: FineTuningJob, *, changes: Mapping[str, Any] | None = None) -> "Draft":
-        """Return the draft of a job's own recipe with the given changes, without its pool and cap."""
+        """Return the draft of a job's own recipe with the given changes, without its pool and cap.
+
+        What no form shows, such as labels, is read from the job again: it is the draft's `source`.
+        """
         values, requested = job.hyperparameters | dict(changes or {}), stored_request(job)
         chosen = {
             "dataset": job.training_file_id,
             "validation": job.validation_file_id or "",
-            "model": start_of(job),
+            "model": requested.start_from.name or job.base_model.name,
             "method": kind_of(base_model=job.base_model, recipe=msgspec.convert(values, Hyperparameters)).key,
             "objective": values["objective"] if Objective(values["objective"]).is_preference else "",
             "suffix": job.suffix,
@@ -55,7 +61,8 @@ class Draft:
             name: values[name] for name in own_settings(job) | dict(changes or {}) if name not in {*recipe, "use_dora"}
         }
         recipe |= {"settings": msgspec.json.encode(rest).decode()} if rest else {}
-        return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested))
+        origin = {"project": job.project_id, "source": job.pk}
+        return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested) | origin)
 
     def with_changes(self, changes: Mapping[str, str]) -> "Draft":
         """Return the draft with these choices; an empty one is removed."""

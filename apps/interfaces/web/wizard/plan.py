@@ -1,8 +1,8 @@
 """The plan of a job: the objects that a draft names, and their quotes on each pool."""
 
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from django.conf import settings
@@ -16,11 +16,14 @@ from apps.datasets.inspection.comparisons import find_comparison
 from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.jobs.files import data_facts, objectives_of, require_ready
+from apps.finetuning.models import FineTuningJob
+from apps.finetuning.queries import list_jobs
 from apps.finetuning.quotes.delivery import Delivery, deliver, why_no_gguf
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.quotes.queries import count_files, counting_model, quote_counted
 from apps.finetuning.recipes.limits import TrainingKind
-from apps.finetuning.recipes.start_points import StartPoint, find_start_point
+from apps.finetuning.recipes.start_points import StartPoint, find_start_point, project_ids_of_start
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.judges import list_judges
 from apps.finetuning.runs.trackers import list_tracker_keys
 from apps.interfaces.web.datasets.preparation import is_ready, is_uncompared, is_uncounted
@@ -50,6 +53,7 @@ class Plan:
     organization: Organization
     draft: Draft
     project: Project | None = None
+    gone: Mapping[str, str] = field(default_factory=dict)  # choices dropped from the draft, each with a sentence
 
     @cached_property
     def version(self) -> DatasetVersion | None:
@@ -116,9 +120,32 @@ class Plan:
     def tracking(self) -> TrackingForm:
         """The external trackers the job reports to, already checked."""
         stored = {row.kind for row in list_tracker_keys(organization=self.organization)}
-        form = TrackingForm(self.draft.choices, stored=stored)
+        of_source = stored_request(self.source).integrations if self.source else ()
+        form = TrackingForm(self.draft.choices, stored=stored, of_source=of_source)
         form.is_valid()
         return form
+
+    @cached_property
+    def source(self) -> FineTuningJob | None:
+        """The job that the draft repeats or changes, if the person sees it."""
+        job_id = self.draft.get("source")
+        return list_jobs(organization=self.organization).filter(pk=job_id).first() if job_id else None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The metadata of the source, which the new job gets too."""
+        return self.source.metadata if self.source else {}
+
+    @cached_property
+    def is_opened_up(self) -> bool:
+        """Whether the project is open to the whole organization, and a file or the start point is of a private one."""
+        if self.project is None or self.project.is_private:
+            return False
+        used = {version.dataset.project_id for version in (self.version, self.validation) if version}
+        used |= project_ids_of_start(self.start) if self.start else set()
+        used -= {self.project.pk}
+        private = Project.objects.for_organization(self.organization).filter(is_private=True)
+        return bool(used) and private.filter(pk__in=used).exists()
 
     @cached_property
     def comparison(self) -> VersionComparison | None:

@@ -112,7 +112,9 @@ def _switch(value: bool) -> str:
 
 _WORDS: dict[str, Callable[[Any], str]] = {
     "learning_rate": "{:g}".format,
-    "batch_size": lambda rows: gettext("%(batch_size)s rows per step") % {"batch_size": rows},
+    "batch_size": lambda rows: (
+        ngettext("%(batch_size)s row per step", "%(batch_size)s rows per step", rows) % {"batch_size": rows}
+    ),
     "max_length": lambda count: gettext("%(max_length)s tokens") % {"max_length": f"{count:,}"},
     "early_stopping_patience": lambda count: (
         gettext("off")

@@ -17,8 +17,8 @@ from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.pools.rehearsals import ask
 from apps.interfaces.web.datasets.preparation import prepare as prepare_file
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.current_project import project_of_new_work, project_or_default
 from apps.interfaces.web.wizard.draft import Draft
+from apps.interfaces.web.wizard.opening import open_plan
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_strip import recipe_strip
 from apps.interfaces.web.wizard.steps.compute import quotes_of, spread
@@ -43,8 +43,8 @@ _NAMES = {
 def new(request: OrganizationRequest) -> HttpResponse:
     """Show the step that the address has reached; a POST launches the reviewed job."""
     if request.method == "POST":
-        return _launch(request, Plan(request.organization, Draft.of(request.POST), project_of_new_work(request)))
-    plan = _plan(request)
+        return _launch(request, open_plan(request, Draft.of(request.POST), is_launch=True))
+    plan = open_plan(request, Draft.of(request.GET))
     response = _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
@@ -54,10 +54,10 @@ def new(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def prepare(request: OrganizationRequest) -> HttpResponse:
     """Count and compare the files that the address names, or have tasks do it. Then show the step of the address."""
-    plan = _plan(request)
+    plan = open_plan(request, Draft.of(request.GET))
     if plan.version is not None:
         prepare_file(version=plan.version, base_model=plan.counting, other=plan.validation)
-    plan = _plan(request)  # as it is now
+    plan = open_plan(request, Draft.of(request.GET))  # as it is now
     return _page(request, plan, choose_step(plan, request.GET.get("step", "")), problem=plan.refusal)
 
 
@@ -65,7 +65,7 @@ def prepare(request: OrganizationRequest) -> HttpResponse:
 @organization_view(Permission.JOB_WRITE)
 def rehearse(request: OrganizationRequest) -> HttpResponse:
     """Request the rehearsed memory of the reviewed plan, and show it once a worker has reported it."""
-    plan = _plan(request)
+    plan = open_plan(request, Draft.of(request.GET))
     quoted = named_quote(plan, quotes_of(plan)[0])
     rehearsal = quoted.rehearsal if quoted else None
     is_coming = False
@@ -79,16 +79,13 @@ def rehearse(request: OrganizationRequest) -> HttpResponse:
     return response
 
 
-def _plan(request: OrganizationRequest) -> Plan:
-    """Return the plan of the address."""
-    return Plan(request.organization, Draft.of(request.GET), project_or_default(request))
-
-
 def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
     cap_nano = request.POST.get("cap_nano", "")
     form = plan.form
     is_complete = plan.version is not None and form is not None and form.is_valid()
     is_complete = is_complete and not (plan.after.errors or plan.tracking.errors or plan.compute_form.errors)
+    if plan.gone:
+        return redirect(Draft.of(request.POST).url())  # whose page says what is gone
     if not is_complete or not re.fullmatch("[0-9]{1,18}", cap_nano):
         return redirect(plan.draft.url())
     assert plan.version is not None and form is not None
@@ -106,6 +103,7 @@ def _launch(request: OrganizationRequest, plan: Plan) -> HttpResponse:
         shown_max_nano=int(cap_nano),
         suffix=form.cleaned_data["suffix"],
         project=plan.project.pk if plan.project else "",
+        metadata=plan.labels,
         evaluation=plan.after.plan,
         exports=plan.after.exports,
         integrations=plan.tracking.integrations,

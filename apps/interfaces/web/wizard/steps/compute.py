@@ -174,6 +174,7 @@ def samples(plan: Plan, quoted: PoolQuote | None) -> list[dict[str, str]]:
         recipe=form.changed | ({"use_dora": True} if form.kind.use_dora else {}),
         grader=plan.after.changed,
         exports=plan.after.exports,
+        metadata=plan.labels,
         integrations=plan.tracking.integrations,
         pool=quoted.pool.name if quoted else "",
         gpu_count=quoted.gpu_count if quoted else 1,

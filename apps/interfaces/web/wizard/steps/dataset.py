@@ -1,10 +1,13 @@
 """The wizard's dataset step: the organization's files, and a validation file."""
 
+from collections.abc import Sequence
+
 from django.utils.translation import gettext
 
 from apps.core.database.search import with_words
 from apps.core.messages.translation import translated
 from apps.datasets.lifecycle import DatasetVersionStatus
+from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import list_versions
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.plan import Plan, StepContext
@@ -19,17 +22,24 @@ def dataset_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     words = request.GET.get("q", "").split()[:_MAX_WORDS]
     found = list(with_words(files, words, ("dataset__name", "filename"))[:_SHOWN]) if words else newest
     ready = [version for version in newest if version.status == DatasetVersionStatus.READY]
+    listed = _with_first(plan.version, found)
     chosen = plan.draft.get("dataset") or (ready[0].pk if ready else "")
     return StepContext(
         {
-            "versions": found,
+            "versions": listed,
+            "has_matches": bool(found),
             "has_files": bool(newest),
             "q": request.GET.get("q", ""),
             "chosen": chosen,
             "validation_options": [
                 (version.pk, f"{version.dataset.name}, {translated(f'version {version.number}')}: {version.filename}")
-                for version in ready
+                for version in _with_first(plan.validation, ready)
             ],
             "needs": gettext("Needs a base model") if chosen else gettext("Needs a dataset"),
         }
     )
+
+
+def _with_first(chosen: DatasetVersion | None, found: Sequence[DatasetVersion]) -> list[DatasetVersion]:
+    """Return the files with the chosen one first: it stays chosen during a search."""
+    return [*([chosen] if chosen else []), *(version for version in found if version != chosen)]

@@ -20,8 +20,14 @@ from apps.finetuning.jobs.files import objective_of
 from apps.finetuning.quotes.delivery import storage_nano_per_gb_month, whole_model_bytes, whole_model_prices
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.interfaces.web.datasets.row_view import RowView, view_row
 from apps.interfaces.web.shell.access import OrganizationRequest
+from apps.interfaces.web.wizard.after_training_forms import (
+    MAX_CRITERION_CHARACTERS,
+    MAX_SCHEMA_CHARACTERS,
+    is_too_long,
+)
 from apps.interfaces.web.wizard.forms import ADAPTER_FIELDS
 from apps.interfaces.web.wizard.plan import Plan, StepContext
 from apps.interfaces.web.wizard.recipe_words import NAMES, other_values
@@ -45,6 +51,8 @@ def method_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "form": form,
         "is_of_project": plan.is_method_of_project,
         "after": plan.after,
+        "is_grader_too_long": bool(plan.after.errors and plan.source and is_too_long(stored_request(plan.source))),
+        "most_characters": (MAX_SCHEMA_CHARACTERS, MAX_CRITERION_CHARACTERS),
         "tracking": plan.tracking,
         "can_be_graded": objective_of(plan.version) is not Objective.TEXT,
         "adapter_fields": ADAPTER_FIELDS,

@@ -15,10 +15,13 @@ _CONTINUED_SHOWN = 20
 def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     models = list(list_base_models())
     wanted = request.GET.get("q", "").strip().lower()
-    found = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
+    matches = [model for model in models if wanted in f"{model.name} {model.display_name} {model.repo}".lower()]
+    chosen = plan.draft.get("model")
+    # The chosen one comes first and stays chosen during a search.
+    found = [model for model in models if model.name == chosen]
+    found += [model for model in matches if model.name != chosen]
     usable = [model for model in found if model.is_installed]
     others = [model for model in found if not model.is_installed]
-    chosen = plan.draft.get("model")
     is_all = bool(wanted or not usable or "all" in request.GET or any(model.name == chosen for model in others))
     wished = plan.project.default_model if plan.project else ""
     preferred = next((model for model in usable if model.name == wished), None)
@@ -28,6 +31,7 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         {
             "continued": _continued(plan, chosen),
             "usable": usable,
+            "has_matches": bool(matches),
             "others": [
                 {"model": model, "url": plan.draft.url("method", model=model.name, pool="", cap="")}
                 for model in (others if is_all else [])

@@ -69,6 +69,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "compute_url": plan.draft.url(step="compute"),
         "method_url": plan.draft.url(step="method"),
         "review_url": plan.draft.url(step="review"),
+        "unlabelled_url": plan.draft.url(step="review", source=""),
         "must_accept": must_accept,
         "rehearse_url": rehearsal_url(plan, named),
         "needs": "" if named else gettext("Choose compute again"),
@@ -127,7 +128,7 @@ def _full_recipe(plan: Plan) -> list[tuple[str, str, bool]]:
         ),
         (
             gettext("Batch"),
-            gettext("%(batch_size)s rows per step") % {"batch_size": recipe.batch_size},
+            value_in_words("batch_size", recipe.batch_size),
             "batch_size" in changed,
         ),
         (

@@ -98,7 +98,7 @@ def list_reachable(draft: Draft) -> list[str]:
 def choose_step(plan: Plan, asked: str) -> str:
     """Return the step to show: the requested one, unless it is closed or an earlier one has an error."""
     reachable = list_reachable(plan.draft)
-    if plan.refusal:
+    if plan.refusal or set(FILE_NAMES) & set(plan.gone):
         return "dataset"
     if plan.form is not None and "compute" in reachable and not plan.form.is_valid():
         is_shown_there = set(plan.form.errors) <= {"method", *LIVE_FIELDS}
