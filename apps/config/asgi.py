@@ -13,7 +13,7 @@ django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
 from apps.config.monitored import Monitored  # noqa: E402 - needs the app registry
-from apps.config.startup import guard_roles, limit_renders, share_interpreter  # noqa: E402 - needs the app registry
+from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
 from apps.contracts.struct import prepare_types  # noqa: E402
 from apps.core.http.asgi import Application, DjangoApplication  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
@@ -24,7 +24,6 @@ from apps.interfaces.web.edge.request_limits import WebLimits  # noqa: E402
 
 guard_roles()
 share_interpreter()
-limit_renders()
 prepare_types()
 spare_lasting_objects()
 tracing.start("web")

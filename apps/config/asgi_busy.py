@@ -20,7 +20,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "apps.config.settings.dev")  # n
 django.setup(set_prefix=False)
 
 import apps.config.urls  # noqa: E402, F401 - else the first request imports every page
-from apps.config.startup import guard_roles, limit_renders, share_interpreter  # noqa: E402 - needs the app registry
+from apps.config.startup import guard_roles, share_interpreter  # noqa: E402 - needs the app registry
 from apps.contracts.struct import prepare_types  # noqa: E402 - needs the app registry
 from apps.core.http.asgi import Application, DjangoApplication, ReportProcessorSeconds  # noqa: E402
 from apps.core.http.garbage import spare_lasting_objects  # noqa: E402
@@ -35,7 +35,6 @@ def main(socket: str) -> None:
     """Serve until the standard input ends, so that this process never outlives the one in front."""
     guard_roles()
     share_interpreter()
-    limit_renders()
     prepare_types()
     spare_lasting_objects()
     tracing.start("web")

@@ -4,23 +4,16 @@ import sys
 
 from django.db import connection
 
-from apps.contracts.templating.process import shared_process
 from apps.core.database.policies import refuse_unsafe_role
 
 # Seconds. A page queries the database about 20 times and needs the interpreter after each. Beside a view that computes,
 # it waits this long each time; Python's default of 5 ms made pages three times slower.
 _SWITCH_SECONDS = 0.0005
-_RENDER_SECONDS = 2.0  # of processor time, for one row: the other pages of the process wait for their turn
 
 
 def share_interpreter() -> None:
     """Let waiting threads run sooner beside one that computes."""
     sys.setswitchinterval(_SWITCH_SECONDS)
-
-
-def limit_renders() -> None:
-    """Let a chat template take less time for a page than for a background task."""
-    shared_process.cpu_seconds = _RENDER_SECONDS
 
 
 def guard_roles() -> None:

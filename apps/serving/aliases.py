@@ -71,7 +71,7 @@ def get_exact_version(*, organization: Organization | str, model_name: str, para
         if alias is None:
             raise
     text = gettext(
-        "%(alias)s is an alias of %(version)s: send that name. DELETE /api/v1/aliases/%(id)s deletes the alias alone."
+        "%(alias)s is an alias of %(version)s. Send the name of the version. /api/v1/aliases/%(id)s changes the alias."
     )
     raise InvalidValue(
         text % {"alias": alias.model_name, "version": alias.version.model_name, "id": alias.pk}, param=param

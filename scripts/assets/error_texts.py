@@ -31,6 +31,11 @@ ERRORS: dict[str, Words] = {
         "Read the alias, decide again, and send the version that it stands for now.",
     ),
     "already_member": Words("The person is already a member of the organization.", "Change their role instead."),
+    "answer_too_large": Words(
+        "Your organization's answers in progress take all the memory that they may have. This one was charged as far "
+        "as it was written.",
+        "Ask for fewer or shorter answers at a time, or stream them.",
+    ),
     "base_model_refused": Words(
         "A base model cannot be used safely, or the hub refuses it.",
         "The message gives the reason. Choose another model, another revision or another token.",

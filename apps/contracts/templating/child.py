@@ -60,12 +60,12 @@ def limit_resources(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def serve(requests: BinaryIO, replies: BinaryIO, *, cpu_seconds: float, limit_bytes: int) -> None:
+def serve(requests: BinaryIO, replies: BinaryIO, *, limit_bytes: int) -> None:
     """Answer requests until the parent closes the pipe."""
     loaded: dict[str, LoadedTemplate] = {}
     while head := requests.read(LENGTH_BYTES):
         request = msgspec.msgpack.decode(requests.read(int.from_bytes(head, "big")))
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, request["cpu_seconds"])  # SIGPROF ends the process
         reply = msgspec.msgpack.encode(_answer(loaded, request))
         signal.setitimer(signal.ITIMER_PROF, 0)
         if len(reply) > limit_bytes:
@@ -90,4 +90,4 @@ def _answer(loaded: dict[str, LoadedTemplate], request: dict[str, Any]) -> dict[
 if __name__ == "__main__":
     memory_bytes, reply_bytes = (int(argument) for argument in sys.argv[1:3])
     limit_resources(memory_bytes)
-    serve(sys.stdin.buffer, sys.stdout.buffer, cpu_seconds=float(sys.argv[3]), limit_bytes=reply_bytes)
+    serve(sys.stdin.buffer, sys.stdout.buffer, limit_bytes=reply_bytes)

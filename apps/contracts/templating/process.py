@@ -1,12 +1,16 @@
 """The parent's side of the process that runs chat templates: one child for all templates, started on demand."""
 
 import atexit
+import math
 import os
 import selectors
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,8 @@ REPLY_BYTES = 192 * 1024 * 1024
 CPU_SECONDS = 10.0
 WALL_SECONDS = 180.0  # only a stalled machine needs this long for ten seconds of work
 TEMPLATES_KEPT = 64
+PAGE_SECONDS = 2.0  # of processor time, for one row of a page
+_most_seconds: ContextVar[float] = ContextVar("most_seconds", default=math.inf)
 
 
 class TemplateKilled(Exception):
@@ -29,14 +35,21 @@ class TemplateInvalid(Exception):
     """The template does not compile."""
 
 
-class TemplateProcess:
-    """A child that renders, for one caller at a time. A fork gets a separate child.
+@contextmanager
+def renders_within(cpu_seconds: float) -> Iterator[None]:
+    """Let each request in the block take less processor time, for a page: others wait for the child meanwhile."""
+    token = _most_seconds.set(cpu_seconds)
+    try:
+        yield
+    finally:
+        _most_seconds.reset(token)
 
-    `cpu_seconds` is the most processor time of one request, from the child's start on.
-    """
+
+class TemplateProcess:
+    """A child that renders, for one caller at a time. A fork gets a separate child."""
 
     def __init__(self, *, cpu_seconds: float = CPU_SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
-        self.cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
+        self._cpu_seconds, self._memory_bytes = cpu_seconds, memory_bytes
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._loaded: set[str] = set()
@@ -75,7 +88,7 @@ class TemplateProcess:
             return
         self.stop()
         self._owner = os.getpid()
-        limits = (self._memory_bytes, REPLY_BYTES, self.cpu_seconds)
+        limits = (self._memory_bytes, REPLY_BYTES)
         self._child = subprocess.Popen(
             [sys.executable, "-B", "-m", "apps.contracts.templating.child", *map(str, limits)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -83,7 +96,8 @@ class TemplateProcess:
         )  # fmt: skip
 
     def _exchange(self, request: dict[str, object]) -> Any:
-        frame = msgspec.msgpack.encode(request)
+        seconds = min(self._cpu_seconds, _most_seconds.get())
+        frame = msgspec.msgpack.encode(request | {"cpu_seconds": seconds})
         try:
             return msgspec.msgpack.decode(self._send(len(frame).to_bytes(_LENGTH_BYTES, "big") + frame))
         except (BrokenPipeError, EOFError, TimeoutError) as error:

@@ -14,6 +14,19 @@ from apps.finetuning.jobs.files import data_facts, require_objective, require_ro
 from apps.finetuning.recipes import completion
 from apps.finetuning.recipes.start_points import StartPoint
 
+# Metadata of `anneal apply` and `anneal import`, which point an alias at the model of the newest job with it.
+_MARKS = ("apply.", "imported_from", "imported_model")
+
+
+def is_mark(name: str) -> bool:
+    """Return whether a command of the customer's finds the job by this key of its metadata."""
+    return name.startswith(_MARKS)
+
+
+def unmarked(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata for another job that no command must take for this one."""
+    return {name: value for name, value in metadata.items() if not is_mark(name)}
+
 
 @dataclass(frozen=True)
 class JobRequest:

@@ -215,6 +215,11 @@ def _other_objective(job: FineTuningJob) -> Iterator[Change]:
     yield Change(text=text, recipe={"objective": objective}, without_validation=not is_alike)
 
 
+def _other_start(job: FineTuningJob) -> Iterator[Change]:
+    text = "Choose another model to start from: the one that this job continued was deleted."
+    yield Change(text=text, no_price="You'll see the price when you choose it.")
+
+
 _REMEDIES: Mapping[str, Callable[[FineTuningJob], Iterator[Change]]] = {
     FailureCode.LOSS_NOT_FINITE: _lower_rate,
     FailureCode.LOSS_IS_ZERO: _more_to_learn,
@@ -222,6 +227,7 @@ _REMEDIES: Mapping[str, Callable[[FineTuningJob], Iterator[Change]]] = {
     FailureCode.INVALID_TRAINING_FILE: _repair_file,
     FailureCode.OUT_OF_MEMORY: _smaller,
     FailureCode.ADAPTER_REJECTED: _servable,
+    FailureCode.START_DELETED: _other_start,
     "job_too_large": _smaller,
 }
 # Refused at admission: nothing ran, so these are not failure codes of a run.

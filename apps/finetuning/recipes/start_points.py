@@ -25,7 +25,7 @@ from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 from apps.serving.aliases import get_exact_version
 
-_KEPT = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
+SHAPE = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 UPLOADED = "uploaded"  # the metric that holds the scale in the configuration of an uploaded version
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
 
@@ -141,7 +141,7 @@ def find_checkpoint(organization: Organization | str, checkpoint_id: str, *, is_
 def _shape(job: FineTuningJob) -> dict[str, object]:
     if job.method == Method.FULL:
         return {}
-    return {name: job.hyperparameters[name] for name in _KEPT if name in job.hyperparameters}
+    return {name: job.hyperparameters[name] for name in SHAPE if name in job.hyperparameters}
 
 
 def _shape_of_upload(version: AdapterVersion) -> dict[str, object]:

@@ -9,7 +9,6 @@ from apps.adapters.models import AdapterVersion
 from apps.core.money import usd_decimal
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
-from apps.finetuning.queries import report_of
 from apps.finetuning.recipes.stored_requests import stored_request
 
 FORMAT = "anneal-reproducibility/1"
@@ -40,7 +39,7 @@ def label_of(comparison_name: str) -> str:
 
 def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str, object]:
     """Return everything needed to train the same weights again, and the cost."""
-    base, report = job.base_model, report_of(version)
+    base, report = job.base_model, {name: value for name, value in version.report.items() if name != "worse"}
     return {
         "format": FORMAT,
         "job": job.pk,
@@ -79,7 +78,7 @@ def reproducibility(*, job: FineTuningJob, version: AdapterVersion) -> dict[str,
         "cost_usd": usd_decimal(job.cost_nano),
         "billed_gpu_seconds": job.billed_gpu_ms / 1000,
         "energy": msgspec.to_builtins(energy(job=job)),
-        "evaluation": msgspec.to_builtins(report) if report else None,
+        "evaluation": report or None,  # without rows: the file goes wherever the model does
         "parity": version.parity or None,
     }
 

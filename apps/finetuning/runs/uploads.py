@@ -1,5 +1,6 @@
 """Uploads of a run: signed URLs for the files of a manifest, and the checks that a complete upload passes."""
 
+import datetime
 import hashlib
 from collections.abc import Collection
 from functools import partial
@@ -24,6 +25,7 @@ READ_AT_ONCE_BYTES, READ_AT_ONCE_FILES = 32 * 2**20, 32  # in the request: a ten
 _PUT_SECONDS = 900
 _MAX_UPLOADS = 10_000  # per run
 _MAX_UNUSED = 8  # of each machine of a run: a checkpoint that is being written, and the result with its exports
+_WRITTEN = datetime.timedelta(seconds=4 * _PUT_SECONDS)  # after this, no file of an upload is still on its way
 # Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
 _MAX_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
 
@@ -60,14 +62,17 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
         },
     )
     if is_new:
-        _delete_unused(run, kept=_MAX_UNUSED * job.node_count)
+        _require_few_unused(run, most=_MAX_UNUSED * job.node_count)
     return UploadResponse(upload_id=upload.pk, files=sign_places(upload.object_prefix, manifest))
 
 
-def _delete_unused(run: Run, *, kept: int) -> None:
-    """Delete the run's uploads that no checkpoint refers to, but for the newest: a run that retries leaves few."""
+def _require_few_unused(run: Run, *, most: int) -> None:
+    """Delete the oldest uploads that no checkpoint refers to. Raises InvalidValue if files may still come for them."""
     unused = run.uploads.exclude(Exists(Checkpoint.objects.filter(upload=OuterRef("pk"))))
-    for upload in unused.order_by("-created_at", "-pk")[kept:]:
+    for upload in unused.order_by("-created_at", "-pk")[most:]:
+        if upload.created_at > db_now() - _WRITTEN:
+            text = f"The run has {most} uploads that no checkpoint uses. Report them first."
+            raise InvalidValue(text, param="manifest")
         delete_upload(upload)
 
 

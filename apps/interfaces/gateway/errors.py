@@ -24,6 +24,12 @@ class PriceNotSet(DomainError):
     type = "server_error"
 
 
+class AnswerTooLarge(DomainError):
+    """The organization has no room for more of the answer. It is charged as far as it was written."""
+
+    code = "answer_too_large"
+
+
 class EngineError(DomainError):
     """The model failed in the middle of an answer. The answer is not charged."""
 

@@ -22,7 +22,7 @@ from apps.contracts.chat import (
     parse_row_as,
 )
 from apps.contracts.chat.parsing import parse_row_strictly
-from apps.contracts.templating.process import TemplateProcess
+from apps.contracts.templating.process import TemplateProcess, renders_within
 from tests.factories.chat import CHATML, LLAMA3, MARKED, TOKENIZER, assistant, line, user
 
 DEMO = Path(__file__).parents[3] / "demo" / "base_model"
@@ -229,6 +229,16 @@ def test_a_template_that_takes_too_much_is_ended_and_the_next_one_works(bomb: st
             list(ChatRenderer(bomb, TOKENIZER, process=process).render_many([row]))
         assert refusal.value.line == 7
         assert ChatRenderer(CHATML, TOKENIZER, process=process).render(row).n_trained == len("hello") + 1
+    finally:
+        process.stop()
+
+
+def test_a_row_of_a_page_may_take_less_time():
+    slow = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    process, row = TemplateProcess(), parse_row(line(user(), assistant()), line_number=7)
+    try:
+        with renders_within(0.2), pytest.raises(TemplateRejectedRow):
+            ChatRenderer(slow, TOKENIZER, process=process).render(row)
     finally:
         process.stop()
 

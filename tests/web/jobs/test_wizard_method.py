@@ -396,19 +396,21 @@ def test_what_no_form_shows_is_read_from_the_job_that_is_repeated(floor, organiz
         organization=organization, kind="wandb", secret="wandb-key-0123456789", url="", by=bob.pk, now=db_now()
     )
     tracked = {"type": "wandb", "wandb": {"project": "triage", "name": "nightly", "entity": "acme", "tags": ["a"]}}
-    job = floor.job(metadata={"team": "search"}, integrations=[tracked])
+    marks = {"apply.name": "support-bot", "imported_from": "ftjob-1"}  # by which commands find this job alone
+    job = floor.job(metadata={"team": "search"} | marks, integrations=[tracked])
     draft = Draft.of_job(job).with_changes({"pool": floor.pool.name})
 
     review = page(draft.choices)
     answer = client_for(bob).post(URL, dict(draft.choices) | {"cap_nano": f"{10**12}"})
     again = FineTuningJob.objects.get(pk=answer.headers["location"].rpartition("/")[2])
-    client_for(bob).post(URL, dict(draft.with_changes({"source": ""}).choices) | {"cap_nano": f"{10**12}"})
+    client_for(bob).post(URL, dict(draft.with_changes({"labels": "none"}).choices) | {"cap_nano": f"{10**12}"})
 
     assert "W&B, acme/triage" in review and "<code>team=search</code>" in review
     assert '"metadata": {\n    "team": "search"' in review
     assert (again.metadata, again.labels) == ({"team": "search"}, {"team": "search"})
     assert again.requested["integrations"] == job.requested["integrations"] == [tracked]
-    assert FineTuningJob.objects.exclude(pk__in=[job.pk, again.pk]).get().metadata == {}
+    unlabelled = FineTuningJob.objects.exclude(pk__in=[job.pk, again.pk]).get()
+    assert (unlabelled.metadata, unlabelled.requested["integrations"]) == ({}, [tracked])
 
 
 @pytest.mark.slow
@@ -428,5 +430,5 @@ def test_a_grader_too_long_for_the_form_is_asked_for_again(grader, floor, page, 
 
     body = page(Draft.of_job(job).with_changes({"pool": floor.pool.name}).choices, status=422)
 
-    assert "<h1>Choose a method</h1>" in body and "The grader of the first job is too long for this page" in body
+    assert "<h1>Choose a method</h1>" in body and "The grader of the original job is too long for this page" in body
     assert f'"type": "{grader.kind.value}"' in text(client_for(bob).get(f"/jobs/{job.pk}"))

@@ -285,7 +285,7 @@ def test_private_work_stays_in_its_project_or_the_review_warns(client_for, organ
     Dataset.objects.update(project=private)
     job.refresh_from_db()
     client, draft = client_for(alice), Draft.of_job(job).with_changes({"pool": floor.pool.name})
-    warning, shown = "uses work of a private project", '<dt>Project</dt><dd class="trunc">{}</dd>'.format
+    warning, shown = "uses a file or model from a private project", '<dt>Project</dt><dd class="trunc">{}</dd>'.format
 
     kept = text(client.get(draft.url("review")))
     opened = text(client.get(draft.url("review", project="")))
@@ -296,5 +296,5 @@ def test_private_work_stays_in_its_project_or_the_review_warns(client_for, organ
     assert shown("Secret") in kept and warning not in kept
     assert shown("Secret") not in opened and warning in opened
     assert FineTuningJob.objects.get(pk=answer.url.rpartition("/")[2]).project == private
-    assert "cannot be in the project of the first one" in archived and warning in archived
+    assert "You cannot create fine-tunes in that project" in archived and warning in archived
     assert "was deleted or is hidden from you" in text(client_for(bob).get(draft.url("review")))

@@ -206,6 +206,7 @@ def test_card_and_reproducibility_file_say_where_it_comes_from(evaluated, client
     assert card.startswith("---\nlibrary_name: peft") and "Exact match | 0.1000 [0.0400, 0.2300] | 0.8000" in card
     assert bundle["training_file"]["sha256"] == job.training_file.sha256
     assert (bundle["seed"], bundle["recipe"], bundle["cost_usd"]) == (job.seed, job.hyperparameters, "0.02")
+    assert bundle["evaluation"]["worse_rows"] == 1 and "worse" not in bundle["evaluation"], "the file goes to hubs"
     assert bundle["energy"]["kwh"] is None and "not known" in bundle["energy"]["method"]
 
 

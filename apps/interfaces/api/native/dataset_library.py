@@ -14,6 +14,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, get_base_model
 from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, RowError, TrainOn
 from apps.contracts.split import row_contents
+from apps.contracts.templating.process import PAGE_SECONDS, renders_within
 from apps.core.database.clock import db_now
 from apps.datasets import operations, queries
 from apps.datasets.inspection.inspections import find_inspection
@@ -194,11 +195,13 @@ class FileRows(ApiView):
         renderer = chat_renderer(base_model=base_model) if base_model else None
         found = queries.read_rows(version=version, first_line=query.first_line, limit=query.limit + 1)
         count = min(query.limit, _count_to_render(found)) if renderer else query.limit
+        with renders_within(PAGE_SECONDS):
+            rows = [_row_object(row, renderer, query.train_on) for row in found[:count]]
         return {
             "object": "file.rows",
             "id": version.pk,
             "model": query.model,
-            "rows": [_row_object(row, renderer, query.train_on) for row in found[:count]],
+            "rows": rows,
             "next_line": found[count].line if len(found) > count else None,
         }
 

@@ -25,7 +25,7 @@ from apps.finetuning.jobs.dry_runs import rehearse_job
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.moves import list_moves, move_job
 from apps.finetuning.jobs.project_settings import chosen_by_project, with_defaults
-from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.jobs.requests import JobRequest, is_mark
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.suggestions import suggest
 from apps.finetuning.jobs.waits import explain_wait
@@ -78,7 +78,6 @@ _MetadataFilter = Annotated[
 ]
 
 # The metadata by which the command line finds the jobs of a manifest and of an import.
-_APPLY_MARK, _IMPORT_MARK = "apply.", "imported_from"
 # Members of a job's body, as those of a move's.
 _PARAMS_OF_MOVE = {
     "compute.pool": "option", "compute.gpu_count": "option", "compute.node_count": "node_count",
@@ -327,7 +326,7 @@ def _require_scope_of_marks(identity: KeyIdentity, metadata: Mapping[str, str], 
     The commands point an alias at the model of the newest job with their metadata, whichever key created it. A job's
     metadata is copied to its retry.
     """
-    mark = next((name for name in metadata if name == _IMPORT_MARK or name.startswith(_APPLY_MARK)), None)
+    mark = next(filter(is_mark, metadata), None)
     if mark is not None and Permission.ADAPTER_WRITE not in identity.scopes:
         message = (
             f"A job with the metadata '{mark}' decides where an alias points, and this API key lacks the scope "

@@ -107,6 +107,10 @@ class Client:
             await exchange.news()
             count(exchange.size_bytes)
 
+    @property
+    def is_gone(self) -> bool:
+        return self._exchange.is_gone
+
     def watch(self) -> "_Watched":
         """Stop the block as soon as the customer leaves. Raises ClientGone."""
         return _Watched(self._exchange)

@@ -29,7 +29,7 @@ from apps.interfaces.gateway.engines.meter import Meter
 from apps.interfaces.gateway.engines.routes import Routes
 from apps.interfaces.gateway.engines.traces import RequestPhase, begin_trace
 from apps.interfaces.gateway.engines.upstreams import Call, CallProgress, EngineAnswer, Upstreams
-from apps.interfaces.gateway.errors import EngineError, RequestFailed
+from apps.interfaces.gateway.errors import AnswerTooLarge, EngineError, RequestFailed
 from apps.interfaces.gateway.http.bodies import LARGE_BYTES, Bodies, tokens_unread
 from apps.interfaces.gateway.http.client import Client
 from apps.interfaces.gateway.http.held_bytes import HeldBytes, Holding
@@ -308,13 +308,12 @@ class Inference:
                 upstreams.end(call, answer)
                 progress.trace.record_usage(meter)
         except DomainError as error:
-            # An organization pays for the answers that it has no memory left for: it asked for too many at once.
-            _finish(ticket, refusal_of(error), is_charged=isinstance(error, RateLimited) and meter.output_tokens > 0)
+            _finish(ticket, refusal_of(error), is_charged=isinstance(error, AnswerTooLarge))
             raise
         finally:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
-            # counts, except for a batch whose worker repeats the request.
-            is_last = time.monotonic() - began > _LAST_BATCHED_SECONDS
+            # counts, except for a batch whose worker repeats the request: it does so unless it left after its time.
+            is_last = client.is_gone and time.monotonic() - began > _LAST_BATCHED_SECONDS
             _finish(ticket, "aborted", is_charged=is_last or not client.is_batched)
 
 
@@ -357,16 +356,17 @@ class AnswerEnding:
 
 def held_answers() -> HeldBytes:
     """Return the count of answers that this process holds until they are whole."""
-    advice = (
-        "An answer that does not fit is charged as far as it was written. Ask for less at a time, or stream answers."
-    )
+    advice = "This answer is charged as far as it was written. Ask for less at a time, or stream answers."
     return HeldBytes("answers", most_of_one=_ANSWERS_OF_ONE, most_of_all=_ANSWERS_OF_ALL, advice=advice)
 
 
 async def _held(answer: EngineAnswer, request: EngineRequest, meter: Meter, held: Holding) -> AsyncIterator[_Chunks]:
-    """Yield the chunks of an answer while there is room to hold it. Raises RateLimited, Unavailable."""
+    """Yield the chunks of an answer while there is room to hold it. Raises AnswerTooLarge, Unavailable."""
     async for chunks in answer:
-        held.count(meter.output_tokens * request.held_bytes_per_token)
+        try:
+            held.count(meter.output_tokens * request.held_bytes_per_token)
+        except RateLimited as full:
+            raise AnswerTooLarge(full.message) from None
         yield chunks
 
 

@@ -8,6 +8,7 @@ from itertools import groupby, pairwise
 from django.utils.translation import gettext
 
 from apps.contracts.chat import ChatRenderer, ChatRow, PreferenceRow, RenderedRow, Row, TextRow, TrainOn
+from apps.contracts.templating.process import PAGE_SECONDS, renders_within
 
 SHOWN_TOKENS = 2_000
 Span = tuple[int, int]
@@ -77,11 +78,14 @@ def view_row(
 ) -> RowView:
     """Return a row of any kind as the model sees it. Raises RowError. `train_on` applies to conversations."""
     if isinstance(row, PreferenceRow):
-        pair = renderer.render_pair(row)
+        with renders_within(PAGE_SECONDS):
+            pair = renderer.render_pair(row)
         sides = (row_view(row.chosen, pair.chosen, renderer, limit=limit),
                  row_view(row.rejected, pair.rejected, renderer, limit=limit))  # fmt: skip
         return _both(*sides)
-    return row_view(row, renderer.render(row, train_on=train_on), renderer, limit=limit)
+    with renders_within(PAGE_SECONDS):
+        rendered = renderer.render(row, train_on=train_on)
+    return row_view(row, rendered, renderer, limit=limit)
 
 
 def row_view(

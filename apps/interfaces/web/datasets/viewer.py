@@ -13,6 +13,7 @@ from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatMessage, ChatRow, PreferenceRow, RenderedRow, Row, RowError, TextRow, TrainOn
 from apps.contracts.held_rows import Repeats
 from apps.contracts.split import row_contents
+from apps.contracts.templating.process import PAGE_SECONDS, renders_within
 from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons, inspections
@@ -149,7 +150,8 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
         )
     previews = found.rows if found else [] if is_pending else _previews(address, lines)
     previews, has_more = previews[:ROWS_SHOWN], len(previews) > ROWS_SHOWN
-    rows = _list(previews, looked, address)
+    with renders_within(PAGE_SECONDS):
+        rows = _list(previews, looked, address)
     chosen = next((preview for preview in previews if preview.line >= address.line), previews[0] if previews else None)
     shown, error = _rendered(chosen, looked.model, address)
     return {

@@ -5,6 +5,7 @@ from django.utils.translation import gettext, ngettext
 
 from apps.contracts.runs import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
+from apps.finetuning.jobs.requests import unmarked
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import own_settings, recipe_of, stored_request
@@ -68,7 +69,7 @@ def recipe_samples(job: FineTuningJob, *, model: str) -> list[dict[str, str]]:
         recipe=_values(job, recipe),
         grader=grader_field(asked.evaluation.grader) if asked.evaluation else None,
         exports=asked.exports,
-        metadata=job.metadata,
+        metadata=unmarked(job.metadata),
         integrations=[msgspec.to_builtins(each) for each in asked.integrations],
         pool=job.pool.name if job.pool and asked.pool else "",
         gpu_count=job.gpu_count,

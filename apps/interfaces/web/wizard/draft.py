@@ -13,7 +13,7 @@ from apps.contracts.runs import Hyperparameters, Objective
 from apps.core.errors import NotFound
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of
-from apps.finetuning.recipes.start_points import find_start_point
+from apps.finetuning.recipes.start_points import SHAPE, find_start_point
 from apps.finetuning.recipes.stored_requests import own_settings, stored_request
 from apps.interfaces.web.wizard.after_training_forms import AfterTrainingForm, given_of
 from apps.interfaces.web.wizard.forms import RECIPE_FIELDS
@@ -26,7 +26,7 @@ METHOD_NAMES = (
 )  # fmt: skip
 NAMES = (
     *FILE_NAMES, "model", *METHOD_NAMES, "settings", "node_count", "pool", "cap", "within", "needed_by", "project",
-    "source",
+    "source", "labels",
 )  # fmt: skip
 
 
@@ -57,9 +57,8 @@ class Draft:
             "node_count": str(requested.node_count) if requested.node_count > 1 else "",
         }
         recipe = {name: str(values[name]) for name in RECIPE_FIELDS if name in values}
-        rest = {
-            name: values[name] for name in own_settings(job) | dict(changes or {}) if name not in {*recipe, "use_dora"}
-        }
+        fixed = SHAPE if requested.start_from.name else ("use_dora",)
+        rest = {name: values[name] for name in own_settings(job) | dict(changes or {}) if name not in {*recipe, *fixed}}
         recipe |= {"settings": msgspec.json.encode(rest).decode()} if rest else {}
         origin = {"project": job.project_id, "source": job.pk}
         return cls({}).with_changes(chosen | recipe | given_of(requested) | trackers_given(requested) | origin)

@@ -144,7 +144,8 @@ class RecipeForm(forms.Form):
         self._objectives = {objective.value: objective for objective in objectives}
         self.chosen_objective = self._objectives.get(given.get("objective", ""), objectives[0])
         limits = get_limits(base_model=base_model)
-        self.kept, self.dropped = _settings_of(given.get("settings", ""), limits)
+        kept, self.dropped = _settings_of(given.get("settings", ""), limits)
+        self.kept = {name: value for name, value in kept.items() if name not in shape}
         # An adapter is trained further with the same shape, and never by training the whole model.
         self.kinds = [
             kind

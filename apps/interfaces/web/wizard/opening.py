@@ -8,7 +8,7 @@ from django.utils.translation import gettext
 from apps.accounts.members.projects import list_projects, may_work_in
 from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization, Project
-from apps.core.errors import NotFound
+from apps.core.errors import InvalidValue, NotFound
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import UnknownFile
@@ -28,7 +28,7 @@ def open_plan(request: OrganizationRequest, draft: Draft, *, is_launch: bool = F
     plan = Plan(request.organization, draft, project or fallback(request))
     gone = _gone_files(plan) | _gone_model(plan)
     if draft.get("project") and project is None:
-        words = gettext("The new fine-tune cannot be in the project of the first one. Its project is %(name)s.")
+        words = gettext("You cannot create fine-tunes in that project. This one goes into %(name)s.")
         gone["project"] = words % {"name": plan.project}
     return replace(plan, draft=draft.with_changes(dict.fromkeys(gone, "")), gone=gone) if gone else plan
 
@@ -73,7 +73,7 @@ def _name_of_file(organization: Organization, file_id: str) -> str:
 def _gone_model(plan: Plan) -> dict[str, str]:
     try:
         _ = plan.start
-    except NotFound:
+    except (NotFound, InvalidValue):  # an alias stands for one model today, and for another tomorrow
         words = gettext("The model %(name)s no longer exists or is hidden from you. Choose another one.")
         return {"model": words % {"name": plan.draft.get("model")[:100]}}
     return {}

@@ -16,6 +16,7 @@ from apps.datasets.inspection.comparisons import find_comparison
 from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
 from apps.datasets.queries import find_token_count, get_version
 from apps.finetuning.jobs.files import data_facts, objectives_of, require_ready
+from apps.finetuning.jobs.requests import unmarked
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.finetuning.quotes.delivery import Delivery, deliver, why_no_gguf
@@ -133,8 +134,9 @@ class Plan:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The metadata of the source, which the new job gets too."""
-        return self.source.metadata if self.source else {}
+        """The metadata of the source, which the new job gets too, unless the draft leaves it out."""
+        is_kept = self.source is not None and self.draft.get("labels") != "none"
+        return unmarked(self.source.metadata) if self.source and is_kept else {}
 
     @cached_property
     def is_opened_up(self) -> bool:

@@ -115,6 +115,7 @@ FAILURES = {
     "too large, rows short": Failure(
         OOM, recipe={"method": "qlora"}, obstacle="You'll see each price when you choose it."
     ),
+    "start deleted": Failure(FailureCode.START_DELETED, obstacle="You'll see the price when you choose it."),
     "not servable": Failure(
         FailureCode.ADAPTER_REJECTED,
         {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},

@@ -162,13 +162,17 @@ def test_a_run_keeps_few_uploads_that_no_checkpoint_refers_to(floor, claim):
     floor.job()
     attempt = claim().start()
     attempt.checkpoint(step=4, seconds=8.0)
+    made = [attempt.upload("checkpoint", step, checkpoint_files()) for step in range(5, 13)]
 
-    made = [attempt.upload("checkpoint", step, checkpoint_files()) for step in range(5, 15)]
+    with pytest.raises(InvalidValue, match="8 uploads that no checkpoint uses"):
+        attempt.upload("checkpoint", 13, checkpoint_files())
+    RunUpload.objects.filter(pk=made[0].pk).update(created_at=db_now() - uploads._WRITTEN)
+    newest = attempt.upload("checkpoint", 13, checkpoint_files())
 
     there = set(RunUpload.objects.values_list("pk", flat=True))
-    assert there == {Checkpoint.objects.get().upload_id, *(upload.pk for upload in made[-8:])}
+    assert there == {Checkpoint.objects.get().upload_id, newest.pk, *(upload.pk for upload in made[1:])}
     swept = OutboxMessage.objects.filter(topic="objects.delete").values_list("key", flat=True)
-    assert set(swept) == {f"delete:{upload.pk}" for upload in made[:2]}
+    assert list(swept) == [f"delete:{made[0].pk}"]
 
 
 def test_the_tokens_of_a_trainers_leases_and_places_count_as_its_own(floor, claim):

@@ -11,6 +11,7 @@ from apps.core.errors import RateLimited, Unavailable
 from apps.core.http.asgi import DEFAULT_BODY_BYTES, MIB, TooLarge
 from apps.interfaces.gateway.engines.chunks import EngineChunk
 from apps.interfaces.gateway.engines.meter import Meter
+from apps.interfaces.gateway.errors import AnswerTooLarge
 from apps.interfaces.gateway.http import client as reading
 from apps.interfaces.gateway.http.bodies import MAX_OF_ONE, Bodies, BodyTooSlow, largest_body, tokens_unread
 from apps.interfaces.gateway.http.client import Client
@@ -142,7 +143,7 @@ def test_an_answer_ends_where_its_organization_has_no_room_for_more():
         with room.holding("org") as held:
             return len([chunks async for chunks in _held(answer(), request, meter, held)])
 
-    with pytest.raises(RateLimited, match="Ask for less"):
+    with pytest.raises(AnswerTooLarge, match="Ask for less"):
         asyncio.run(read())
     assert meter.output_tokens == 1_000 // request.held_bytes_per_token + 1
     room.add("org", 1_000)  # the answer's were returned

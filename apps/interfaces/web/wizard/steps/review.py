@@ -69,7 +69,7 @@ def review_context(request: OrganizationRequest, plan: Plan) -> StepContext:
         "compute_url": plan.draft.url(step="compute"),
         "method_url": plan.draft.url(step="method"),
         "review_url": plan.draft.url(step="review"),
-        "unlabelled_url": plan.draft.url(step="review", source=""),
+        "unlabelled_url": plan.draft.url(step="review", labels="none"),
         "must_accept": must_accept,
         "rehearse_url": rehearsal_url(plan, named),
         "needs": "" if named else gettext("Choose compute again"),
