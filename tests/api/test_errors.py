@@ -1,4 +1,4 @@
-"""Errors as the openai package reads them, whatever raised them."""
+"""Errors from every source, as the openai package reads them."""
 
 import re
 from collections.abc import Callable, Iterator

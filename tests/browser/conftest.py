@@ -164,7 +164,7 @@ def open_page(
         _wait_for_answers(tab.page, tab.waiting)
     idle_tabs += [tab for tab in tabs if tab.leave()]
     with urlopen(f"{server_url}{settings.STATIC_URL}favicon.svg"):
-        pass  # by its answer the server has begun whatever was sent before
+        pass  # its answer shows that the server has begun all earlier requests
     wait_until(lambda: not web_application.under_way)
     wait_until(_is_database_idle)
     assert complaints == []

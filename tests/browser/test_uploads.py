@@ -134,7 +134,7 @@ def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice:
     assert len(sent) == before
     expect(page.get_by_text("saved")).to_be_visible()
 
-    page.reload()  # a pause outlives the page; what told of it goes when the file goes on
+    page.reload()  # a pause outlives the page; its message disappears when the upload continues
     expect(page.get_by_text("large.jsonl stopped at")).to_be_visible()
     page.set_input_files("input[type=file]", file)
     page.get_by_role("button", name="Upload").click()
@@ -192,7 +192,7 @@ def test_an_upload_outlives_the_server_it_began_on(
     port = server[0].port
     settings.PUBLIC_URL = f"http://127.0.0.1:{port}"
     page = open_page("/datasets/upload", user=alice, is_fresh=True)
-    page.goto(f"http://127.0.0.1:{port}/datasets/upload")  # cookies are for the host, whatever the port
+    page.goto(f"http://127.0.0.1:{port}/datasets/upload")  # cookies belong to the host, not to a port
     held: list[Route] = []
     page.route("**/objects/**/p00006*", lambda route: held.append(route))
     page.set_input_files("input[type=file]", file)

@@ -1,4 +1,4 @@
-"""An image on its way through the gateway and the replica's door into a vLLM that sees, and what nobody fetches."""
+"""An image passes the gateway and the replica's proxy into a vLLM with vision; image URLs are never fetched."""
 
 import base64
 import json

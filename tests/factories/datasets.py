@@ -27,7 +27,7 @@ def jsonl_of(*rows: dict[str, Any]) -> bytes:
 
 
 def make_version(organization: Organization, content: bytes | None = None, **fields: Any) -> DatasetVersion:
-    """An uploaded file that nobody has validated yet."""
+    """An uploaded file that is not validated yet."""
     defaults: dict[str, Any] = {"filename": "train.jsonl", "purpose": "fine-tune", "by": "user_1", "now": db_now()}
     defaults["chunks"] = [jsonl() if content is None else content]
     return create_version(organization=organization, **(defaults | fields))

@@ -1,4 +1,4 @@
-"""The worker API answers nobody without a credential, and no worker about another's lease or replica."""
+"""The worker API answers no caller without a credential, and no worker about another's lease or replica."""
 
 import json
 from collections.abc import Iterator

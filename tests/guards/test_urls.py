@@ -1,4 +1,4 @@
-"""Every address × who asks × method × whose id: nobody reads, changes or even detects another tenant's objects.
+"""Every address × who asks × method × whose id: no caller reads, changes or even detects another tenant's objects.
 
 The world is built once; each request is undone. What to try on an address stands in `urls`.
 """

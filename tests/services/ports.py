@@ -10,7 +10,7 @@ def free_port(host: str = "127.0.0.1") -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         while True:
-            port = random.SystemRandom().randrange(15_000, 32_000)  # whatever seeds a test run sets
+            port = random.SystemRandom().randrange(15_000, 32_000)  # independent of the seeds that a test run sets
             with suppress(OSError):
                 probe.bind((host, port))
                 return port

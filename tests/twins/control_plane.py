@@ -65,7 +65,7 @@ class ControlPlane:
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
         self.uploads: dict[str, Manifest] = {}
-        self.judge: JudgeAccess | None = None  # None: nobody may ask one
+        self.judge: JudgeAccess | None = None  # None: refused
         self.events: list[RunEvent] = []
         self.beats: list[HeartbeatRequest] = []
         self.beats_of: defaultdict[str, list[HeartbeatRequest]] = defaultdict(list)  # by run

@@ -24,7 +24,7 @@ _is_watching = False
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python's own audit events: by whatever library, in whatever thread."""
+    """Python's own audit events, of every library and thread."""
     if _is_watching and event in FORBIDDEN and not _is_allowed(event, arguments):
         pytest.fail(f"A unit test does {event}{arguments}: move it to tests/integration.")
 

@@ -21,7 +21,7 @@ FIT = "fit"  # without the rows that a base model's chat template refuses
 EDIT = "edit"  # one row replaced or deleted
 COPY = "copy"  # the same file again, restored as the newest version
 TRAINED, HELD = "trained", "held"  # the rows that a split trains on, and those that it holds out
-_MAX_MENDINGS = 16  # of one row, each for another problem
+_MAX_REPAIRS = 16  # of one row, each for another problem
 _Change = Callable[[Any, str], bool]
 _UTF8_LETTER = re.compile(rb"[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}")
 
@@ -31,11 +31,11 @@ def drop(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
     return None
 
 
-def mend(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
+def repair_line(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
     """Return the row without its problems, or None when that would need a guess."""
     data = line.data
     current: LineError | None = problem
-    for _ in range(_MAX_MENDINGS):
+    for _ in range(_MAX_REPAIRS):
         if current is None:
             return data
         fixed = _fixed(data, current)
@@ -45,7 +45,7 @@ def mend(line: Line, problem: LineError, kind: RowKind) -> bytes | None:
     return None
 
 
-REPAIRS = {RepairMode.DROP: drop, RepairMode.REPAIR: mend}
+REPAIRS = {RepairMode.DROP: drop, RepairMode.REPAIR: repair_line}
 
 
 def _fixed(data: bytes, problem: LineError) -> bytes | None:

@@ -1,4 +1,4 @@
-"""GET /api/v1/billing: what the key's organization has and was charged, and nobody else's figures."""
+"""GET /api/v1/billing: the balance and charges of the key's organization, without figures of other organizations."""
 
 import datetime
 

@@ -213,7 +213,7 @@ def test_shipping_what_was_shipped_before_adds_nothing(gateway, tenant, engine, 
 
 @contextmanager
 def database_away() -> Iterator[None]:
-    """Cut the gateway, and nobody else on this server, off its database."""
+    """Cut only the gateway off its database, and no other process on this server."""
     name = connection.settings_dict["NAME"]
     host, port = connection.settings_dict["HOST"], connection.settings_dict["PORT"]
     with psycopg.connect(host=host, port=port, user="postgres", dbname="postgres", autocommit=True) as superuser:

@@ -1,4 +1,4 @@
-"""Experiment trackers by the customer's own key: it goes in sealed, reaches the run's worker and nobody else."""
+"""Experiment trackers by the customer's own key: it is stored sealed and reaches only the run's worker."""
 
 import openai
 import pytest

@@ -212,8 +212,8 @@ def _make_world(engines: Engines) -> str:
 def settle() -> None:
     """Have the database and the disk end what a load left to them.
 
-    Without it the autovacuum of its rows comes within the next minute and holds up whoever is measured meanwhile: of
-    eight rounds at 200 requests a second two had a p99 of 37 and 137 ms, with it all had 5.5 to 7.5 ms.
+    Without it autovacuum handles the load's rows within the next minute and delays what is measured then: of eight
+    rounds at 200 requests a second two had a p99 of 37 and 137 ms. With it all had 5.5 to 7.5 ms.
     """
     from django.db import connection
 

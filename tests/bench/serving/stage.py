@@ -117,7 +117,7 @@ def _make_world(prepared: Prepared, home: Path, *, warm: int, cold: int) -> tupl
     command = [str(python), "-m", "tests.bench.serving.adapters", str(folder), str(warm + cold)]
     subprocess.run(command, cwd=REPOSITORY, check=True)
     versions = [_publish(organization, base, folder / str(number)) for number in range(warm + cold)]
-    # Nobody asked for these in a day, so that they have no place.
+    # These got no request for a day, so they have no slot.
     Deployment.objects.filter(adapter_version__in=versions[warm:]).update(created_at="2000-01-01T00:00Z")
     return account["api_key"], base, versions
 

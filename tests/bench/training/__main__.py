@@ -1,10 +1,10 @@
 """`make bench-training`: trained tokens per second against a plain TRL script, same model, rows, batch and steps.
 
 Every variant trains in a process of its own, one after the other. Short rows are banking77's questions; long ones join
-some of them. Ours and plain TRL train several times, each time with the rows in another order: the best time counts,
-because whatever else runs on a machine only slows, and the mean of their losses over rows that nobody trained on; how
-far TRL's own lie apart is told too. On a CUDA card Unsloth and Axolotl train too where they are
-installed; what is missing is said. The last line is one JSON object.
+some of them. Ours and plain TRL train several times, each time with the rows in another order. The best time counts,
+because other processes can only slow a training down. So does the mean loss over rows that neither side trained on; the
+spread of TRL's own losses is printed too. On a CUDA card Unsloth and Axolotl train too if they are installed; the
+output names what is missing. The last line is one JSON object.
 
     --steps N        measured steps of a training (default 120)
     --orders N       how often ours and plain TRL are trained, each time in another order (default 3)

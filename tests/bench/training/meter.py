@@ -85,7 +85,7 @@ class Meter(TrainerCallback):
 
 @torch.no_grad()
 def held_out_loss(model: Any, request: Request) -> float:
-    """The mean loss over the trained tokens of rows that nobody trained on, in float32 sums."""
+    """The mean loss over the trained tokens of rows that neither side trained on, in float32 sums."""
     folder = Path(request.model)
     rows = encode_file(Path(request.held_out), load_renderer(folder, ""), max_length=request.max_length)
     collate = PaddingCollator(0)

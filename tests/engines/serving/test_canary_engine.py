@@ -94,7 +94,7 @@ def test_several_versions_share_one_start_and_the_engine_ends_when_it_is_idle(tm
         await stage.turn(2, seconds=11)
         assert (stage.events.count("canary started"), stage.events.count("canary ended")) == (1, 1)
         await stage.turn(3)
-        assert stage.events[-1] == "canary ended"  # it stays so while nobody needs it
+        assert stage.events[-1] == "canary ended"  # it stays so while no request needs it
 
     make_stage(tmp_path, *others)(script)
 

@@ -28,7 +28,7 @@ def texts() -> Iterator[tuple[str, str]]:
     for page in sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("templates/**/*.html")}):
         for number, line in enumerate(page.read_text().splitlines(), 1):
             yield f"{page.relative_to(ROOT)}:{number}", line
-    for folder in ("apps", "gpu_workers", "demo", "scripts"):
+    for folder in ("apps", "cli", "gpu_workers", "demo", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if "migrations" not in path.parts and _FOUND.search(path.read_text()):  # reading its tokens takes long
                 yield from _comments(path)

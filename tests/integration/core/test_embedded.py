@@ -38,7 +38,7 @@ def postmaster_pid(data_dir: Path) -> int:
 
 
 def is_alive(pid: int) -> bool:
-    # A zombie waits for its parent and serves nobody.
+    # A zombie waits for its parent and serves no client.
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

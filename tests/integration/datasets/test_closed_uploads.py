@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db
 
 
 class TestSignedUrls:
-    """Somebody who holds a URL of an upload that was given up, completed, or has expired."""
+    """A client with a URL of an upload that was abandoned or completed, or has expired."""
 
     @pytest.mark.parametrize("end", [cancel, complete, expire])
     def test_store_nothing_that_is_not_counted(

@@ -1,4 +1,4 @@
-"""Files made to exhaust whoever reads them are refused within the memory of an ordinary one."""
+"""Files made to exhaust their reader are refused, with no more memory than an ordinary file needs."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Whatever a request holds, it is read or refused by name in little time; nothing else comes out of the parsers.
+"""The parsers read or refuse every request in little time; a refusal names its cause.
 
 Marked nightly: some thousands of random requests, and the compiler's process.
 """

@@ -1,4 +1,4 @@
-"""What the recorder confirmed is on the disk, whoever dies; what it cannot write is told and nothing new admitted."""
+"""What the recorder confirmed is on the disk, even if a process dies. If it cannot write, it admits nothing new."""
 
 import asyncio
 import os

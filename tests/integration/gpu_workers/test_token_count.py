@@ -20,7 +20,7 @@ STATE = EngineState(
 
 
 class Engine:
-    """Counts as vLLM does: every prompt and token, whoever asked."""
+    """Counts as vLLM does: every prompt and token of every caller."""
 
     def __init__(self) -> None:
         self.read, self.written = 0, 0

@@ -54,7 +54,7 @@ def give_card(twin: Twin, customer: str, card: str) -> Object:
 
 
 def left(method: Object) -> CardLeft:
-    """Return what we read of a card that somebody entered."""
+    """Return what we read of a card that a customer entered."""
     at = datetime.datetime.fromtimestamp(method["created"], datetime.UTC)
     return CardLeft(payment_method_id=method["id"], left_at=at)
 

@@ -1,4 +1,4 @@
-"""What must hold of the books after every step, whoever did what; the numbers are those of the ledger's invariants."""
+"""What must hold of the books after every step of any process; the numbers are those of the ledger's invariants."""
 
 from django.db import connection
 

@@ -289,7 +289,7 @@ def test_a_line_leads_to_the_hours_of_its_tokens_and_to_the_postings_of_its_job(
 
 
 def test_a_closed_book_is_never_reopened_by_the_clock(rich):
-    """What is invoiced stays invoiced at the price it had, whatever price comes after."""
+    """An invoice keeps the price of its time, also after a price change."""
     rule = price("inference:input:m", 2 * USD)
     use(rich, rule, 1_000_000)
     close_month(organization=rich, month=OCTOBER)

@@ -55,7 +55,7 @@ def mutated_function(name: str, before: str, after: str) -> Iterator[None]:
 
 
 def slowly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wait after the answer until all threads have theirs, so that whatever can interleave does."""
+    """Wait after the answer until all threads have theirs, so that they interleave as much as possible."""
     all_have_it = threading.Barrier(THREADS)
 
     def slow(*arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Moves between states: legal ones happen once, others not at all, whoever tries."""
+"""Moves between states: legal ones happen once and others never, for every caller."""
 
 import pytest
 from django.db import ProgrammingError, transaction

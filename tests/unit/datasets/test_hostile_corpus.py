@@ -1,4 +1,4 @@
-"""Files that are no training data, or lie about what they are: each is refused by its own code, with a way to mend it.
+"""Files that are no training data, or lie about what they are: each is refused by its own code, with a way to fix it.
 
 What is made to exhaust memory is in test_hostile_files.py, each in a process of its own.
 """

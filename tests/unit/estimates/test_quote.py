@@ -329,7 +329,7 @@ def test_several_gpus_wait_for_the_workers_that_have_them(ask, models, gpu_types
 
     assert found[1].queue_seconds == (400 + 2 * 300 + 4 * 500) / 7  # all GPU time over all GPUs
     assert found[2].queue_seconds == found[4].queue_seconds == (2 * 300 + 4 * 500) / 4  # what only the large one does
-    assert found[8].queue_seconds is found[8].finish_seconds_p50 is None  # nobody has eight
+    assert found[8].queue_seconds is found[8].finish_seconds_p50 is None  # no pool has eight
 
 
 def test_a_job_starts_at_once_on_the_gpus_that_others_leave_free(ask, models, gpu_types):

@@ -20,7 +20,7 @@ def test_what_was_unloaded_counts_until_it_is_pushed_out() -> None:
     cache = HostCache(3)
     used(cache, "unloaded", "a", "b")
     assert len(cache) == 3
-    assert cache.find_victims({"a", "b"}) == []  # the next load pushes out what nobody is served from
+    assert cache.find_victims({"a", "b"}) == []  # the next load evicts what serves no request
 
     cache.touch("c", used_at=9.0)
 

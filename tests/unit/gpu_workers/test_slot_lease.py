@@ -1,4 +1,4 @@
-"""Slots are shared fairly: the longest waiting adapter is next, and nobody keeps one for ever."""
+"""Slots are shared fairly: the longest waiting adapter is next, and none keeps its slot for ever."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The card that is charged when nobody is there is the one left last, in whatever order we hear of them."""
+"""Automatic payments charge the card that was saved last, in any order of Stripe's events."""
 
 import copy
 import datetime
@@ -42,7 +42,7 @@ def charged(twin: Twin, organization: Organization) -> tuple[str, str]:
 
 
 def leave_cards(twin: Twin, organization: Organization, *steps: tuple[str, str]) -> list[dict[str, Any]]:
-    """Have somebody leave or pay with each card, a minute after the one before; return what Stripe told of each."""
+    """Save or pay with each card, a minute after the one before; return Stripe's event about each."""
     told = []
     begun = int(twin.now())
     for number, (kind, card) in enumerate(steps):

@@ -1,4 +1,4 @@
-"""The new fine-tune wizard: each step's address, what it refuses and mends, and that its price is the one held."""
+"""The new fine-tune wizard: each step's address, what it refuses and corrects, and that its price is the one held."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""What nobody means to send: numbers beyond all columns, endless strings, NUL, halves of characters. No page breaks."""
+"""Input that no form sends: too large numbers, endless strings, NUL, halves of characters. No page breaks."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Nobody unknown fills the disk: large bodies are judged before they are read."""
+"""No stranger fills the disk: large bodies are judged before they are read."""
 
 import asyncio
 import json

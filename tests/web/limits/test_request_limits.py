@@ -1,4 +1,4 @@
-"""Nobody takes the web process from the others: requests, running time, places, open bodies."""
+"""No tenant takes the web process from the others: requests, running time, places, open bodies."""
 
 import asyncio
 import json

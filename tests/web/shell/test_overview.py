@@ -1,4 +1,4 @@
-"""The first page: how to begin, what runs, what needs somebody."""
+"""The first page: how to begin, what runs, what needs attention."""
 
 from urllib.parse import quote
 

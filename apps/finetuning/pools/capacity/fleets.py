@@ -151,7 +151,7 @@ def plan_fleets(
     return FleetPlan(new=new, leaving=leaving, failed=failed)
 
 
-def let_nobody_wait(*, pool_id: str) -> None:
+def refuse_waiting(*, pool_id: str) -> None:
     """Have requests refused at once, after a fault of the pool's engine, where no replica runs or starts."""
     begun = (NodeStatus.STARTING, NodeStatus.RUNNING)
     ReplicaFleet.objects.filter(pool=pool_id).exclude(nodes__status__in=begun).update(able_at=None)

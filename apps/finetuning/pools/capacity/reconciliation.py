@@ -34,9 +34,9 @@ from apps.finetuning.pools.capacity.fleets import (
     WORKED,
     has_worked_steadily,
     is_at_work,
-    let_nobody_wait,
     lock_fleets,
     plan_fleets,
+    refuse_waiting,
     replica_of,
     wait_for_operator,
 )
@@ -95,7 +95,7 @@ def reconcile_pool(*, pool_id: str) -> None:
         logger.warning("capacity of %s: %s", pool_id, error)
         pause = now + datetime.timedelta(seconds=FIRST_WAIT_SECONDS)  # an engine that hangs delays the other pools
         PoolCapacity.objects.filter(pk=pool_id).update(problem=str(error)[:300], busy_until=pause)
-        let_nobody_wait(pool_id=pool_id)
+        refuse_waiting(pool_id=pool_id)
     finally:
         PoolCapacity.objects.filter(pk=pool_id, busy_until=turn).update(busy_until=None)
 

@@ -162,7 +162,7 @@ def outcome(surface: str, name: str, asked: dict) -> object:
     prompts = {"chat": {"messages": [{"role": "user", "content": words}]}, "completion": {"prompt": words}}
     try:
         return text_of(surface, ask(surface, prompts.get(surface, {"input": words}) | asked))
-    except Exception as error:  # noqa: BLE001 - whatever a client raises is what the test looks at
+    except Exception as error:  # noqa: BLE001 - the test looks at what a client raises
         status = getattr(error, "status_code", None)
         return [type(error).__name__, status, f"{getattr(error, 'code', None)} {error}"[:300]]
 

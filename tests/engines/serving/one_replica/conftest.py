@@ -26,7 +26,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture(scope="package")
 def started(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
-    """The replica, with whatever the tests before left on it."""
+    """The replica, with what earlier tests left on it."""
     replica = Replica(tmp_path_factory.mktemp("replica"), plane)
     try:
         replica.wait_until_ready()

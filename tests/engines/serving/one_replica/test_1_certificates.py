@@ -120,7 +120,7 @@ def seen(replica: Replica, name: str) -> ObservedAdapter:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [STRONG, WEAK, ROOTED, NARROW, WIDE])
 def test_an_adapter_that_gives_the_trainers_numbers_is_certified(replica: Replica, name: str) -> None:
-    """Whatever an adapter may be: strong or weak, rsLoRA, some of the modules, other ranks and scales, 32 bits."""
+    """Kinds of adapters: strong or weak, rsLoRA, some of the modules, other ranks and scales, 32 bits."""
     row = seen(replica, name)
 
     assert row.state is LoadState.LOADED

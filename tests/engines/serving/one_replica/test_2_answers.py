@@ -50,7 +50,7 @@ def test_good_adapters_answer_each_in_its_own_way(replica: Replica) -> None:
 
 @pytest.mark.slow
 def test_nobody_is_told_what_another_tenant_or_adapter_has_cached(replica: Replica) -> None:
-    """A prompt of another tenant is computed anew: neither its count of cached tokens nor its speed tells of it."""
+    """A prompt of another tenant is computed anew: neither its count of cached tokens nor its speed reveals it."""
     prompt = "The same question of two tenants, long enough for a block of the cache. " * 12
 
     def cached(model: str, salt: str) -> int:

@@ -1,4 +1,4 @@
-"""Chunks are split, metered and put together again whatever way the network cuts them."""
+"""Chunks are split, metered and joined again, wherever the network cuts them."""
 
 import json
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Requests are read and answered whatever way they come; what is written together leaves the gateway together."""
+"""Requests are read and answered however they are split; what is written together leaves the gateway together."""
 
 import asyncio
 

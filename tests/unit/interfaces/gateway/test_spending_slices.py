@@ -1,4 +1,4 @@
-"""Reservations never exceed what was leased, and money nobody uses goes back."""
+"""Reservations never exceed what was leased, and unused money goes back."""
 
 import asyncio
 import math

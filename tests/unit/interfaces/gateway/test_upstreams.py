@@ -36,7 +36,7 @@ class Response:
 
 
 class Arrived(Response):
-    """The rest is there, and nobody has read it."""
+    """The rest has arrived, and is not read yet."""
 
     def read_nowait(self) -> bytes:
         rest = b"".join(self._parts)

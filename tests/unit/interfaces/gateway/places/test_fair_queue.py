@@ -61,7 +61,7 @@ async def test_a_place_that_comes_free_goes_to_the_tenant_with_the_fewest():
     for tenant in ("busy", "busy", "quiet"):
         turns.give_back(tenant, "r")
         await settle()
-    assert order == ["new", "quiet"]  # the last place stays free for somebody with none
+    assert order == ["new", "quiet"]  # the last place stays free for an organization that has none
     for task in tasks:
         task.cancel()
 
