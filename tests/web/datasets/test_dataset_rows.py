@@ -47,6 +47,16 @@ def test_the_last_page_leads_to_no_other(rows, has_next, organization, alice, cl
     assert lines_of(body) == list(range(1, 21)) and ('rel="next"' in body) is has_next
 
 
+def test_long_rows_after_the_first_ones_are_listed_without_their_tokens(organization, alice, client_for) -> None:
+    make_base_model()
+    version = make_ready_version(organization, jsonl_of(*(chat_row("word " * 14_000) for _ in range(4))))
+
+    body = client_for(alice).get(page_of(version)).content.decode()
+
+    listed = re.findall(r'<a\s+id="row-\d+".*?</a>', body, re.DOTALL)
+    assert len(listed) == 4 and [bool(re.search(r"\btok\b", row)) for row in listed] == [True, True, False, False]
+
+
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 
