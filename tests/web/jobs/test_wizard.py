@@ -9,16 +9,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.billing.models import Hold
-from apps.core.database.clock import db_now
 from apps.core.templatetags.ui import usd
-from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
-from apps.serving.aliases import point_alias
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import make_ready_version
 from tests.factories.finetuning import make_pool, make_training_file
 from tests.factories.market import POOLS, Market, make_gpu_pool
-from tests.factories.serving import load, make_adapter, make_replica
 from tests.support.pages import text
 
 URL = "/jobs/new"
@@ -309,36 +305,6 @@ def test_another_tenants_file_is_unknown(chosen, client_for, charlie, rival) -> 
     missing = client.post(URL, {**chosen, "dataset": "file-unknown", "cap_nano": "1"})
 
     assert (foreign.status_code, missing.status_code) == (404, 404)
-
-
-@pytest.mark.parametrize(
-    ("gone", "heading", "sentence"),
-    [
-        ("dataset", "Choose a dataset", "The training file gone.jsonl was deleted or is hidden from you."),
-        ("validation", "Choose a dataset", "The validation file gone.jsonl was deleted or is hidden from you."),
-        ("model", "Choose a base model", "The model retired no longer exists or is hidden from you."),
-        ("alias", "Choose a base model", "no longer exists or is hidden from you."),
-    ],
-)
-def test_a_draft_opens_without_what_is_gone_and_says_so(
-    gone, heading, sentence, floor, organization, chosen, client_for, bob
-) -> None:
-    deleted, client = make_ready_version(organization, filename="gone.jsonl"), client_for(bob)
-    DatasetVersion.objects.filter(pk=deleted.pk).update(status="deleted", deleted_at=db_now())
-    adapter = make_adapter(organization, floor.base_model)
-    load(adapter, make_replica(floor.base_model, "unix:///nowhere"))
-    alias = point_alias(version=adapter, name="production", by=bob.pk, now=db_now())  # may move: no start point
-    name = "model" if gone == "alias" else gone
-    value = {"model": "retired", "alias": alias.model_name}.get(gone, deleted.pk)
-
-    opened = page(client, **chosen | {name: value})
-    launched = client.post(URL, chosen | {name: value, "cap_nano": "1000000000"}, follow=True)
-
-    for response in (opened, launched):
-        body = text(response)
-        assert response.status_code == 200 and f"<h1>{heading}</h1>" in body and sentence in body
-        assert f'name="{name}" value="{value}"' not in body
-    assert not FineTuningJob.objects.exists()
 
 
 def test_the_method_step_says_why_each_value_was_chosen(chosen, client_for, bob) -> None:

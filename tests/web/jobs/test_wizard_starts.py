@@ -9,12 +9,15 @@ import pytest
 from apps.adapters.models import AdapterVersion
 from apps.contracts.runs import Method
 from apps.core.database.clock import db_now
+from apps.datasets.models import DatasetVersion
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.runs.trackers import store_tracker_key
 from apps.interfaces.web.wizard.draft import Draft
-from tests.factories.serving import make_adapter
+from apps.serving.aliases import point_alias
+from tests.factories.datasets import make_ready_version
+from tests.factories.serving import load, make_adapter, make_replica
 from tests.support.pages import text
 from tests.web.pages import WIZARD_URL, launch, shown
 
@@ -105,3 +108,33 @@ def test_what_no_form_shows_is_read_from_the_job_that_is_repeated(floor, organiz
     assert again.requested["integrations"] == job.requested["integrations"] == [tracked]
     unlabelled = FineTuningJob.objects.exclude(pk__in=[job.pk, again.pk]).get()
     assert (unlabelled.metadata, unlabelled.requested["integrations"]) == ({}, [tracked])
+
+
+@pytest.mark.parametrize(
+    ("gone", "heading", "sentence"),
+    [
+        ("dataset", "Choose a dataset", "The training file gone.jsonl was deleted or is hidden from you."),
+        ("validation", "Choose a dataset", "The validation file gone.jsonl was deleted or is hidden from you."),
+        ("model", "Choose a base model", "The model retired no longer exists or is hidden from you."),
+        ("alias", "Choose a base model", "no longer exists or is hidden from you."),
+    ],
+)
+def test_a_draft_opens_without_what_is_gone_and_says_so(
+    gone, heading, sentence, floor, organization, chosen, page, client_for, bob
+) -> None:
+    deleted = make_ready_version(organization, filename="gone.jsonl")
+    DatasetVersion.objects.filter(pk=deleted.pk).update(status="deleted", deleted_at=db_now())
+    adapter = make_adapter(organization, floor.base_model)
+    load(adapter, make_replica(floor.base_model, "unix:///nowhere"))
+    alias = point_alias(version=adapter, name="production", by=bob.pk, now=db_now())  # may move: no start point
+    name = "model" if gone == "alias" else gone
+    value = {"model": "retired", "alias": alias.model_name}.get(gone, deleted.pk)
+
+    opened = page(chosen | {name: value})
+    launched = client_for(bob).post(WIZARD_URL, chosen | {name: value, "cap_nano": "1000000000"}, follow=True)
+
+    assert launched.status_code == 200
+    for body in (opened, text(launched)):
+        assert f"<h1>{heading}</h1>" in body and sentence in body
+        assert f'name="{name}" value="{value}"' not in body
+    assert not FineTuningJob.objects.exists()
