@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from apps.core.errors import DomainError
-from apps.interfaces.gateway.requests.schema import EngineRequest
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 
 STALL_SECONDS = 0.2
 

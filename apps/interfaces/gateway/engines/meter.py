@@ -3,7 +3,7 @@
 import msgspec
 
 from apps.interfaces.gateway.engines.chunks import EngineChunk, EngineUsage
-from apps.interfaces.gateway.requests.schema import MAX_ANSWER_VALUES
+from apps.interfaces.gateway.requests.engine_request import MAX_ANSWER_VALUES
 
 # No vocabulary has a longer token, so an answer beyond this length is faulty. An answer of nothing but tokens with 128
 # bytes, the longest that models write in a row (of blanks), is not.

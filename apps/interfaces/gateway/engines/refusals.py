@@ -11,7 +11,7 @@ from apps.core.errors import DomainError, InvalidValue
 from apps.interfaces.gateway.engines.chunks import EngineFault
 from apps.interfaces.gateway.engines.engine_http import Broken, EngineResponse
 from apps.interfaces.gateway.errors import ContextLengthExceeded, RequestFailed, UnsupportedParameter
-from apps.interfaces.gateway.requests.schema import EngineRequest
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 
 logger = logging.getLogger(__name__)
 

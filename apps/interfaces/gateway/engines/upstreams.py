@@ -33,7 +33,7 @@ from apps.interfaces.gateway.engines.refusals import TryAnother, meaning_of, rea
 from apps.interfaces.gateway.engines.traces import UNTRACED, RequestPhase, RequestTrace
 from apps.interfaces.gateway.errors import EngineError
 from apps.interfaces.gateway.fair_queue import Breaker, FairQueue
-from apps.interfaces.gateway.requests.schema import EngineRequest
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 from apps.serving.queries import Route, Upstream
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from apps.interfaces.gateway.engines.routes import Prices, Routes
 from apps.interfaces.gateway.metering.recorder import Recorder
 from apps.interfaces.gateway.metering.spending_slices import SliceShare, SpendingSlices
 from apps.interfaces.gateway.metering.spool import Start
-from apps.interfaces.gateway.requests.schema import EngineRequest
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 from apps.serving.queries import Route
 
 logger = logging.getLogger(__name__)

@@ -37,10 +37,11 @@ from apps.interfaces.gateway.metering.completions import CompletionRoom
 from apps.interfaces.gateway.metering.refused import RefusedRequests
 from apps.interfaces.gateway.metering.spending_slices import SpendingSlices
 from apps.interfaces.gateway.metering.tickets import Metering, Ticket
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 from apps.interfaces.gateway.requests.grammars import Grammars, SchemaTooCostly
 from apps.interfaces.gateway.requests.large_bodies import require_decodable
 from apps.interfaces.gateway.requests.media import require_allowed
-from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat, parse_completion
+from apps.interfaces.gateway.requests.schema import parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.answers import Assembler, Renderer
 from apps.interfaces.gateway.surfaces.response_answers import ResponseRenderer
 from apps.interfaces.gateway.surfaces.responses import as_sent, parse_response

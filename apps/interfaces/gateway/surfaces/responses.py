@@ -14,6 +14,7 @@ from apps.core.errors import DomainError, InvalidValue, MissingParameter
 from apps.core.http.json_bodies import decode_body
 from apps.interfaces.gateway.errors import UnsupportedParameter
 from apps.interfaces.gateway.requests.calls import read_arguments
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 from apps.interfaces.gateway.requests.schema import (
     MAX_MESSAGES,
     MAX_PARTS,
@@ -21,7 +22,6 @@ from apps.interfaces.gateway.requests.schema import (
     CalledName,
     CallId,
     ChatBody,
-    EngineRequest,
     Metadata,
     Temperature,
     TokenCount,

@@ -11,7 +11,7 @@ from apps.adapters.models import AdapterVersion
 from apps.core.models import OutboxMessage
 from apps.finetuning.recipes.checkpoint_names import name_of
 from apps.interfaces.gateway.engines.routes import MAX_LOAD_SECONDS, REFRESH_SECONDS
-from apps.interfaces.gateway.requests.schema import MAX_ANSWER_VALUES
+from apps.interfaces.gateway.requests.engine_request import MAX_ANSWER_VALUES
 from apps.serving.models import Deployment, LoadedAdapter, Placement, ReplicaFleet
 from apps.serving.operations import desired_state
 from tests.factories.accounts import make_key

@@ -6,8 +6,9 @@ import pytest
 
 from apps.catalog.models import BaseModel
 from apps.core.errors import DomainError
+from apps.interfaces.gateway.requests.engine_request import EngineRequest
 from apps.interfaces.gateway.requests.media import MAX_MEDIA, require_allowed
-from apps.interfaces.gateway.requests.schema import EngineRequest, parse_chat
+from apps.interfaces.gateway.requests.schema import parse_chat
 
 HOSTS = frozenset({"images.example.com", "10.0.0.1"})
 PIXEL = "data:image/png;base64,iVBORw0KGgo="

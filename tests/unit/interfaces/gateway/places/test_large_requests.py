@@ -10,13 +10,8 @@ from apps.contracts.serving import MAX_CHOICES
 from apps.core.errors import InvalidValue, Unavailable
 from apps.interfaces.gateway import fair_queue as turning
 from apps.interfaces.gateway.fair_queue import FairQueue
-from apps.interfaces.gateway.requests.schema import (
-    MAX_ANSWER_VALUES,
-    MAX_STRUCTURED_CHOICES,
-    EngineRequest,
-    parse_chat,
-    parse_completion,
-)
+from apps.interfaces.gateway.requests.engine_request import MAX_ANSWER_VALUES, EngineRequest
+from apps.interfaces.gateway.requests.schema import MAX_STRUCTURED_CHOICES, parse_chat, parse_completion
 from apps.interfaces.gateway.surfaces.responses import parse_response
 from tests.support.waiting import settle
 
