@@ -175,7 +175,7 @@ PAGES: dict[str, Url] = {
     "web:help_reference": public("the API's own document is public"),
     "web:help_quickstart": page(get=P.VIEW),
     "web:credit": page(get=P.VIEW, post=P.JOB_WRITE, data={"amount_usd": "5"}),
-    "web:job_prepare": page(post=P.JOB_WRITE),  # the ids in its query: tests/web/jobs/test_wizard.py
+    "web:job_prepare": page(post=P.JOB_WRITE),  # the ids in its query: tests/web/jobs/wizard/test_steps.py
     "web:job_rehearse": page(post=P.JOB_WRITE),
     "web:job_new": page(
         get=P.JOB_WRITE,
