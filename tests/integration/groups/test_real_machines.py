@@ -19,6 +19,7 @@ from apps.contracts.worker_api import EnrollResponse
 from apps.core.database.clock import db_now
 from apps.finetuning.lifecycle import LEASE_SECONDS, REAPER_SECONDS
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunMember, Worker
+from apps.finetuning.models.pools import PricePolicy
 from apps.finetuning.pools.operations import issue_worker_token
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.runs.lending import ask_machines_back
@@ -77,6 +78,13 @@ class Machine:
         return msgspec.json.decode(stored, type=EnrollResponse).worker_id
 
 
+@pytest.fixture(autouse=True)
+def metered(floor: TrainingSetup) -> None:
+    """Let jobs take as long as a busy machine needs: a firm price pauses them at a few times the quoted maximum."""
+    GpuPool.objects.filter(pk=floor.pool.pk).update(price_policy=PricePolicy.METERED)
+    floor.pool.refresh_from_db()
+
+
 @pytest.fixture
 def machines(floor: TrainingSetup, internal_url: str, tmp_path: Path) -> Iterator[list[Machine]]:
     """Two machines of the pool that reach each other; none else takes runs."""
@@ -116,8 +124,8 @@ def test_a_machine_dies_and_the_job_resumes_on_both_from_its_last_checkpoint(
 ):
     until(lambda: Worker.objects.filter(offer__isnull=False).count() == 2, machines)
     recipe = {"batch_size": 4, "epochs": 20, "lora_rank": 8, "lora_alpha": 16}
-    # Far above the quote: a busy machine makes a job dearer, and being paused for that is another test's matter.
     job = floor.job(node_count=2, hyperparameters=recipe, spend_cap_nano=10 * USD)
+    assert job.spend_cap_nano == 10 * USD  # far above the quote
     until(lambda: Checkpoint.objects.filter(job=job).exists(), machines)
 
     first, place = Run.objects.get(job=job), RunMember.objects.get()
@@ -160,7 +168,9 @@ def test_a_lent_machine_is_given_back_through_a_checkpoint(floor, organization, 
     with transaction.atomic():
         quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=None)
     low = make_pool("low")
-    GpuPool.objects.filter(pk=low.pk).update(is_spot=True, interruptions_per_hour=1.0, borrows_from=floor.pool)
+    GpuPool.objects.filter(pk=low.pk).update(
+        is_spot=True, interruptions_per_hour=1.0, borrows_from=floor.pool, price_policy=PricePolicy.METERED
+    )
     token = issue_worker_token(pool=floor.pool, kind="trainer", base_model=None, by="system")
     machine = Machine(tmp_path / "lent", internal_url, token)
     recipe = {"batch_size": 4, "lora_rank": 8, "lora_alpha": 16}
