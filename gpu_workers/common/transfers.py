@@ -6,11 +6,13 @@ It is separate from `artifacts`, so that a child, which transfers nothing, start
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
 
 from apps.contracts.runs import SignedFile
+from apps.contracts.worker_api import UploadResponse
 from gpu_workers.common.artifacts import MANIFEST_FILE, BrokenArtifact, read_manifest, verify_file
 from gpu_workers.common.files import hash_file
 
@@ -56,15 +58,16 @@ class Transfers:
         verify_file(partial, sha256=file.sha256, size=file.bytes)
         partial.replace(destination)
 
-    def upload(self, path: Path, url: str) -> None:
-        """Stream one file to the store. An existing object stays, so repeating an upload is harmless."""
-        self._retry(lambda: self._upload_once(path, url))
+    def upload_folder(self, folder: Path, sign: Callable[[], UploadResponse]) -> UploadResponse:
+        """Upload every file of a sealed folder, the manifest last, so that an object with a manifest is whole.
 
-    def upload_folder(self, folder: Path, urls: dict[str, str]) -> None:
-        """Upload every file of a sealed folder, the manifest last, so that an object with a manifest is whole."""
-        for file in read_manifest(folder).files:
-            self.upload(folder / file.name, urls[file.name])
-        self.upload(folder / MANIFEST_FILE, urls[MANIFEST_FILE])
+        `sign` returns the URLs, each time for the same places. It is called again when a URL has expired. An existing
+        object stays, so repeating an upload is harmless.
+        """
+        places = _Places(sign)
+        for name in (*(file.name for file in read_manifest(folder).files), MANIFEST_FILE):
+            self._retry(partial(self._upload_once, folder / name, places), renew=places.renew)
+        return places.signed
 
     def _download_once(self, file: SignedFile, partial: Path) -> None:
         with self._http.stream("GET", file.url) as response, partial.open("wb") as target:
@@ -78,10 +81,10 @@ class Transfers:
                     raise BrokenArtifact(f"{file.name} is longer than the {file.bytes} bytes registered.")
                 target.write(chunk)
 
-    def _upload_once(self, path: Path, url: str) -> None:
+    def _upload_once(self, path: Path, places: "_Places") -> None:
         # An explicit length avoids chunked encoding. The URLs of a bucket are signed for the other header.
         headers = {"Content-Length": str(path.stat().st_size), "If-None-Match": "*"}
-        answer = self._http.put(url, content=self._chunks(path), headers=headers)
+        answer = self._http.put(places.signed.files[path.name], content=self._chunks(path), headers=headers)
         if answer.status_code != httpx.codes.PRECONDITION_FAILED:  # else it is there already, and its hash is checked
             answer.raise_for_status()
 
@@ -92,20 +95,43 @@ class Transfers:
                 yield chunk
                 self._note_bytes(len(chunk))  # the next chunk was requested, so this one is sent
 
-    def _retry(self, transfer: Callable[[], None]) -> None:
+    def _retry(self, transfer: Callable[[], None], *, renew: Callable[[], None] | None = None) -> None:
+        """Repeat the transfer after a temporary failure, and after `renew` if its URL is refused once."""
+        was_refused = False
         for attempt in range(_TRIES):
             self._check()
             try:
                 return transfer()
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
-                if attempt == _TRIES - 1 or not _is_temporary(error):
+                is_refused = _is_refused(error)
+                is_expired = is_refused and renew is not None and not was_refused
+                if attempt == _TRIES - 1 or not (is_expired or _is_temporary(error)):
                     raise StoreUnavailable(_reason(error)) from error
+            if is_refused and renew is not None:
+                renew()
+            was_refused = is_refused
             self._sleep(min(0.5 * 2**attempt, 8.0) * random.uniform(0.7, 1.3))  # noqa: S311 (jitter)
         return None
 
     def _check(self) -> None:
         if self._should_stop():
             raise Interrupted
+
+
+class _Places:
+    """The signed URLs of an upload."""
+
+    def __init__(self, sign: Callable[[], UploadResponse]) -> None:
+        self._sign = sign
+        self.signed = sign()
+
+    def renew(self) -> None:
+        self.signed = self._sign()
+
+
+def _is_refused(error: Exception) -> bool:
+    """Return whether the store refused a URL: it has expired, or it never was valid."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN
 
 
 def _is_temporary(error: Exception) -> bool:

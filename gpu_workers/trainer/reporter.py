@@ -144,9 +144,7 @@ class Uploader:
     def store(self, folder: Path, manifest_sha256: str) -> UploadResponse:
         """Store a sealed folder. Raises StoreUnavailable, Unavailable, ApiError or Interrupted."""
         request = UploadRequest(manifest=read_manifest(folder), manifest_sha256=manifest_sha256)
-        places = self._api.create_upload(self._lease, request)
-        self._transfers.upload_folder(folder, places.files)
-        return places
+        return self._transfers.upload_folder(folder, lambda: self._api.create_upload(self._lease, request))
 
 
 class CheckpointUploader:

@@ -90,10 +90,9 @@ class Converter:
     def _store(self, request: ConversionRequest, work_dir: Path, sealed: SealedFolder, lease: "_Lease") -> None:
         folder = work_dir / sealed.folder
         wanted = UploadRequest(manifest=read_manifest(folder), manifest_sha256=sealed.manifest_sha256)
-        places = self._api.create_conversion_upload(request.id, wanted)
         transfers = Transfers(should_stop=lease.should_stop)
         try:
-            transfers.upload_folder(folder, places.files)
+            transfers.upload_folder(folder, lambda: self._api.create_conversion_upload(request.id, wanted))
         finally:
             transfers.close()
 

@@ -5,8 +5,10 @@ import httpx
 import pytest
 
 from apps.contracts.runs import Manifest, SignedFile
+from apps.contracts.worker_api import UploadResponse
 from gpu_workers.common.artifacts import BrokenArtifact, seal_folder, verify_folder
 from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
+from gpu_workers.trainer.reporter import Uploader
 
 CONTENT = b"weights" * 1000
 SIGNED = SignedFile(
@@ -19,6 +21,11 @@ SIGNED = SignedFile(
 
 def make_transfers(answer, **options) -> Transfers:
     return Transfers(transport=httpx.MockTransport(answer), sleep=lambda seconds: None, **options)
+
+
+def sign(signed_at: float = 0.0) -> UploadResponse:
+    names = ("a.bin", "b.json", "manifest.json")
+    return UploadResponse(upload_id="up_1", files={name: f"http://store/{name}?at={signed_at}" for name in names})
 
 
 def seal(tmp_path: Path) -> tuple[Path, str]:
@@ -104,8 +111,7 @@ def test_an_upload_announces_its_length_and_ends_with_the_manifest(tmp_path):
         puts.append((request.url.path, int(request.headers["Content-Length"]), len(request.read())))
         return httpx.Response(200)
 
-    urls = {name: f"http://store/{name}" for name in ("a.bin", "b.json", "manifest.json")}
-    make_transfers(answer).upload_folder(folder, urls)
+    make_transfers(answer).upload_folder(folder, sign)
 
     assert [path for path, _, _ in puts] == ["/a.bin", "/b.json", "/manifest.json"]
     assert all(announced == sent for _, announced, sent in puts)
@@ -122,16 +128,48 @@ def test_an_upload_replaces_nothing_and_what_is_there_already_is_left(tmp_path):
         there[request.url.path] = request.read()
         return httpx.Response(503 if len(there) == 1 else 200)  # stored, and then the answer is lost
 
-    urls = {name: f"http://store/{name}" for name in ("a.bin", "b.json", "manifest.json")}
-    make_transfers(answer).upload_folder(folder, urls)
+    make_transfers(answer).upload_folder(folder, sign)
 
     assert sorted(there) == ["/a.bin", "/b.json", "/manifest.json"]
+
+
+class Clocked:
+    """A control plane and its store, where each file takes ten minutes and a URL lasts for fifteen."""
+
+    def __init__(self, lasts_seconds: float = 900.0) -> None:
+        self.now, self.signatures, self.there, self.lasts_seconds = 0.0, 0, [], lasts_seconds
+
+    def create_upload(self, lease, request) -> UploadResponse:
+        self.signatures += 1
+        return sign(self.now)
+
+    def put(self, request: httpx.Request) -> httpx.Response:
+        if float(request.url.params["at"]) + self.lasts_seconds <= self.now:
+            return httpx.Response(403)
+        self.now += 600.0
+        self.there.append(request.url.path)
+        return httpx.Response(200)
+
+
+def test_an_upload_may_take_longer_than_its_urls_last(tmp_path):
+    (folder, digest), store = seal(tmp_path), Clocked()
+
+    Uploader(store, None, make_transfers(store.put)).store(folder, digest)
+
+    assert (store.there, store.signatures) == (["/a.bin", "/b.json", "/manifest.json"], 2)
+
+
+def test_a_new_url_that_is_refused_at_once_ends_the_upload(tmp_path):
+    (folder, digest), store = seal(tmp_path), Clocked(lasts_seconds=0.0)
+
+    with pytest.raises(StoreUnavailable, match="403"):
+        Uploader(store, None, make_transfers(store.put)).store(folder, digest)
+
+    assert (store.there, store.signatures) == ([], 2)
 
 
 def test_a_transfer_stops_when_the_lease_is_lost(tmp_path):
     folder, _ = seal(tmp_path)
 
     with pytest.raises(Interrupted):
-        make_transfers(lambda request: httpx.Response(200), should_stop=lambda: True).upload_folder(
-            folder, {"a.bin": ""}
-        )
+        make_transfers(lambda request: httpx.Response(200), should_stop=lambda: True).upload_folder(folder, sign)
