@@ -9,21 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from apps.contracts.evaluation import EvaluationReport
-from apps.contracts.runs import Export, MissingPart, RunSpec, Succeeded
+from apps.contracts.runs import MissingPart, RunSpec
 from apps.contracts.struct import Struct
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.events import AdapterReady
 from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
-
-if TYPE_CHECKING:  # with its HTTP client, which no child needs
-    from gpu_workers.trainer.reporter import Uploader
 
 log = logging.getLogger(__name__)
 
@@ -172,31 +168,6 @@ def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Publ
     """Return the trained adapter unchanged, without report and probe."""
     adapter = SealedFolder(folder=ready.folder, manifest_sha256=ready.manifest_sha256, bytes=ready.bytes)
     return Published(adapter=adapter, missing=missing)
-
-
-def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: "Uploader") -> Succeeded:
-    """Store every folder and return the result to report; raises the errors of `Uploader.store`."""
-    places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
-    exports = []
-    for kind, sealed in published.exports.items():
-        stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
-        exports.append(Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256))
-    return Succeeded(
-        upload_id=places.upload_id,
-        manifest_sha256=published.adapter.manifest_sha256,
-        step=ready.step,
-        train_loss=ready.train_loss,
-        valid_loss=ready.valid_loss,
-        training_seconds=ready.training_seconds,
-        trained_tokens=ready.trained_tokens,
-        tokens=ready.tokens,
-        peak_memory_bytes=ready.peak_memory_bytes,
-        is_stopped_early=ready.is_stopped_early,
-        best_step=ready.best_step,
-        report=published.report,
-        exports=tuple(exports),
-        missing=published.missing,
-    )
 
 
 def _file_of(work_dir: Path, part: str) -> Path:

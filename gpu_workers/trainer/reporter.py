@@ -1,4 +1,4 @@
-"""Delivery of numbered events to the control plane, and of checkpoints to the object store."""
+"""Delivery of numbered events to the control plane, and of checkpoints and results to the object store."""
 
 import logging
 import os
@@ -10,13 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import CheckpointSaved, LogLine, RunEvent, StepCompleted
+from apps.contracts.runs import CheckpointSaved, Export, LogLine, MissingPart, RunEvent, StepCompleted, Succeeded
 from apps.contracts.worker_api import UploadRequest, UploadResponse
 from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
 from gpu_workers.common.artifacts import read_manifest
-from gpu_workers.common.events import UNNUMBERED, CheckpointReady
+from gpu_workers.common.events import UNNUMBERED, AdapterReady, CheckpointReady
 from gpu_workers.common.transfers import Interrupted, StoreUnavailable, Transfers
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
+from gpu_workers.trainer.publication import Published
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +146,42 @@ class Uploader:
         """Store a sealed folder. Raises StoreUnavailable, Unavailable, ApiError or Interrupted."""
         request = UploadRequest(manifest=read_manifest(folder), manifest_sha256=manifest_sha256)
         return self._transfers.upload_folder(folder, lambda: self._api.create_upload(self._lease, request))
+
+
+def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader: Uploader) -> Succeeded:
+    """Store every folder and return the result to report; raises the errors of `Uploader.store`.
+
+    An export that cannot be stored is a missing part.
+    """
+    places = uploader.store(work_dir / published.adapter.folder, published.adapter.manifest_sha256)
+    exports, missing = [], list(published.missing)
+    for kind, sealed in published.exports.items():
+        try:
+            stored = uploader.store(work_dir / sealed.folder, sealed.manifest_sha256)
+        except (StaleLease, Unauthorized):
+            raise
+        except (StoreUnavailable, Unavailable, ApiError) as error:
+            log.error("The export %s was not stored: %s", kind, error)
+            cause = str(error) if isinstance(error, StoreUnavailable) else "the platform did not accept it"
+            missing.append(MissingPart(kind=kind, cause=f"it could not be stored: {cause}"))
+        else:
+            exports.append(Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256))
+    return Succeeded(
+        upload_id=places.upload_id,
+        manifest_sha256=published.adapter.manifest_sha256,
+        step=ready.step,
+        train_loss=ready.train_loss,
+        valid_loss=ready.valid_loss,
+        training_seconds=ready.training_seconds,
+        trained_tokens=ready.trained_tokens,
+        tokens=ready.tokens,
+        peak_memory_bytes=ready.peak_memory_bytes,
+        is_stopped_early=ready.is_stopped_early,
+        best_step=ready.best_step,
+        report=published.report,
+        exports=tuple(exports),
+        missing=tuple(missing),
+    )
 
 
 class CheckpointUploader:

@@ -44,8 +44,8 @@ from gpu_workers.trainer.idle.rehearsals import with_rehearsal
 from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
 from gpu_workers.trainer.preparation import prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
-from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone, deliver
-from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader
+from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone
+from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader, deliver
 from gpu_workers.trainer.run_checks import check_run
 from gpu_workers.trainer.supervision.escort import (
     CAUSE_SECONDS,
@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 _AFTER_CHILD_SECONDS = 45.0
 _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
+_REFUSED = "The result of the attempt was refused."
 _TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its retries
 
 
@@ -139,7 +140,7 @@ class RunSupervisor:
     # --- phases --------------------------------------------------------------------------------------------------
 
     def _outcome(self) -> RunOutcome:
-        """Return how the attempt ended; raises Forgotten."""
+        """Return how the attempt ended; raises Forgotten, StaleLease, Unauthorized or Unavailable."""
         try:
             self._prepare()
             child = self._start_child()
@@ -155,6 +156,11 @@ class RunSupervisor:
             return self._stalled(self._still()) if self._watch.is_stalled else self._stopped()
         except PREPARATION_ERRORS as error:
             return self._failed(*explain(error))
+        except (StaleLease, Unauthorized):
+            raise
+        except ApiError as error:
+            log.error("The files were refused: %s", error)
+            return self._failed(FailureCode.INTERNAL_ERROR, _REFUSED)
 
     def _prepare(self) -> None:
         """Refuse a run that would certainly fail here, and fetch its files; raises the errors of `prepare`."""
@@ -287,7 +293,7 @@ class RunSupervisor:
         except ApiError as error:
             log.error("The outcome was refused: %s", error)
             code = FailureCode.OBJECT_STORE_UNAVAILABLE if error.code == "upload_incomplete" else None
-            refused = self._failed(code or FailureCode.INTERNAL_ERROR, "The result of the attempt was refused.")
+            refused = self._failed(code or FailureCode.INTERNAL_ERROR, _REFUSED)
             self._api.finish(self._lease, refused)
 
     # --- reporting -------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind
+from apps.contracts.failures import FailureCode
 from apps.contracts.runs import CheckpointSaved, Phase, PhaseChanged, Stopped, Succeeded
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.events import AdapterReady
@@ -95,6 +96,39 @@ def test_what_cannot_be_made_is_named_and_not_tried_again(plane, promised, tmp_p
     assert [export.kind for export in outcome.exports] == ["merged_16bit"]
     assert [(each.kind, each.cause) for each in outcome.missing] == [("gguf", "llama.cpp does not know this model")]
     assert tries(tmp_path, "gguf") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_refused", "cause"), [(True, "the platform did not accept it"), (False, "answered 403")])
+def test_an_export_that_cannot_be_stored_is_missing(plane, promised, tmp_path, monkeypatch, is_refused, cause):
+    store, places = plane._object, plane._uploads
+
+    def hand_out(body, lease_id):
+        refused = is_refused and b'"model"' in body
+        return (400, b'{"error": {"code": "invalid_value"}}') if refused else places(body, lease_id)
+
+    monkeypatch.setattr(plane, "_uploads", hand_out)
+    monkeypatch.setattr(plane, "_object", lambda *sent: (403, b"") if "/model-" in sent[1] else store(*sent))
+
+    make_agent(plane, tmp_path, "succeed", publisher=publisher("*=publish")).drain()
+
+    [outcome] = plane.outcomes
+    assert isinstance(outcome, Succeeded) and outcome.exports == ()
+    assert "manifest.json" in plane.stored_files(outcome.upload_id)
+    assert [each.kind for each in outcome.missing] == ["gguf", "merged_16bit"]
+    assert all(cause in each.cause for each in outcome.missing)
+
+
+@pytest.mark.slow
+def test_an_adapter_without_a_place_is_a_reported_failure(plane, models, tmp_path, monkeypatch):
+    add_run(plane, models)
+    places, refusal = plane._uploads, (400, b'{"error": {"code": "invalid_value"}}')
+    monkeypatch.setattr(plane, "_uploads", lambda *sent: refusal if b'"adapter"' in sent[0] else places(*sent))
+
+    make_agent(plane, tmp_path, "succeed").drain()
+
+    [outcome] = plane.outcomes
+    assert outcome.code is FailureCode.INTERNAL_ERROR
 
 
 @pytest.mark.slow
