@@ -53,7 +53,6 @@ _MAX_FAILURES = 2
 # From a take to the next one: times the attempt squared for the worker that gave it back unmade, and times the attempts
 # before it for any other. An interruption is no failure, so this bounds what busy trainers begin within the patience.
 _APART = datetime.timedelta(minutes=5)
-_URL_SECONDS = 3600
 _KIND = "conversions"
 _BYTES_BESIDE = 2**30  # tokenizer, metadata, and parts of a model that are not counted in its price
 _ENDINGS = {MERGED_16BIT: ".safetensors", GGUF: ".gguf"}  # of a form's weights
@@ -106,9 +105,7 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
         id=row.pk,
         kind=row.kind,
         base_model=base_model_ref(version.adapter.base_model, has_token=True),
-        adapter=signed_ref(
-            version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, _URL_SECONDS
-        ),
+        adapter=signed_ref(version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix),
         base_bytes=row.bytes,
         beat_seconds=BEAT_SECONDS,
     )

@@ -25,6 +25,7 @@ from apps.finetuning.recipes.limits import as_json
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 from apps.serving.aliases import get_exact_version
 
+READ_SECONDS = 6 * 3600  # within which a worker begins to read the last file of a folder: 200 GB at 10 MB/s
 SHAPE = ("lora_rank", "lora_alpha", "target_modules", "use_dora", "use_rslora")
 UPLOADED = "uploaded"  # the metric that holds the scale in the configuration of an uploaded version
 _ADAPTER_PREFIX, _CHECKPOINT_PREFIX = "ft:", "ftckpt_"
@@ -82,14 +83,12 @@ def project_ids_of_start(start: StartPoint) -> set[str]:
     return set(checkpoints.values_list("job__project_id", flat=True)) if start.start_from.checkpoint else set()
 
 
-def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | None:
+def start_ref(*, job: FineTuningJob) -> CheckpointRef | None:
     """Return the files a job starts from, under URLs that expire. Raises NotFound if they are deleted by now."""
     start = stored_request(job).start_from
     if start.version:
         version: AdapterVersion = get_version(organization=job.organization_id, id=start.version)
-        return signed_ref(
-            version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, expires_seconds
-        )
+        return signed_ref(version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix)
     if start.checkpoint:
         checkpoint = find_checkpoint(job.organization_id, start.checkpoint)
         upload = checkpoint.upload
@@ -99,14 +98,11 @@ def start_ref(*, job: FineTuningJob, expires_seconds: int) -> CheckpointRef | No
             upload.manifest,
             upload.manifest_sha256,
             upload.object_prefix,
-            expires_seconds,
         )
     return None
 
 
-def signed_ref(
-    id: str, step: int, manifest: Mapping[str, object], manifest_sha256: str, prefix: str, expires_seconds: int
-) -> CheckpointRef:
+def signed_ref(id: str, step: int, manifest: Mapping[str, object], manifest_sha256: str, prefix: str) -> CheckpointRef:
     """Return the location of every file of a sealed folder, and of its manifest, which the worker verifies."""
     sealed = msgspec.convert(manifest, Manifest)
     itself = ManifestFile(name="manifest.json", sha256=manifest_sha256, bytes=len(msgspec.json.encode(sealed)))
@@ -115,7 +111,7 @@ def signed_ref(
             name=file.name,
             sha256=file.sha256,
             bytes=file.bytes,
-            url=store().signed_url(f"{prefix}/{file.name}", "GET", expires_seconds=expires_seconds, base="internal"),
+            url=store().signed_url(f"{prefix}/{file.name}", "GET", expires_seconds=READ_SECONDS, base="internal"),
         )
         for file in (*sealed.files, itself)
     )

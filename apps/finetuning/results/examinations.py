@@ -44,7 +44,6 @@ MANIFEST = "manifest.json"
 _PATIENCE = datetime.timedelta(minutes=10)  # until a trainer begins
 _TAKEN = datetime.timedelta(minutes=35)  # a trainer ends an examination after half an hour
 _MAX_TRIES = 2
-_URL_SECONDS = 3600
 
 
 def ask(*, version: AdapterVersion, now: datetime.datetime) -> bool:
@@ -91,9 +90,7 @@ def take(*, worker: Worker) -> ExaminationRequest | None:
     return ExaminationRequest(
         id=row.pk,
         base_model=base_model_ref(version.adapter.base_model, has_token=True),
-        adapter=signed_ref(
-            version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix, _URL_SECONDS
-        ),
+        adapter=signed_ref(version.pk, 0, version.manifest, version.manifest_sha256, version.object_prefix),
         lora_rank=version.rank,
         target_modules=tuple(version.target_modules),
     )

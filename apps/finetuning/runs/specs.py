@@ -10,12 +10,11 @@ from apps.datasets.models import DatasetVersion
 from apps.finetuning.lifecycle import MAX_CHECKPOINT_SECONDS, RunStatus
 from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool, Run, RunMember
 from apps.finetuning.quotes.rehearsals import stored_rehearsal
-from apps.finetuning.recipes.start_points import signed_ref, start_ref
+from apps.finetuning.recipes.start_points import READ_SECONDS, signed_ref, start_ref
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.runs.groups import place_of
 from apps.finetuning.runs.trackers import open_trackers
 
-_URL_SECONDS = 3600
 _MIN_CHECKPOINT_SECONDS = 15.0
 _FAILURE_WINDOW = datetime.timedelta(days=30)
 _MIN_FAILURES = 3  # fewer are no evidence; until then the interval is the cautious one
@@ -60,7 +59,7 @@ def build_spec(
         parallelism=parallelism_of(job.estimate.get("parallelism")),
         model_copies=job.estimate.get("plan", {}).get("copies", 1),
         group=place_of(run=run, job=job, member=member),
-        start_from=start_ref(job=job, expires_seconds=_URL_SECONDS),
+        start_from=start_ref(job=job),
         seconds_between_failures=_seconds_between_failures(pool=run.pool, now=now),
         expected_training_seconds=job.estimate.get("train_seconds_p50"),
         checkpoint_interval_seconds=checkpoint_interval(job.estimate.get("train_seconds_p50")),
@@ -88,7 +87,7 @@ def checkpoint_interval(estimated_seconds: float | None) -> int:
 
 
 def _dataset_ref(version: DatasetVersion) -> DatasetRef:
-    url = store().signed_url(version.data_key, "GET", expires_seconds=_URL_SECONDS, base="internal")
+    url = store().signed_url(version.data_key, "GET", expires_seconds=READ_SECONDS, base="internal")
     return DatasetRef(
         id=version.pk,
         sha256=version.data_sha256,
@@ -113,6 +112,4 @@ def _seconds_between_failures(*, pool: GpuPool, now: datetime.datetime) -> float
 
 def _checkpoint_ref(checkpoint: Checkpoint) -> CheckpointRef:
     upload = checkpoint.upload
-    return signed_ref(
-        checkpoint.pk, checkpoint.step, upload.manifest, upload.manifest_sha256, upload.object_prefix, _URL_SECONDS
-    )
+    return signed_ref(checkpoint.pk, checkpoint.step, upload.manifest, upload.manifest_sha256, upload.object_prefix)

@@ -1,5 +1,8 @@
 """A job ends once, and survives the loss of any worker."""
 
+import time
+from urllib.parse import parse_qs, urlsplit
+
 import pytest
 
 from apps.billing.models import LedgerTransaction
@@ -83,6 +86,18 @@ def test_three_attempts_without_progress_end_the_job_unbilled(floor, organizatio
     job = reload(job)
     assert (job.status, job.error_code) == ("failed", "crash_loop")
     assert (charged(organization), get_balance(organization=organization).held_nano) == (0, 0)
+
+
+def test_the_files_to_resume_from_may_take_hours_to_fetch(floor, claim):
+    floor.job()
+    first = claim().start()
+    first.checkpoint(step=2, seconds=4.0)
+    first.fall_silent()
+    leases.reclaim_expired_leases()
+
+    urls = [file.url for file in claim().claimed.spec.resume_from.files]
+
+    assert all(int(parse_qs(urlsplit(url).query)["expires"][0]) > time.time() + 5 * 3600 for url in urls)
 
 
 def test_a_broken_checkpoint_is_set_aside_unbilled_and_the_one_before_is_used(floor, organization, claim):
