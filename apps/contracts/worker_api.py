@@ -125,6 +125,8 @@ class UploadRequest(Struct, frozen=True, kw_only=True):
 class UploadResponse(Struct, frozen=True, kw_only=True):
     upload_id: str
     files: dict[str, str]  # file name -> signed PUT URL; the manifest itself, "manifest.json", is put last
+    parts: dict[str, tuple[str, ...]] = {}  # name of a large file -> signed PUT URLs of its parts, in order
+    part_bytes: Count = 0  # of each part but the last
 
 
 class JudgeAccess(Struct, frozen=True, kw_only=True):

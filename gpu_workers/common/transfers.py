@@ -66,7 +66,8 @@ class Transfers:
         """
         places = _Places(sign)
         for name in (*(file.name for file in read_manifest(folder).files), MANIFEST_FILE):
-            self._retry(partial(self._upload_once, folder / name, places), renew=places.renew)
+            for number in range(len(places.urls(name))):
+                self._retry(partial(self._upload_once, folder / name, places, number), renew=places.renew)
         return places.signed
 
     def _download_once(self, file: SignedFile, partial: Path) -> None:
@@ -81,16 +82,20 @@ class Transfers:
                     raise BrokenArtifact(f"{file.name} is longer than the {file.bytes} bytes registered.")
                 target.write(chunk)
 
-    def _upload_once(self, path: Path, places: "_Places") -> None:
+    def _upload_once(self, path: Path, places: "_Places", number: int) -> None:
+        start, size = places.extent(path, number)
         # An explicit length avoids chunked encoding. The URLs of a bucket are signed for the other header.
-        headers = {"Content-Length": str(path.stat().st_size), "If-None-Match": "*"}
-        answer = self._http.put(places.signed.files[path.name], content=self._chunks(path), headers=headers)
+        headers = {"Content-Length": str(size), "If-None-Match": "*"}
+        answer = self._http.put(
+            places.urls(path.name)[number], content=self._chunks(path, start, size), headers=headers
+        )
         if answer.status_code != httpx.codes.PRECONDITION_FAILED:  # else it is there already, and its hash is checked
             answer.raise_for_status()
 
-    def _chunks(self, path: Path) -> Iterator[bytes]:
+    def _chunks(self, path: Path, start: int, size: int) -> Iterator[bytes]:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
+            file.seek(start)
+            while chunk := file.read(min(_CHUNK_BYTES, start + size - file.tell())):
                 self._check()
                 yield chunk
                 self._note_bytes(len(chunk))  # the next chunk was requested, so this one is sent
@@ -119,7 +124,7 @@ class Transfers:
 
 
 class _Places:
-    """The signed URLs of an upload."""
+    """The signed URLs of an upload: one for each file, or one for each part of a large file."""
 
     def __init__(self, sign: Callable[[], UploadResponse]) -> None:
         self._sign = sign
@@ -127,6 +132,17 @@ class _Places:
 
     def renew(self) -> None:
         self.signed = self._sign()
+
+    def urls(self, name: str) -> tuple[str, ...]:
+        return self.signed.parts.get(name) or (self.signed.files[name],)
+
+    def extent(self, path: Path, number: int) -> tuple[int, int]:
+        """Return where a part, counted from 0, begins in its file, and its size."""
+        whole = path.stat().st_size
+        if path.name not in self.signed.parts:
+            return 0, whole
+        start = number * self.signed.part_bytes
+        return start, min(self.signed.part_bytes, whole - start)
 
 
 def _is_refused(error: Exception) -> bool:

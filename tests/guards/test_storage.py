@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 APPS = Path(__file__).resolve().parents[2] / "apps"
-WRITES = {"put_stream", "put_once", "compose", "signed_url"}  # signed_url: where it is asked for a PUT
+WRITES = {"put_stream", "put_once", "compose", "join_parts", "signed_url"}  # signed_url: where it is asked for a PUT
 # The function that writes -> what weighed it.
 WEIGHED = {
     "datasets/intake/versions.py:create_version": "cut off at the storage that is left, weighed again by register",
@@ -25,7 +25,8 @@ WEIGHED = {
     "finetuning/results/uploaded_adapters.py:upload_adapter": "limited, and weighed again before it is saved",
     "finetuning/results/examinations.py:_add_probe": "one a version, of at most 4 MiB; it counts from then on",
     "finetuning/results/checkpoint_models.py:_copy": "require_any_storage",
-    "finetuning/runs/uploads.py:sign_places": "require_any_storage, when the job was admitted; left_bytes, at an order",
+    "finetuning/runs/uploads.py:_sign_put": "require_any_storage, when the job was admitted; left_bytes, at an order",
+    "finetuning/runs/uploads.py:_join": "joins parts that were weighed so, and are deleted an hour later",
     "batches/files.py:create_file": "cut off at the storage that is left, weighed again before it is saved",
     "batches/operations.py:create_eval_batch": "cut off at the storage that is left",
     "batches/endings.py:_write": "answers that were paid for; they count from then on",

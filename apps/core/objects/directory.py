@@ -137,6 +137,10 @@ class DirectoryStore:
     ) -> StoredObject:
         return self.put_stream(key, tapped(self, part_keys, on_chunk))
 
+    def join_parts(self, key: str, part_keys: Sequence[str]) -> None:
+        size = sum(self.stat(part).bytes for part in part_keys)
+        self.put_once(key, tapped(self, part_keys, lambda _: None), limit_bytes=size, exact=True)
+
     def signed_url(
         self,
         key: str,

@@ -2,6 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import IO, Any
 
 import boto3
@@ -26,6 +28,8 @@ from apps.core.objects.types import (
 )
 
 SMALLEST_PART_BYTES = 5 * 1024 * 1024  # S3 refuses smaller ones, except the last
+COPIED_BYTES = 2**30  # by one call, which answers only at its end
+_COPIES_AT_ONCE = 4
 
 
 class S3Store:
@@ -94,29 +98,48 @@ class S3Store:
     def compose(
         self, key: str, part_keys: Sequence[str], *, on_chunk: Callable[[bytes], None] = lambda _: None
     ) -> StoredObject:
-        if any(self.stat(part).bytes < SMALLEST_PART_BYTES for part in part_keys[:-1]) or not part_keys:
+        sizes = [self.stat(part).bytes for part in part_keys]
+        if any(size < SMALLEST_PART_BYTES for size in sizes[:-1]) or not part_keys:
             return self.put_stream(key, tapped(self, part_keys, on_chunk))
         source = _HashedStream(tapped(self, part_keys, on_chunk))
         while source.read(CHUNK_BYTES):
             pass  # read for the hash; the copy below stays inside the bucket
-        self._copy_parts(key, part_keys)
+        self._copy_parts(key, self._sources(part_keys, sizes))
         return source.stored()
 
-    def _copy_parts(self, key: str, part_keys: Sequence[str]) -> None:
+    def join_parts(self, key: str, part_keys: Sequence[str]) -> None:
+        sizes = [self.stat(part).bytes for part in part_keys]
+        try:
+            self._copy_parts(key, self._sources(part_keys, sizes), IfNoneMatch=ONCE["If-None-Match"])
+        except ClientError as error:
+            if _code_of(error) != "PreconditionFailed":  # else it is there already
+                raise _missing_or(error) from error
+
+    def _sources(self, keys: Sequence[str], sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield what each part of a copy reads: a small object, or a range of a large one."""
+        for key, size in zip(keys, sizes, strict=True):
+            source = {"CopySource": {"Bucket": self._bucket, "Key": self._name(key)}}
+            if size <= COPIED_BYTES:
+                yield source
+                continue
+            for start in range(0, size, COPIED_BYTES):
+                yield source | {"CopySourceRange": f"bytes={start}-{min(start + COPIED_BYTES, size) - 1}"}
+
+    def _copy_parts(self, key: str, sources: Iterable[dict[str, Any]], **condition: str) -> None:
         """Combine objects into one without moving their bytes out of the bucket."""
         target = {"Bucket": self._bucket, "Key": self._name(key)}
-        upload_id = self._client.create_multipart_upload(**target)["UploadId"]
+        target["UploadId"] = self._client.create_multipart_upload(**target)["UploadId"]
+
+        def copy(number: int, source: dict[str, Any]) -> dict[str, Any]:
+            copied = self._client.upload_part_copy(**target, **source, PartNumber=number)
+            return {"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]}
+
         try:
-            parts = []
-            for number, part in enumerate(part_keys, start=1):
-                source = {"Bucket": self._bucket, "Key": self._name(part)}
-                copied = self._client.upload_part_copy(
-                    **target, UploadId=upload_id, PartNumber=number, CopySource=source
-                )
-                parts.append({"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]})
-            self._client.complete_multipart_upload(**target, UploadId=upload_id, MultipartUpload={"Parts": parts})
+            with ThreadPoolExecutor(_COPIES_AT_ONCE) as pool:
+                parts = list(pool.map(copy, count(1), sources))
+            self._client.complete_multipart_upload(**target, **condition, MultipartUpload={"Parts": parts})
         except BaseException:
-            self._client.abort_multipart_upload(**target, UploadId=upload_id)
+            self._client.abort_multipart_upload(**target)
             raise
 
     def signed_url(
@@ -186,6 +209,8 @@ def _s3_client(endpoint: str | None, region: str | None) -> Any:
 
 
 def _missing_or(error: ClientError) -> Exception:
-    if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey", "NotFound"):
-        return ObjectMissing("No such object.")
-    return error
+    return ObjectMissing("No such object.") if _code_of(error) in ("404", "NoSuchKey", "NotFound") else error
+
+
+def _code_of(error: ClientError) -> str | None:
+    return error.response.get("Error", {}).get("Code")

@@ -19,6 +19,7 @@ CHUNK_BYTES = 256 * 1024
 UNSIZED_PUT_LIMIT_BYTES = 1024 * 1024
 STALE_DRAFT_SECONDS = 24 * 3600
 MULTIPART_BYTES = 8 * 1024 * 1024
+PART_BYTES = 4 * 2**30  # a larger object is sent in parts, because Amazon S3 takes at most 5 GB at once
 ONCE = {"If-None-Match": "*"}  # for a PUT that replaces nothing (RFC 9110 §13.1.2)
 CHECKSUM_HEADER = "x-amz-checksum-sha256"  # S3's own header, so that a client need not know which store it uses
 
@@ -101,6 +102,12 @@ class ObjectStore(Protocol):
         """Write an object that concatenates other objects; `on_chunk` sees its bytes in order.
 
         Raises ObjectMissing. If `on_chunk` raises, nothing is left under the key.
+        """
+
+    def join_parts(self, key: str, part_keys: Sequence[str]) -> None:
+        """Write an object that concatenates other objects, unless the key exists. A bucket does not read their bytes.
+
+        Each part but the last has at least 5 MiB. Raises ObjectMissing.
         """
 
     def signed_url(

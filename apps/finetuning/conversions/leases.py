@@ -42,7 +42,13 @@ from apps.finetuning.models import Conversion, Worker, WorkerKind
 from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 from apps.finetuning.recipes.start_points import signed_ref
 from apps.finetuning.runs.leases import StaleLease
-from apps.finetuning.runs.uploads import require_complete, require_contents, require_sealed, sign_places
+from apps.finetuning.runs.uploads import (
+    record_verified,
+    require_complete,
+    require_contents,
+    require_sealed,
+    sign_places,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +156,7 @@ def create_upload(*, worker: Worker, conversion_id: str, request: UploadRequest)
     row.manifest = msgspec.to_builtins(request.manifest)
     row.manifest_sha256 = request.manifest_sha256
     row.save(update_fields=["object_prefix", "manifest", "manifest_sha256"])
-    return UploadResponse(upload_id=row.pk, files=sign_places(row.object_prefix, request.manifest))
+    return sign_places(row.pk, row.object_prefix, request.manifest)
 
 
 def finish(*, worker: Worker, conversion_id: str, report: ConversionReport) -> None:
@@ -208,7 +214,7 @@ def _verify(worker: Worker, conversion_id: str, manifest_sha256: str) -> None:
     row = rows.filter(verified_at=None).first()
     if row is not None:
         require_contents(upload=row, manifest_sha256=manifest_sha256, owner=worker.pk)
-        rows.filter(object_prefix=row.object_prefix).update(verified_at=db_now())
+        record_verified(row, rows.filter(object_prefix=row.object_prefix))
 
 
 @transaction.atomic

@@ -2,30 +2,32 @@
 
 import datetime
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import msgspec
 from django.db import transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet
 
 from apps.contracts.result_files import problem_of
-from apps.contracts.runs import Manifest
+from apps.contracts.runs import Manifest, ManifestFile
 from apps.contracts.worker_api import UploadResponse
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, InvalidValue
+from apps.core.messages import outbox
 from apps.core.objects.readings import FilesUnread, readings
-from apps.core.objects.store import ObjectMissing, hash_object, object_key, read_object, store
+from apps.core.objects.store import PART_BYTES, ObjectMissing, hash_object, object_key, read_object, store
 from apps.finetuning.models import Checkpoint, Conversion, Run, RunUpload
 from apps.finetuning.results.retention import delete_upload
 from apps.finetuning.runs.leases import Lease, lock_run, sha256_hex
 
 MANIFEST_NAME = "manifest.json"
+_PARTS = "parts"  # the folder of the parts of large files
 READ_AT_ONCE_BYTES, READ_AT_ONCE_FILES = 32 * 2**20, 32  # in the request: a tenth of a second, or a few of a bucket
 _PUT_SECONDS = 900
 _MAX_UPLOADS = 10_000  # per run
 _MAX_UNUSED = 8  # of each machine of a run: a checkpoint that is being written, and the result with its exports
-_WRITTEN = datetime.timedelta(seconds=4 * _PUT_SECONDS)  # after this, no file of an upload is still on its way
+_WRITTEN = datetime.timedelta(seconds=4 * _PUT_SECONDS)  # after this, no file of a URL is still on its way
 # Full training stores weights, gradients and two moments of each parameter in 32 bits, and some also in 16 bits.
 _MAX_BYTES_A_PARAMETER, _BYTES_BESIDE = 20, 2**30
 
@@ -38,7 +40,7 @@ class UploadIncomplete(DomainError):
 
 @transaction.atomic
 def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> UploadResponse:
-    """Return a signed PUT URL for each file of the manifest; the same manifest gets the same locations."""
+    """Return signed PUT URLs for the files of the manifest; the same manifest gets the same locations."""
     run, job = lock_run(lease=lease)
     require_sealed(manifest, manifest_sha256)
     if (manifest.run_id, manifest.attempt) != (run.pk, run.attempt):
@@ -63,7 +65,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
     )
     if is_new:
         _require_few_unused(run, most=_MAX_UNUSED * job.node_count)
-    return UploadResponse(upload_id=upload.pk, files=sign_places(upload.object_prefix, manifest))
+    return sign_places(upload.pk, upload.object_prefix, manifest)
 
 
 def _require_few_unused(run: Run, *, most: int) -> None:
@@ -76,20 +78,41 @@ def _require_few_unused(run: Run, *, most: int) -> None:
         delete_upload(upload)
 
 
-def sign_places(prefix: str, manifest: Manifest) -> dict[str, str]:
-    """Return a PUT URL for each file of the manifest and for the manifest itself, by its name."""
-    sizes = {file.name: file.bytes for file in manifest.files} | {MANIFEST_NAME: len(msgspec.json.encode(manifest))}
-    return {
-        name: store().signed_url(
-            f"{prefix}/{name}",
-            "PUT",
-            expires_seconds=_PUT_SECONDS,
-            base="internal",
-            content_bytes=content_bytes,
-            is_once=True,  # a verified file cannot be overwritten while the URL is valid
-        )
-        for name, content_bytes in sizes.items()
-    }
+def sign_places(upload_id: str, prefix: str, manifest: Manifest) -> UploadResponse:
+    """Return a PUT URL for each file of the manifest and for the manifest itself; for a large file, for each part."""
+    small = {file.name: file.bytes for file in manifest.files if not _is_in_parts(file)}
+    sizes = small | {MANIFEST_NAME: len(msgspec.json.encode(manifest))}
+    return UploadResponse(
+        upload_id=upload_id,
+        files={name: _sign_put(f"{prefix}/{name}", size) for name, size in sizes.items()},
+        parts={
+            file.name: tuple(_sign_put(key, size) for key, size in _parts_of(prefix, file))
+            for file in manifest.files
+            if _is_in_parts(file)
+        },
+        part_bytes=PART_BYTES,
+    )
+
+
+def _sign_put(key: str, content_bytes: int) -> str:
+    return store().signed_url(
+        key,
+        "PUT",
+        expires_seconds=_PUT_SECONDS,
+        base="internal",
+        content_bytes=content_bytes,
+        is_once=True,  # a verified file cannot be overwritten while the URL is valid
+    )
+
+
+def _is_in_parts(file: ManifestFile) -> bool:
+    return file.bytes > PART_BYTES
+
+
+def _parts_of(prefix: str, file: ManifestFile) -> Iterator[tuple[str, int]]:
+    """Yield key and size of each part of a large file."""
+    for number, start in enumerate(range(0, file.bytes, PART_BYTES), start=1):
+        yield f"{prefix}/{_PARTS}/{file.name}/{number:05d}", min(PART_BYTES, file.bytes - start)
 
 
 def require_sealed(manifest: Manifest, manifest_sha256: str) -> None:
@@ -143,7 +166,7 @@ def verify_uploads(lease: Lease, upload_ids: Collection[str]) -> None:
                 run.update(idle_ms=0)  # the worker waits for us: its run has not stalled
             raise
         run.update(idle_ms=0)
-        RunUpload.objects.filter(pk=upload.pk).update(verified_at=db_now())
+        record_verified(upload, RunUpload.objects.filter(pk=upload.pk))
 
 
 def require_contents(
@@ -151,6 +174,7 @@ def require_contents(
 ) -> None:
     """Raise UploadIncomplete unless every file has the content that the manifest promises; a checkpoint's, the size.
 
+    Large files are joined from their parts first.
     Many or large files are read in threads of their own, one upload of the worker `owner` at a time: FilesUnread until
     then. Call it outside of transactions.
     """
@@ -158,11 +182,30 @@ def require_contents(
     # The run that resumes from a checkpoint hashes its files again; files for customers are hashed here.
     is_hashed = upload.kind != "checkpoint"
     read = partial(_read_all, upload.object_prefix, manifest, is_hashed=is_hashed)
-    size = sum(file.bytes for file in manifest.files) if is_hashed else 0
+    size = sum(file.bytes for file in manifest.files if is_hashed or _is_in_parts(file))
     if (at_once or ReadAtOnce()).takes(byte_count=size, file_count=len(manifest.files)):
         read()
     else:
         readings.require(upload.object_prefix, read, owner=owner)
+
+
+@transaction.atomic
+def record_verified(upload: RunUpload | Conversion, rows: QuerySet[RunUpload] | QuerySet[Conversion]) -> None:
+    """Record in `rows` that the upload's files were read, and have the parts of large files deleted.
+
+    The parts stay while their URLs are valid, so that no URL replaces one while another process still joins them.
+    """
+    now = db_now()
+    rows.update(verified_at=now)
+    if any(_is_in_parts(file) for file in msgspec.convert(upload.manifest, Manifest).files):
+        folder = f"{upload.object_prefix}/{_PARTS}"
+        outbox.publish(
+            topic="objects.delete",
+            key=f"delete:{folder}",
+            payload={"prefix": folder},
+            organization=upload.organization_id,
+            not_before=now + _WRITTEN,
+        )
 
 
 def require_complete(*, upload: RunUpload | Conversion, manifest_sha256: str) -> None:
@@ -187,9 +230,20 @@ def _promised(upload: RunUpload | Conversion, manifest_sha256: str) -> Manifest:
 def _read_all(prefix: str, manifest: Manifest, *, is_hashed: bool) -> None:
     try:
         for file in manifest.files:
+            if _is_in_parts(file):
+                _join(prefix, file)
             if store().stat(f"{prefix}/{file.name}").bytes != file.bytes:
                 raise UploadIncomplete(f"{file.name} has another size than the manifest says.")
             if is_hashed and hash_object(f"{prefix}/{file.name}").sha256 != file.sha256:
                 raise UploadIncomplete(f"{file.name} has another content than the manifest says.")
     except ObjectMissing as missing:
         raise UploadIncomplete("A file of the manifest was not uploaded.") from missing
+
+
+def _join(prefix: str, file: ManifestFile) -> None:
+    """Write a large file from its parts, unless that was done. No URL writes it. Raises ObjectMissing."""
+    key = f"{prefix}/{file.name}"
+    try:
+        store().stat(key)
+    except ObjectMissing:
+        store().join_parts(key, [part for part, _ in _parts_of(prefix, file)])

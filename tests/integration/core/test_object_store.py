@@ -5,12 +5,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 from django.test import override_settings
 
+from apps.contracts.runs import Manifest
+from apps.core.errors import DomainError
+from apps.core.objects import s3
 from apps.core.objects.copies import Copied, copy_objects
 from apps.core.objects.s3 import S3Store
 from apps.core.objects.store import (
@@ -26,6 +31,10 @@ from apps.core.objects.store import (
     read_chunks,
 )
 from apps.core.objects.types import NotDeleted
+from apps.finetuning.models import RunUpload
+from apps.finetuning.runs import uploads
+from gpu_workers.common.artifacts import read_manifest, seal_folder
+from gpu_workers.common.transfers import Transfers
 from tests.integration.core.object_calls import CONTENT, KEY, fetch
 from tests.twins.s3 import serve_s3
 
@@ -107,6 +116,35 @@ class TestEveryStore:
             parts[0]: first_bytes,
             parts[1]: 9,
         }
+
+    def test_parts_are_joined_once(self, store: ObjectStore) -> None:
+        parts = [object_key("org_01", "datasets", "up", name) for name in ("b", "a")]
+        contents = [b"1" * 5 * 2**20, b"2" * 9]
+        with pytest.raises(ObjectMissing):
+            store.join_parts(KEY, parts)
+        for part, content in zip(parts, contents, strict=True):
+            store.put_stream(part, [content])
+
+        store.join_parts(KEY, parts)
+        store.join_parts(KEY, parts)
+
+        assert hash_object(KEY).sha256 == hashlib.sha256(b"".join(contents)).hexdigest()
+        store.put_stream(parts[1], [b"3" * 9])
+        with suppress(DomainError):
+            store.join_parts(KEY, parts)
+        assert hash_object(KEY).sha256 == hashlib.sha256(b"".join(contents)).hexdigest(), "it was replaced"
+        if isinstance(store, S3Store):
+            assert "Uploads" not in store._client.list_multipart_uploads(Bucket=store._bucket)
+
+    def test_a_large_object_is_copied_in_parts(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(s3, "COPIED_BYTES", 5 * 2**20)
+        source, content = object_key("org_01", "datasets", "up", "a"), os.urandom(11 * 2**20)
+        store.put_stream(source, [content])
+
+        assert store.compose(KEY, [source]).sha256 == hash_object(KEY).sha256 == hashlib.sha256(content).hexdigest()
+        if isinstance(store, S3Store):
+            found = store._client.head_object(Bucket=store._bucket, Key=store._name(KEY), PartNumber=1)
+            assert found["PartsCount"] == 3
 
     def test_a_copy_has_what_is_new_or_changed_and_leads_back(self, store: ObjectStore, tmp_path: Path) -> None:
         other, backup = object_key("org_01", "datasets", "up", "b"), DirectoryStore(tmp_path / "backup")
@@ -214,6 +252,31 @@ class TestEveryStore:
         assert hash_object(KEY).sha256 == hashlib.sha256(b"one").hexdigest()
         if not isinstance(store, DirectoryStore):
             assert "if-none-match" in signed_headers(url)  # so it cannot be left out
+
+    def test_a_worker_stores_a_large_file_in_parts(
+        self, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(uploads, "PART_BYTES", 5 * 2**20)
+        prefix, content = object_key("org_01", "datasets", "up"), os.urandom(11 * 2**20)
+        (tmp_path / "draft").mkdir()
+        (tmp_path / "draft" / "model.gguf").write_bytes(content)
+        digest = seal_folder(
+            tmp_path / "draft",
+            tmp_path / "sealed",
+            lambda files: Manifest(kind="model", run_id="run_1", attempt=1, step=1, files=files),
+        )
+        manifest = read_manifest(tmp_path / "sealed")
+        upload = RunUpload(
+            kind="model", manifest=msgspec.to_builtins(manifest), manifest_sha256=digest, object_prefix=prefix
+        )
+
+        with closing(Transfers()) as transfers:
+            for _ in range(2):  # the second finds every part there
+                transfers.upload_folder(tmp_path / "sealed", lambda: uploads.sign_places("up_1", prefix, manifest))
+        uploads.require_contents(upload=upload, manifest_sha256=digest, owner="worker_1")
+
+        assert hash_object(f"{prefix}/model.gguf").sha256 == hashlib.sha256(content).hexdigest()
+        assert len(list(store.list_objects(f"{prefix}/parts"))) == 3
 
     def test_a_process_without_access_can_use_the_urls_and_nothing_else(self, store: ObjectStore) -> None:
         store.put_stream(KEY, [CONTENT])

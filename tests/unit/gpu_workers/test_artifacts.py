@@ -117,6 +117,29 @@ def test_an_upload_announces_its_length_and_ends_with_the_manifest(tmp_path):
     assert all(announced == sent for _, announced, sent in puts)
 
 
+def test_a_large_file_is_sent_in_parts_each_of_which_is_repeated_alone(tmp_path):
+    folder, _ = seal(tmp_path)
+    stored, tries = {}, []
+    whole = sign()
+    parts = tuple(f"http://store/parts/{number}" for number in range(3))
+    rest = {name: url for name, url in whole.files.items() if name != "a.bin"}
+    places = UploadResponse(upload_id="up_1", files=rest, parts={"a.bin": parts}, part_bytes=3000)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(request.url.path)
+        if tries.count("/parts/1") == 1 and request.url.path == "/parts/1":
+            return httpx.Response(503)
+        stored[request.url.path] = request.read()
+        assert int(request.headers["Content-Length"]) == len(stored[request.url.path])
+        return httpx.Response(200)
+
+    make_transfers(answer).upload_folder(folder, lambda: places)
+
+    assert tries == ["/parts/0", "/parts/1", "/parts/1", "/parts/2", "/b.json", "/manifest.json"]
+    assert [len(stored[f"/parts/{number}"]) for number in range(3)] == [3000, 3000, 1000]
+    assert b"".join(stored[f"/parts/{number}"] for number in range(3)) == CONTENT
+
+
 def test_an_upload_replaces_nothing_and_what_is_there_already_is_left(tmp_path):
     folder, _ = seal(tmp_path)
     there = {}

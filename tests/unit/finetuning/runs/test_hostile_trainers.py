@@ -1,5 +1,6 @@
 """A trainer that was taken over can spoil the result of the run it holds and nothing beyond."""
 
+import datetime
 import hashlib
 import itertools
 import json
@@ -18,7 +19,7 @@ from apps.core.errors import InvalidValue
 from apps.core.http.turns import CALLER
 from apps.core.models import OutboxMessage
 from apps.core.objects.readings import FilesUnread
-from apps.core.objects.store import store
+from apps.core.objects.store import read_object, store
 from apps.finetuning.models import Checkpoint, FineTuningJob, RunMember, RunUpload
 from apps.finetuning.runs import leases, uploads
 from apps.finetuning.runs.reports import record_events
@@ -32,7 +33,7 @@ from tests.factories.finetuning import (
     manifest_of,
     model_files,
 )
-from tests.support.attempts import Attempt, charged
+from tests.support.attempts import Attempt, charged, key_of
 from tests.support.waiting import join_readings
 
 WHOLE = model_files()
@@ -245,6 +246,38 @@ def test_a_large_file_of_another_content_is_refused_once_it_was_read(whole, monk
     with pytest.raises(FilesUnread):
         whole.finish(succeeded(upload))
     join_readings()
+    with pytest.raises(uploads.UploadIncomplete, match="another content"):
+        whole.finish(succeeded(upload))
+
+
+def test_a_large_file_is_joined_from_parts_that_no_url_replaces_afterwards(whole, reload, monkeypatch):
+    content = WHOLE["model.safetensors"]
+    monkeypatch.setattr(uploads, "PART_BYTES", len(content) - 1)
+    upload = whole.upload("model", 10, WHOLE)
+    joined, parts = f"{upload.object_prefix}/model.safetensors", f"{upload.object_prefix}/parts"
+    places = uploads.sign_places(upload.pk, upload.object_prefix, msgspec.convert(upload.manifest, Manifest))
+    assert "model.safetensors" not in places.files, "the whole has no URL"
+    first, last = (key_of(url) for url in places.parts["model.safetensors"])
+
+    store().delete(last)
+    with pytest.raises(uploads.UploadIncomplete, match="was not uploaded"):
+        whole.finish(succeeded(upload))
+    store().put_stream(last, [content[-1:]])
+    whole.finish(succeeded(upload))
+
+    assert reload(FineTuningJob.objects.get()).status == "succeeded"
+    assert read_object(joined) == content
+    sweep = OutboxMessage.objects.get(topic="objects.delete")
+    assert sweep.payload == {"prefix": parts} and first.startswith(parts)
+    assert sweep.next_attempt_at > db_now() + datetime.timedelta(seconds=uploads._PUT_SECONDS)
+
+
+def test_parts_of_another_content_are_refused(whole, monkeypatch):
+    monkeypatch.setattr(uploads, "PART_BYTES", len(WHOLE["model.safetensors"]) - 1)
+    upload = whole.upload("model", 10, WHOLE)
+    changed = bytes([WHOLE["model.safetensors"][-1] ^ 1])
+    store().put_stream(f"{upload.object_prefix}/parts/model.safetensors/00002", [changed])
+
     with pytest.raises(uploads.UploadIncomplete, match="another content"):
         whole.finish(succeeded(upload))
 
