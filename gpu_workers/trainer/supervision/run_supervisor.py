@@ -62,9 +62,11 @@ log = logging.getLogger(__name__)
 
 # From SIGTERM to our return at most 110 s: 60 for the child, as `escort.py` says, then the upload and the report.
 _AFTER_CHILD_SECONDS = 45.0
+_EVENTS_SECONDS = 20.0
 _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
 _REFUSED = "The result of the attempt was refused."
+_PATIENT_SECONDS = 600.0  # for the last checkpoint's upload, and for its report, if nothing else wants the machine
 _TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its retries
 
 
@@ -189,8 +191,9 @@ class RunSupervisor:
         outcome = read_outcome(self._work_dir)
         if self._keeper.is_lost:
             raise Forgotten
-        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if self._stop_reason() else 600)
-        self._reporter.flush(timeout_seconds=20)
+        is_hurried = self._is_stopping() or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
+        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if is_hurried else _PATIENT_SECONDS)
+        self._reporter.flush(timeout_seconds=_EVENTS_SECONDS if is_hurried else _PATIENT_SECONDS)
         match outcome:
             case AdapterReady() if self._stop_reason() is not StopReason.CANCELLED:
                 return self._store_adapter(outcome)
@@ -263,7 +266,7 @@ class RunSupervisor:
         child.end_with_stacks()
         self._pump()
         self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
-        self._reporter.flush(timeout_seconds=20)
+        self._reporter.flush(timeout_seconds=_EVENTS_SECONDS)
         return self._stalled(message)
 
     def _stalled(self, message: str) -> RunOutcome:

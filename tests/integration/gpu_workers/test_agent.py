@@ -220,6 +220,26 @@ def test_a_request_to_stop_keeps_a_checkpoint_and_bills_no_further(plane, models
     assert "manifest.json" in plane.stored_files(saved.upload_id)
 
 
+@pytest.mark.slow
+def test_a_pause_waits_while_the_control_plane_reads_its_checkpoint(plane, models, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_supervisor, "_EVENTS_SECONDS", 0.0)
+    add_run(plane, models)
+    take_events, unread = plane._events, [(503, b'{"error": {"code": "files_unread"}}')] * 3
+
+    def read_first(body, lease_id):
+        return unread.pop() if unread and b"checkpoint_saved" in body else take_events(body, lease_id)
+
+    monkeypatch.setattr(plane, "_events", read_first)
+    draining = Draining(make_agent(plane, tmp_path, "wait"))
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+
+    plane.is_pause_requested = True
+    draining.join()
+
+    [saved], [outcome] = plane.events_of(CheckpointSaved), plane.outcomes
+    assert not unread and outcome.step == saved.step > 0
+
+
 def test_a_stopping_agent_hands_its_run_back_and_claims_no_more(plane, models, tmp_path):
     add_run(plane, models)
     add_run(plane, models, attempt=2)
