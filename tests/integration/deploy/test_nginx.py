@@ -108,6 +108,41 @@ def per_minute(rate: str) -> int:
     number, unit = re.fullmatch(r"(\d+)r/([sm])", rate).groups()  # type: ignore[union-attr]
     return int(number) * (60 if unit == "s" else 1)
 
+def test_a_container_that_was_made_anew_is_found_at_its_new_address() -> None:
+    top = parse((NGINX / "upstreams.conf").read_text())
+    upstreams = {words[1]: children for words, children in top if words[0] == "upstream"}
+
+    assert values(parse(CONF), "include") == ["/etc/nginx/snippets/upstreams.conf"]
+    # Docker's name server; web and the gateway listen on IPv4.
+    assert values(top, "resolver") == ["127.0.0.11 valid=5s ipv6=off"]
+    for name, port in (("web", 8000), ("gateway", 8002)):
+        assert values(upstreams[name], "server") == [f"{name}:{port} resolve"] and values(upstreams[name], "zone")
+    image = yaml.safe_load((NGINX.parent / "compose.yaml").read_text())["services"]["nginx"]["image"]
+    version = tuple(map(int, image.removeprefix("nginx:").split(".")))
+    assert version >= (1, 27, 3)  # the first whose open source has `resolve`
+
+
+def test_a_renewed_certificate_is_taken(tmp_path: Path) -> None:
+    """The chart's loop, with a stand-in for nginx that writes down how it is called."""
+    certificate, calls = tmp_path / "fullchain.pem", tmp_path / "calls"
+    (tmp_path / "privkey.pem").write_text("key")
+    certificate.write_text("old")
+    stand_in = tmp_path / "nginx"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n[ "$1" = -s ] || exec sleep 60\n')
+    stand_in.chmod(0o755)
+    script = (NGINX.parent / "helm/anneal/files/serve.sh").read_text()
+    script = script.replace("/etc/nginx/certs", str(tmp_path)).replace("sleep 60", "sleep 0.02")
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    with subprocess.Popen(["sh", "-c", script], env=path, start_new_session=True) as server:
+        try:
+            wait_until(lambda: calls.exists() and calls.read_text() == "-g daemon off;\n")
+            certificate.write_text("new")
+            wait_until(lambda: "-s reload\n" in calls.read_text())
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
 
 def test_an_address_is_limited_and_no_sooner_than_behind_the_door() -> None:
     """An office behind one address may have several organizations, each with the limits that an organization has."""
@@ -158,12 +193,14 @@ def installed_nginx() -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", said)[:3]))
 
 
-@pytest.mark.skipif(installed_nginx() < (1, 25, 1), reason="no nginx here has `http2 on`, which 1.25.1 introduced")
+@pytest.mark.skipif(installed_nginx() < (1, 27, 3), reason="no nginx here has `resolve`, which 1.27.3 introduced")
 def test_nginx_itself_accepts_the_files(tmp_path: Path) -> None:
     certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*certificate, "-keyout", "privkey.pem", "-out", "fullchain.pem"], cwd=tmp_path, check=True)
     conf = CONF.replace("/etc/nginx/certs", str(tmp_path)).replace("/etc/nginx/snippets", str(NGINX))
-    conf = re.sub(r"server (web|gateway):", "server 127.0.0.1:", conf)
+    upstreams = re.sub(r"server (web|gateway):", "server 127.0.0.1:", (NGINX / "upstreams.conf").read_text())
+    (tmp_path / "upstreams.conf").write_text(upstreams)
+    conf = conf.replace(f"{NGINX}/upstreams.conf", f"{tmp_path}/upstreams.conf")
     (tmp_path / "anneal.conf").write_text(conf)
     (tmp_path / "nginx.conf").write_text(f"pid {tmp_path}/pid; events {{}} http {{ include {tmp_path}/anneal.conf; }}")
 
