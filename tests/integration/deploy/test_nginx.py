@@ -1,7 +1,9 @@
 """deploy/nginx: well-formed, and the same routes and limits as the front door that web has built in."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from apps.finetuning.models import Quota
 from apps.interfaces.web.edge.front_door import INFERENCE_PATHS
 from apps.interfaces.web.edge.request_limits import BODY_LIMITS
 
+from tests.support.waiting import wait_until
 NGINX = Path(__file__).resolve().parents[3] / "deploy/nginx"
 CONF = (NGINX / "anneal.conf").read_text()
 TOKEN = re.compile(r"#[^\n]*|'(?:\\.|[^'])*'|\"(?:\\.|[^\"])*\"|[{};]|[^\s{};]+")
@@ -140,6 +143,10 @@ def test_a_renewed_certificate_is_taken(tmp_path: Path) -> None:
             certificate.write_text("new")
             wait_until(lambda: "-s reload\n" in calls.read_text())
         finally:
+def per_minute(rate: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)r/([sm])", rate).groups()  # type: ignore[union-attr]
+    return int(number) * (60 if unit == "s" else 1)
+
             os.killpg(server.pid, signal.SIGKILL)
 
 
