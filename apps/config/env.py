@@ -42,6 +42,7 @@ class Env:
     public_url: str
     internal_url: str
     gateway_url: str
+    worker_gateway_url: str
     object_store: str
     email_url: str
     mail_folder: str
@@ -103,6 +104,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         public_url=public_url.rstrip("/"),
         internal_url=environ.get("ANNEAL_INTERNAL_URL", "http://127.0.0.1:8001").rstrip("/"),
         gateway_url=environ.get("ANNEAL_GATEWAY_URL", f"unix://{home}/run/gateway.sock"),
+        worker_gateway_url=(environ.get("ANNEAL_WORKER_GATEWAY_URL") or public_url).rstrip("/"),
         object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{quote(str(home))}/objects"),
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
         mail_folder=environ.get("ANNEAL_MAIL_FOLDER", ""),

@@ -23,6 +23,7 @@ HOME = ENV.home
 PUBLIC_URL = ENV.public_url
 INTERNAL_URL = ENV.internal_url
 GATEWAY_URL = ENV.gateway_url
+WORKER_GATEWAY_URL = ENV.worker_gateway_url
 OBJECT_STORE = ENV.object_store
 REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url

@@ -103,7 +103,7 @@ def open_judge(*, lease: Lease, now: datetime.datetime) -> JudgeAccess:
         most=_MOST_KEYS,
         made_with=made_with,
     )
-    return JudgeAccess(url=f"{settings.PUBLIC_URL}/v1", key=issued.secret, model=plan.grader.model)
+    return JudgeAccess(url=f"{settings.WORKER_GATEWAY_URL}/v1", key=issued.secret, model=plan.grader.model)
 
 
 def _spend_limit_nano(organization_id: str, model_name: str, tokens: int) -> int:

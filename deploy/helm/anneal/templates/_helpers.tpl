@@ -89,6 +89,7 @@ http://internal.{{ .Release.Namespace }}.svc:8001
   "ANNEAL_OBJECT_STORE" (required "objectStore: s3://bucket?endpoint=…&region=…" $values.objectStore)
   "ANNEAL_INTERNAL_URL" (include "anneal.internal-url" $root)
   "ANNEAL_GATEWAY_URL" "http://gateway:8002"
+  "ANNEAL_WORKER_GATEWAY_URL" (printf "http://gateway.%s.svc:8002" $root.Release.Namespace)
   "ANNEAL_REPLICA_ADDRESSES" (include "anneal.replica-addresses" $root)
   "ANNEAL_BASE_MODEL_ROOTS" "/var/lib/anneal/models"
   "ANNEAL_DEBUG" "0"

@@ -81,7 +81,7 @@ def test_programs_call_each_other_where_they_must_and_nowhere_else(network: Netw
     assert {(a, b) for a, b in calls if b != "nginx"} == {
         ("nginx", "web"), ("nginx", "gateway"), ("web", "gateway"), ("celery-batches", "gateway"),
         ("gateway", "replica-llama-8b"), ("trainer-h100", "internal"), ("replica-llama-8b", "internal"),
-        ("trainer-h100", "egress"), ("replica-llama-8b", "egress"),
+        ("trainer-h100", "egress"), ("replica-llama-8b", "egress"), ("trainer-h100", "gateway"),
     }  # fmt: skip
 
 
@@ -133,6 +133,38 @@ def test_gateways_reach_the_nodes_that_serve(rendered: Rendering) -> None:
     assert policy["podSelector"]["matchLabels"] == {"anneal/reaches-replicas": "true"}
     assert policy["egress"][0]["ports"] == [{"protocol": "TCP", "port": REPLICA_PORT}]
     assert {"ports": [{"protocol": "TCP", "port": REPLICA_PORT}]} in nodes["ingress"]
+
+
+@pytest.mark.parametrize("trainer", ["trainer-h100", "trainer-cpu"])
+def test_a_trainer_reaches_the_judge_at_the_address_that_it_gets(
+    trainer: str, network: Network, rendered: Rendering
+) -> None:
+    given = variables(container_of(rendered, "internal")[1])["ANNEAL_WORKER_GATEWAY_URL"]["value"]
+
+    found = urlsplit(given)
+    assert found.hostname == "gateway.platform.svc" and found.port
+    assert network.allows(trainer, "gateway", found.port)
+
+
+def test_gateways_reach_replicas_outside_and_machines_outside_the_worker_api(helm: Helm) -> None:
+    outside = '[{"ipBlock":{"cidr":"10.9.0.0/24"}}]'
+    options = [f"--set-json=network.{name}.peers={outside}" for name in ("nodes", "replicas")]
+    rendered = objects_of(
+        helm(
+            "template", f"--values={HELM_FOLDER / 'example.yaml'}", *options,
+            "--set=internalUrl=https://workers.example.com",
+            r"--set=settings.ANNEAL_REPLICA_ADDRESSES=10.9.0.0/24\,gpu.example.com",
+        )
+    )  # fmt: skip
+
+    network = Network(rendered)
+    assert [name for name in network.labels if network.leaves_for(name, "10.9.0.4", 8003)] == ["gateway"]
+    given = variables(container_of(rendered, "internal")[1])
+    assert given["ANNEAL_INTERNAL_URL"]["value"] == "https://workers.example.com"
+    listed = given["ANNEAL_REPLICA_ADDRESSES"]["value"].split(",")
+    assert listed[-2:] == ["10.9.0.0/24", "gpu.example.com"] and len(listed) == 5  # three replicas of the example
+    trainer = variables(container_of(rendered, "trainer")[1])
+    assert trainer["ANNEAL_INTERNAL_URL"]["value"] == "http://internal.platform.svc:8001"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,8 @@ def create(floor, bob):
     return create
 
 
-def test_the_key_is_for_inference_in_the_creators_name_for_minutes(create, claim, bob, floor):
+def test_the_key_is_for_inference_in_the_creators_name_for_minutes(create, claim, bob, floor, settings):
+    settings.WORKER_GATEWAY_URL = "http://gateway:8002"
     create()
 
     access = open_judge(lease=claim().lease, now=db_now())

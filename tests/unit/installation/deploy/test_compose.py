@@ -199,6 +199,24 @@ def test_only_the_service_that_sends_mail_knows_the_mail_servers_password() -> N
 
 
 def test_the_database_is_on_one_network_without_a_way_out() -> None:
+def address_of_workers(name: str) -> str:
+    """Return the host of an address that the control plane gives to workers, as long as .env does not set another."""
+    found = re.search(r"\$\{\w+:-(http://[^}]+)\}", SERVICES["internal"]["environment"][name])
+    assert found, name
+    return urlsplit(found[1]).hostname or ""
+
+
+@pytest.mark.parametrize("name", ["ANNEAL_INTERNAL_URL", "ANNEAL_WORKER_GATEWAY_URL", "ANNEAL_OBJECT_STORE"])
+def test_a_trainer_shares_a_network_with_each_service_whose_address_it_gets(name: str) -> None:
+    assert set(SERVICES[address_of_workers(name)]["networks"]) & set(SERVICES["trainer"]["networks"])
+
+
+def test_ipv6_callers_keep_their_address() -> None:
+    """Into a network without IPv6, Docker's own proxy forwards connections, as if all came from one address."""
+    assert SERVICES["nginx"]["networks"] == ["front"]
+    assert COMPOSE["networks"]["front"] == {"enable_ipv6": True}
+
+
     assert SERVICES["postgres"]["networks"] == ["database"]
     assert COMPOSE["networks"]["database"] == {"internal": True}
 
