@@ -217,6 +217,7 @@ def test_ipv6_callers_keep_their_address() -> None:
     assert COMPOSE["networks"]["front"] == {"enable_ipv6": True}
 
 
+def test_the_database_is_on_one_network_without_a_way_out() -> None:
     assert SERVICES["postgres"]["networks"] == ["database"]
     assert COMPOSE["networks"]["database"] == {"internal": True}
 
