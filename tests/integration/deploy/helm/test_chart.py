@@ -97,7 +97,9 @@ def test_every_program_runs_with_the_command_and_the_ports_of_the_table(program:
     assert container["command"] == [word.replace("${ANNEAL_POOL}", "h100") for word in CONTAINER.command(program)]
     asked = re.search(r"--port (\d+)", shlex.join(container["command"]))
     assert [int(asked[1])] == [each["containerPort"] for each in container["ports"]] if asked else True
-    assert pod["terminationGracePeriodSeconds"] >= program.stop_seconds
+    pause = ["sleep", "5"] if asked and program.role else []  # behind a Service, which still sends connections
+    assert container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", []) == pause
+    assert pod["terminationGracePeriodSeconds"] >= program.stop_seconds + sum(map(int, pause[1:]))
 
 
 def test_every_program_gets_the_variables_it_needs_and_no_others(program: Program, rendered: Rendering) -> None:
