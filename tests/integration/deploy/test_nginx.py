@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from django.urls import resolve
 
 from apps.core.http.asgi import MIB
@@ -15,8 +16,8 @@ from apps.core.http.connections import MAX_CONNECTIONS
 from apps.finetuning.models import Quota
 from apps.interfaces.web.edge.front_door import INFERENCE_PATHS
 from apps.interfaces.web.edge.request_limits import BODY_LIMITS
-
 from tests.support.waiting import wait_until
+
 NGINX = Path(__file__).resolve().parents[3] / "deploy/nginx"
 CONF = (NGINX / "anneal.conf").read_text()
 TOKEN = re.compile(r"#[^\n]*|'(?:\\.|[^'])*'|\"(?:\\.|[^\"])*\"|[{};]|[^\s{};]+")
@@ -107,10 +108,6 @@ def test_the_gateway_gets_every_header_web_gets_and_no_cookie() -> None:
     assert set(values(SERVER, "proxy_set_header")) <= inference
 
 
-def per_minute(rate: str) -> int:
-    number, unit = re.fullmatch(r"(\d+)r/([sm])", rate).groups()  # type: ignore[union-attr]
-    return int(number) * (60 if unit == "s" else 1)
-
 def test_a_container_that_was_made_anew_is_found_at_its_new_address() -> None:
     top = parse((NGINX / "upstreams.conf").read_text())
     upstreams = {words[1]: children for words, children in top if words[0] == "upstream"}
@@ -143,12 +140,12 @@ def test_a_renewed_certificate_is_taken(tmp_path: Path) -> None:
             certificate.write_text("new")
             wait_until(lambda: "-s reload\n" in calls.read_text())
         finally:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
 def per_minute(rate: str) -> int:
     number, unit = re.fullmatch(r"(\d+)r/([sm])", rate).groups()  # type: ignore[union-attr]
     return int(number) * (60 if unit == "s" else 1)
-
-            os.killpg(server.pid, signal.SIGKILL)
-
 
 
 def test_an_address_is_limited_and_no_sooner_than_behind_the_door() -> None:

@@ -64,12 +64,12 @@ capabilities: {drop: [ALL]}
     secretKeyRef: {name: {{ .secret }}, key: {{ .key | default $name }}{{ if hasSuffix "?" .variable }}, optional: true{{ end }}}
 {{- end -}}
 
-{{- /* Where the worker API is, also for nodes in other namespaces. */ -}}
+{{- /* Where the worker API is for pods, also for nodes in other namespaces. */ -}}
 {{- define "anneal.internal-url" -}}
 http://internal.{{ .Release.Namespace }}.svc:8001
 {{- end -}}
 
-{{- /* The addresses of all replicas, which need no operator's approval. */ -}}
+{{- /* The addresses of all replicas, and those of the settings, which need no operator's approval. */ -}}
 {{- define "anneal.replica-addresses" -}}
 {{- $hosts := list -}}
 {{- range $group := .Values.replicas -}}
@@ -77,7 +77,7 @@ http://internal.{{ .Release.Namespace }}.svc:8001
 {{- $hosts = append $hosts (printf "replica-%s-%d.replica-%s.%s.svc" $group.name . $group.name $.Release.Namespace) -}}
 {{- end -}}
 {{- end -}}
-{{ join "," $hosts }}
+{{ join "," (compact (append $hosts (index .Values.settings "ANNEAL_REPLICA_ADDRESSES"))) }}
 {{- end -}}
 
 {{- /* The variables of a program of the control plane: (dict "root" $ "program" …). */ -}}
@@ -87,7 +87,7 @@ http://internal.{{ .Release.Namespace }}.svc:8001
 {{- $fixed := dict
   "ANNEAL_PUBLIC_URL" (required "publicUrl: the public origin, such as https://anneal.example.com" $values.publicUrl)
   "ANNEAL_OBJECT_STORE" (required "objectStore: s3://bucket?endpoint=…&region=…" $values.objectStore)
-  "ANNEAL_INTERNAL_URL" (include "anneal.internal-url" $root)
+  "ANNEAL_INTERNAL_URL" ($values.internalUrl | default (include "anneal.internal-url" $root))
   "ANNEAL_GATEWAY_URL" "http://gateway:8002"
   "ANNEAL_WORKER_GATEWAY_URL" (printf "http://gateway.%s.svc:8002" $root.Release.Namespace)
   "ANNEAL_REPLICA_ADDRESSES" (include "anneal.replica-addresses" $root)
@@ -99,7 +99,7 @@ http://internal.{{ .Release.Namespace }}.svc:8001
   "TOKENIZERS_PARALLELISM" "false"
   "DJANGO_SETTINGS_MODULE" (.program.settingsModule | default "apps.config.settings.prod")
 -}}
-{{- range $name, $value := mergeOverwrite $fixed (deepCopy $values.settings) }}
+{{- range $name, $value := mergeOverwrite $fixed (omit $values.settings "ANNEAL_REPLICA_ADDRESSES") }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}

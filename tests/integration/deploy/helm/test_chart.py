@@ -26,6 +26,25 @@ from tests.integration.deploy.helm.chart import (
 # Defined by KEDA and by the Prometheus operator, whose schemas the tests do not have.
 OF_OTHERS = {"ScaledObject", "ScrapeConfig", "PodMonitor", "PrometheusRule"}
 IN_CHART = [program for program in PROGRAMS if not program.is_embedded_only]
+# Variables of the README that the chart takes in another way, or never.
+NOT_SETTINGS = {
+    "of a Secret": {
+        "ANNEAL_SECRET_KEY", "ANNEAL_SECRET_KEY_FALLBACKS", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY", "REDIS_URL",
+        "CELERY_BROKER_URL", "DATABASE_OWNER_URL", "DATABASE_APP_URL", "DATABASE_SYS_URL", "DATABASE_INTERNAL_URL",
+        "DATABASE_GATEWAY_URL", "ANNEAL_EMAIL_URL", "ANNEAL_FROM_EMAIL", "STRIPE_SECRET_KEY", "STRIPE_WEBHOOK_SECRET",
+        "STRIPE_PORTAL_CONFIGURATION", "STRIPE_TAX", "STRIPE_METER", "OTEL_EXPORTER_OTLP_HEADERS",
+    },
+    "a value with a name of its own": {
+        "ANNEAL_PUBLIC_URL", "ANNEAL_INTERNAL_URL", "ANNEAL_OBJECT_STORE", "ANNEAL_CANARY_ENGINE", "ANNEAL_POOL",
+    },
+    "the same in each cluster": {
+        "DATABASE_URL", "ANNEAL_GATEWAY_URL", "ANNEAL_BASE_MODEL_ROOTS", "ANNEAL_HOME", "ANNEAL_WORK_DIR",
+        "ANNEAL_WORKER_CREDENTIAL_FILE", "FORWARDED_ALLOW_IPS",
+    },
+    "of the launcher, or of machines outside of the chart": {
+        "ANNEAL_WEB_HOST", "ANNEAL_NODE_ADDRESS", "ANNEAL_REPLICA_PORT",
+    },
+}  # fmt: skip
 VALUES_SCHEMA = json.loads((HELM_FOLDER / "anneal/values.schema.json").read_text())
 
 
@@ -128,6 +147,17 @@ def test_the_settings_that_the_schema_knows_are_those_of_the_control_plane() -> 
     assert known == CONTROL_OPTIONS - {
         "FORWARDED_ALLOW_IPS", "ANNEAL_SECRET_KEY_FALLBACKS", "OTEL_EXPORTER_OTLP_HEADERS",
     }  # fmt: skip
+
+
+def test_every_setting_of_the_readme_is_a_value() -> None:
+    text = (HELM_FOLDER.parents[1] / "README.md").read_text().split("## Configuration")[1].split("\n## ")[0]
+    named = {name for line in text.splitlines() if line.startswith("| `") for name in
+             re.findall(r"`([A-Z]+_[A-Z_]+)`", line.split("|")[1])}  # fmt: skip
+    properties = VALUES_SCHEMA["properties"]
+    lists = [properties[name]["items"]["properties"]["settings"]["properties"] for name in ("pools", "replicas")]
+    values = set().union(properties["settings"]["properties"], *lists)
+
+    assert len(named) > 50 and named - values == set().union(*NOT_SETTINGS.values())
 
 
 def test_every_program_logs_in_as_its_own_role(program: Program, rendered: Rendering) -> None:

@@ -1,12 +1,23 @@
 """The network policies of deploy/helm: who may call whom, worked out from the rendered policies alone."""
 
 from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 import pytest
 
 from apps.finetuning.pools.capacity.manifests import REPLICA_PORT
 from scripts.processes import PROGRAMS
-from tests.integration.deploy.helm.chart import SERVICES, Object, Rendering, pods
+from tests.integration.deploy.helm.chart import (
+    HELM_FOLDER,
+    SERVICES,
+    Helm,
+    Object,
+    Rendering,
+    container_of,
+    objects_of,
+    pods,
+    variables,
+)
 
 # Of the example's values: the service of compose in its place, its address and its port.
 OUTSIDE = {"database": ("postgres", "10.0.0.5", 5432), "redis": ("redis", "10.0.0.6", 6379)}
@@ -124,17 +135,6 @@ def test_only_the_process_that_starts_nodes_reaches_the_clusters(network: Networ
     assert [name for name in network.labels if network.leaves_for(name, "10.96.0.1", 443)] == ["celery"]
 
 
-def test_gateways_reach_the_nodes_that_serve(rendered: Rendering) -> None:
-    [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == "anneal-to-nodes-that-serve"]
-    [nodes] = [
-        each["spec"] for each in rendered if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "nodes"
-    ]
-
-    assert policy["podSelector"]["matchLabels"] == {"anneal/reaches-replicas": "true"}
-    assert policy["egress"][0]["ports"] == [{"protocol": "TCP", "port": REPLICA_PORT}]
-    assert {"ports": [{"protocol": "TCP", "port": REPLICA_PORT}]} in nodes["ingress"]
-
-
 @pytest.mark.parametrize("trainer", ["trainer-h100", "trainer-cpu"])
 def test_a_trainer_reaches_the_judge_at_the_address_that_it_gets(
     trainer: str, network: Network, rendered: Rendering
@@ -167,10 +167,24 @@ def test_gateways_reach_replicas_outside_and_machines_outside_the_worker_api(hel
     assert trainer["ANNEAL_INTERNAL_URL"]["value"] == "http://internal.platform.svc:8001"
 
 
+def test_gateways_reach_the_nodes_that_serve(rendered: Rendering) -> None:
+    [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == "anneal-to-nodes-that-serve"]
+    [nodes] = [
+        each["spec"] for each in rendered if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "nodes"
+    ]
+
+    assert policy["podSelector"]["matchLabels"] == {"anneal/reaches-replicas": "true"}
+    assert policy["egress"][0]["ports"] == [{"protocol": "TCP", "port": REPLICA_PORT}]
+    assert {"ports": [{"protocol": "TCP", "port": REPLICA_PORT}]} in nodes["ingress"]
+
+
 @pytest.mark.parametrize(
-    ("called", "port", "spaces"), [("internal", 8001, ["anneal", "monitoring"]), ("web", 8000, ["monitoring"])]
-)
-def test_nodes_reach_the_worker_api_and_prometheus_what_it_scrapes(
+    ("called", "port", "spaces"),
+    [
+        ("internal", 8001, ["anneal", "monitoring"]), ("gateway", 8002, ["anneal"]), ("web", 8000, ["monitoring"]),
+    ],
+)  # fmt: skip
+def test_nodes_reach_what_workers_call_and_prometheus_what_it_scrapes(
     called: str, port: int, spaces: list[str], rendered: Rendering
 ) -> None:
     [policy] = [each["spec"] for each in rendered if each["metadata"]["name"] == f"anneal-from-callers-of-{called}"]

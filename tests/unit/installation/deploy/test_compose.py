@@ -5,6 +5,7 @@ import shlex
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -198,7 +199,6 @@ def test_only_the_service_that_sends_mail_knows_the_mail_servers_password() -> N
     assert with_password == granted == {"celery-mail"}
 
 
-def test_the_database_is_on_one_network_without_a_way_out() -> None:
 def address_of_workers(name: str) -> str:
     """Return the host of an address that the control plane gives to workers, as long as .env does not set another."""
     found = re.search(r"\$\{\w+:-(http://[^}]+)\}", SERVICES["internal"]["environment"][name])
