@@ -44,6 +44,7 @@ class Env:
     gateway_url: str
     worker_gateway_url: str
     object_store: str
+    backup_keys: tuple[str, str] | None
     email_url: str
     mail_folder: str
     from_email: str
@@ -106,6 +107,7 @@ def _parse(environ: Mapping[str, str]) -> Env:
         gateway_url=environ.get("ANNEAL_GATEWAY_URL", f"unix://{home}/run/gateway.sock"),
         worker_gateway_url=(environ.get("ANNEAL_WORKER_GATEWAY_URL") or public_url).rstrip("/"),
         object_store=environ.get("ANNEAL_OBJECT_STORE", f"file://{quote(str(home))}/objects"),
+        backup_keys=_backup_keys(environ),
         email_url=environ.get("ANNEAL_EMAIL_URL", "console://"),
         mail_folder=environ.get("ANNEAL_MAIL_FOLDER", ""),
         from_email=environ.get("ANNEAL_FROM_EMAIL", f"{brand_name} <anneal@localhost>"),
@@ -224,6 +226,14 @@ def _logo(environ: Mapping[str, str]) -> Path | None:
     if path.suffix != ".svg" or not path.is_file() or path.stat().st_size > _LOGO_BYTES:
         raise MalformedVariable(f"ANNEAL_BRAND_LOGO is the path of an SVG file of at most 64 KiB, not {text!r}.")
     return path
+
+
+def _backup_keys(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the key ID and secret of the backup's bucket; None if it is opened with the installation's own."""
+    key_id, secret = (environ.get(f"BACKUP_AWS_{name}", "") for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+    if bool(key_id) != bool(secret):
+        raise MalformedVariable("Set both BACKUP_AWS_ACCESS_KEY_ID and BACKUP_AWS_SECRET_ACCESS_KEY, or neither.")
+    return (key_id, secret) if key_id else None
 
 
 def _required(environ: Mapping[str, str], name: str) -> str:

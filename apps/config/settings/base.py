@@ -25,6 +25,7 @@ INTERNAL_URL = ENV.internal_url
 GATEWAY_URL = ENV.gateway_url
 WORKER_GATEWAY_URL = ENV.worker_gateway_url
 OBJECT_STORE = ENV.object_store
+BACKUP_KEYS = ENV.backup_keys
 REDIS_URL = ENV.redis_url
 BROKER_URL = ENV.broker_url
 BASE_MODEL_ROOTS = ENV.base_model_roots

@@ -16,6 +16,7 @@ from apps.core.objects.types import (
     MULTIPART_BYTES,
     ONCE,
     Base,
+    Keys,
     Method,
     NotDeleted,
     ObjectInfo,
@@ -33,7 +34,7 @@ _COPIES_AT_ONCE = 4
 
 
 class S3Store:
-    """Objects in a bucket. Credentials come from boto3's own chain (environment, profile, instance role)."""
+    """Objects in a bucket. Without `keys`, credentials come from boto3's own chain (environment, profile, role)."""
 
     def __init__(
         self,
@@ -43,10 +44,11 @@ class S3Store:
         endpoint: str | None = None,
         public_endpoint: str | None = None,
         region: str | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self._bucket, self._prefix = bucket, prefix
-        self._client = _s3_client(endpoint, region)
-        self._public_client = _s3_client(public_endpoint, region) if public_endpoint else self._client
+        self._client = _s3_client(endpoint, region, keys)
+        self._public_client = _s3_client(public_endpoint, region, keys) if public_endpoint else self._client
 
     def put_stream(self, key: str, chunks: Iterable[bytes]) -> StoredObject:
         source = _HashedStream(chunks)
@@ -195,7 +197,7 @@ class _HashedStream:
         return StoredObject(self._size, self._digest.hexdigest())
 
 
-def _s3_client(endpoint: str | None, region: str | None) -> Any:
+def _s3_client(endpoint: str | None, region: str | None, keys: Keys | None) -> Any:
     # A named endpoint gets path style, because such servers rarely have a DNS name for each bucket. Checksums are sent
     # only on request, because not every S3-compatible server accepts the newer default.
     config = Config(
@@ -205,7 +207,15 @@ def _s3_client(endpoint: str | None, region: str | None) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return boto3.client("s3", endpoint_url=endpoint, region_name=region or "us-east-1", config=config)
+    key_id, secret = keys or (None, None)
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region or "us-east-1",
+        config=config,
+        aws_access_key_id=key_id,
+        aws_secret_access_key=secret,
+    )
 
 
 def _missing_or(error: ClientError) -> Exception:

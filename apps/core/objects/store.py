@@ -23,6 +23,7 @@ from apps.core.objects.types import (
     UNSIZED_PUT_LIMIT_BYTES,
     InvalidKey,
     InvalidSignature,
+    Keys,
     ObjectMissing,
     ObjectStore,
     PrefixClosed,
@@ -71,15 +72,18 @@ def store() -> ObjectStore:
 
 
 @functools.cache
-def open_store(url: str) -> ObjectStore:
-    """Return the store at `url`. Raises ValueError for a scheme that is neither file nor s3."""
+def open_store(url: str, *, keys: Keys | None = None) -> ObjectStore:
+    """Return the store at `url`, a bucket with these keys. Raises ValueError for a scheme that is neither file nor s3.
+
+    Without keys, a bucket is opened with those of this installation's own.
+    """
     parts = urlsplit(url)
     if parts.scheme == "file":
         return DirectoryStore(Path(unquote(parts.path)))
     if parts.scheme == "s3":
         from apps.core.objects.s3 import S3Store  # noqa: PLC0415 - boto3 is slow to import
 
-        return S3Store(parts.netloc, prefix=parts.path.strip("/"), **dict(parse_qsl(parts.query)))
+        return S3Store(parts.netloc, prefix=parts.path.strip("/"), keys=keys, **dict(parse_qsl(parts.query)))
     raise ValueError(f"an object store is file:///path or s3://bucket, not {url!r}")
 
 

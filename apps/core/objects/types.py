@@ -11,6 +11,7 @@ from apps.core.errors import DomainError, NotFound, PermissionDenied
 
 Method = Literal["GET", "PUT"]
 Base = Literal["internal", "public"]
+Keys = tuple[str, str]  # a bucket's key ID and secret
 
 # No segment starts with a dot, so no key can leave its folder or be hidden. No character needs quoting in a URL.
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)*", re.ASCII)

@@ -1,6 +1,7 @@
 """What every kind of object store does."""
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
+from django.core.management import call_command
 from django.test import override_settings
 
 from apps.contracts.runs import Manifest
@@ -33,6 +35,7 @@ from apps.core.objects.store import (
 from apps.core.objects.types import NotDeleted
 from apps.finetuning.models import RunUpload
 from apps.finetuning.runs import uploads
+from apps.interfaces.staff.management.commands import copyobjects
 from gpu_workers.common.artifacts import read_manifest, seal_folder
 from gpu_workers.common.transfers import Transfers
 from tests.integration.core.object_calls import CONTENT, KEY, fetch
@@ -63,6 +66,23 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         opened = open_store(url)
         yield opened
         opened.delete_prefix("org/org_01/datasets")
+    open_store.cache_clear()
+
+
+@pytest.mark.parametrize(("keys", "key_id"), [(None, "own"), (("other", "secret"), "other")])
+def test_the_bucket_of_a_backup_may_have_keys_of_its_own(
+    keys: tuple[str, str] | None, key_id: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    targets: list[ObjectStore] = []
+    monkeypatch.setattr(copyobjects, "copy_objects", lambda source, target: targets.append(target) or Copied(0, 0))
+
+    with override_settings(OBJECT_STORE=f"file://{tmp_path}", BACKUP_KEYS=keys):
+        call_command("copyobjects", "--to", "s3://backup?endpoint=http://127.0.0.1:9", stdout=io.StringIO())
+
+    [target] = targets
+    assert f"X-Amz-Credential={key_id}%2F" in target.signed_url(KEY, expires_seconds=60)
     open_store.cache_clear()
 
 

@@ -44,6 +44,7 @@ NOT_SETTINGS = {
     "of the launcher, or of machines outside of the chart": {
         "ANNEAL_WEB_HOST", "ANNEAL_NODE_ADDRESS", "ANNEAL_REPLICA_PORT",
     },
+    "of one command": {"BACKUP_AWS_ACCESS_KEY_ID", "BACKUP_AWS_SECRET_ACCESS_KEY"},
 }  # fmt: skip
 VALUES_SCHEMA = json.loads((HELM_FOLDER / "anneal/values.schema.json").read_text())
 

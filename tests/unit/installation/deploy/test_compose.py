@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,36 @@ def test_ipv6_callers_keep_their_address() -> None:
     """Into a network without IPv6, Docker's own proxy forwards connections, as if all came from one address."""
     assert SERVICES["nginx"]["networks"] == ["front"]
     assert COMPOSE["networks"]["front"] == {"enable_ipv6": True}
+
+
+def commands_of_docs() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of Compose that the documentation names, with its page."""
+    for page in [*REPOSITORY.glob("docs/**/*.md"), DEPLOY / "compose.yaml"]:
+        for line in page.read_text().splitlines():
+            for found in re.findall(r"docker compose ([^`#|&]+)", line):
+                yield page.name, shlex.split(found)
+
+
+def services_of(words: list[str]) -> set[str]:
+    """Return the services that a command names: the first word of `run` and `exec`, all words of the others."""
+    with_value, plain = {"-v", "-e", "--profile"}, list[str]()
+    rest = iter(words)
+    for word in rest:
+        if word in with_value:
+            next(rest)
+        elif not word.startswith("-"):
+            plain.append(word)
+    verb, *named = plain
+    return set(named[:1] if verb in ("run", "exec") else named)
+
+
+def test_commands_of_the_documentation_name_services_that_exist() -> None:
+    commands = list(commands_of_docs())
+
+    assert len(commands) > 15
+    assert [(page, words) for page, words in commands if not services_of(words) <= SERVICES.keys()] == []
+    runs = [words for page, words in commands if page == "backup.md" and "manage.py" in words]
+    assert runs and all("--no-deps" in words for words in runs)  # `migrate` would fill an empty database
 
 
 def test_the_database_is_on_one_network_without_a_way_out() -> None:

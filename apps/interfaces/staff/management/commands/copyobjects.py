@@ -3,6 +3,7 @@
 from argparse import ArgumentParser
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from apps.core.objects.copies import copy_objects
@@ -18,8 +19,7 @@ class Command(BaseCommand):
         places.add_argument("--from", metavar="URL", dest="source", help="restore from this store")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if options["to"]:
-            copied = copy_objects(source=store(), target=open_store(options["to"]))
-        else:
-            copied = copy_objects(source=open_store(options["source"]), target=store())
+        other = open_store(options["to"] or options["source"], keys=settings.BACKUP_KEYS)
+        source, target = (store(), other) if options["to"] else (other, store())
+        copied = copy_objects(source=source, target=target)
         self.stdout.write(f"{copied.objects} objects with {copied.bytes} bytes were copied.")
