@@ -1,6 +1,9 @@
 """Queries on batches and their files."""
 
-from django.db.models import F, QuerySet
+import datetime
+
+from django.db import connection
+from django.db.models import F, Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.visibility import visible
@@ -11,6 +14,12 @@ from apps.core.errors import NotFound
 from apps.core.objects.store import store
 
 _DOWNLOAD_SECONDS = 300
+WORK_LOCK = "batches.work"  # of the database session that works on batches
+_IS_HELD = """
+    SELECT EXISTS (SELECT FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
+                    WHERE locktype = 'advisory' AND datname = current_database() AND objsubid = 1
+                      AND (classid::bigint << 32 | objid::bigint) = hashtextextended(%s, 0))
+"""
 
 
 def list_batches(*, organization: Organization | str) -> QuerySet[Batch]:
@@ -26,6 +35,16 @@ def get_batch(*, organization: Organization | str, id: str) -> Batch:
     if found is None:
         raise NotFound(gettext("No such batch: %(id)s.") % {"id": id[:80]}, param="batch_id", code="batch_not_found")
     return found
+
+
+def oldest_pending(*, now: datetime.datetime) -> datetime.datetime | None:
+    """Return when the oldest batch was created on which a worker should work and none does; None without such a one."""
+    with connection.cursor() as cursor:
+        cursor.execute(_IS_HELD, [WORK_LOCK])
+        if cursor.fetchone()[0]:
+            return None
+    due = Batch.objects.filter(Q(retry_at=None) | Q(retry_at__lte=now), status__in=ACTIVE)
+    return due.order_by("created_at").values_list("created_at", flat=True).first()
 
 
 def list_files(*, organization: Organization | str, purpose: str | None = None) -> QuerySet[BatchFile]:

@@ -24,6 +24,7 @@ from apps.batches.endings import announce_end, finish
 from apps.batches.gateway import TOO_SLOW_CODE, GatewayReply, ask
 from apps.batches.lifecycle import ACTIVE, BATCH_TRANSITIONS, BatchStatus, RequestStatus
 from apps.batches.models import Batch, BatchRequest
+from apps.batches.queries import WORK_LOCK
 from apps.batches.signatures import BUSY_CODE
 from apps.batches.validation import BadLine, validate
 from apps.contracts.struct import prepare_types
@@ -81,13 +82,13 @@ def work(*, seconds: float = WORK_SECONDS) -> int:
 def _alone() -> Iterator[bool]:
     """Hold a lock of the database session, which ends with the process."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_lock(hashtextextended('batches.work', 0))")
+        cursor.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [WORK_LOCK])
         is_alone = bool(cursor.fetchone()[0])
         try:
             yield is_alone
         finally:
             if is_alone:
-                cursor.execute("SELECT pg_advisory_unlock(hashtextextended('batches.work', 0))")
+                cursor.execute("SELECT pg_advisory_unlock(hashtextextended(%s, 0))", [WORK_LOCK])
 
 
 class _Worker:

@@ -23,6 +23,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "accounts.organizationevent": "extend",
         # A run's judge is called with a short-lived key of the job's creator. The next key gets the rest of its limit.
         "accounts.apikey": "SELECT, INSERT, UPDATE (spend_limit_nano)",
+        "batches.batch": "SELECT (status, created_at, retry_at)",  # how long batches wait for a worker
     },
     "anneal_gateway": {
         "accounts.apikey": "write",

@@ -9,6 +9,7 @@ from itertools import accumulate
 
 from django.db.models import Case, CharField, Count, F, Q, Value, When
 
+from apps.batches.queries import oldest_pending
 from apps.billing.books.reconciliation import list_newest_checks
 from apps.billing.models import UsageSeries
 from apps.billing.usage.traffic import BOUNDS_MS, TrafficSum, sum_traffic
@@ -28,7 +29,7 @@ _ENDS = ("answered", "aborted", "rate_limited", "over_quota", "not_found", "inva
 def render_installation_metrics() -> str:
     """Return the series of the control plane."""
     now = db_now()
-    return "".join((*_work(now), *_messages(now), *_books(), *_inference(now)))
+    return "".join((*_work(now), *_messages(now), *_batches(now), *_books(now), *_inference(now)))
 
 
 def _work(now: datetime.datetime) -> Iterator[str]:
@@ -64,9 +65,21 @@ def _messages(now: datetime.datetime) -> Iterator[str]:
     yield format_series("anneal_outbox_failing", "gauge", words, [({}, float(len(list_failing())))])
 
 
-def _books() -> Iterator[str]:
+def _batches(now: datetime.datetime) -> Iterator[str]:
+    since = oldest_pending(now=now)
+    words = "How long ago the oldest batch was created that no worker works on; 0 if there is none."
+    seconds = (now - since).total_seconds() if since else 0.0
+    yield format_series("anneal_batches_oldest_pending_seconds", "gauge", words, [({}, seconds)])
+
+
+def _books(now: datetime.datetime) -> Iterator[str]:
+    checks = list_newest_checks()
     yield format_series("anneal_ledger_differences", "gauge", "Rows that differ, by each check's newest outcome.", [
-        ({"check": check.name}, float(check.difference_count)) for check in list_newest_checks()
+        ({"check": check.name}, float(check.difference_count)) for check in checks
+    ])  # fmt: skip
+    newest = max((check.checked_at for check in checks), default=None)
+    yield format_series("anneal_ledger_checked_seconds", "gauge", "How long ago the ledger was last checked.", [
+        ({}, (now - at).total_seconds()) for at in [newest] if at
     ])  # fmt: skip
     unrated = UsageSeries.objects.filter(request_count__gt=F("rated_request_count")).count()
     yield format_series(

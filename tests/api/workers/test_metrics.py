@@ -13,6 +13,8 @@ import pytest
 import yaml
 from django.db import connection, transaction
 
+from apps.batches import worker
+from apps.batches.models import Batch
 from apps.billing.models import LedgerCheck, TrafficHour
 from apps.billing.usage.traffic import BOUNDS_MS
 from apps.config.monitored import Monitored
@@ -24,6 +26,7 @@ from apps.interfaces.worker_api import metrics
 from apps.interfaces.worker_api.metrics import render_installation_metrics
 from apps.serving.metrics import render_metrics
 from apps.serving.models import MeteringCheck, Replica
+from tests.factories.batches import make_batch, make_line
 from tests.factories.finetuning import make_job, make_worker
 from tests.factories.serving import make_adapter, make_replica, make_served_model
 
@@ -76,6 +79,34 @@ def test_jobs_workers_effects_and_books_are_counted(floor) -> None:
         'anneal_outbox_due{lane="mail"} 1', 'anneal_ledger_differences{check="balances"} 2',
     ):  # fmt: skip
         assert line in text.splitlines(), line
+
+
+def seconds_of(name: str) -> float:
+    [line] = [line for line in scrape().splitlines() if re.match(rf"{name}\W", line)]
+    return float(line.split()[1])
+
+
+def test_a_beat_that_sends_no_task_is_noticed_by_the_age_of_the_newest_check(floor) -> None:
+    now = db_now()
+    for hours in (5, 3):
+        LedgerCheck.objects.create(name="balances", difference_count=0, checked_at=now - hours * HOUR)
+    LedgerCheck.objects.create(name="given up", difference_count=0, checked_at=now - 90 * HOUR)
+
+    assert 3 * 3600 <= seconds_of("anneal_ledger_checked_seconds") < 3 * 3600 + 60
+
+
+def test_batches_that_wait_are_noticed_unless_a_worker_is_at_work(organization, alice) -> None:
+    assert seconds_of("anneal_batches_oldest_pending_seconds") == 0
+    now = db_now()
+    for hours, status in ((2, "in_progress"), (1, "validating"), (9, "failed")):
+        batch = make_batch(organization, alice, [make_line("a")])
+        Batch.objects.filter(pk=batch.pk).update(status=status, created_at=now - hours * HOUR)
+
+    assert 7200 <= seconds_of("anneal_batches_oldest_pending_seconds") < 7260
+    with worker._alone() as is_alone:
+        assert is_alone and seconds_of("anneal_batches_oldest_pending_seconds") == 0
+    Batch.objects.filter(status="in_progress").update(retry_at=now + HOUR)  # after an error of ours
+    assert 3600 <= seconds_of("anneal_batches_oldest_pending_seconds") < 3660
 
 
 def test_a_replica_says_whether_it_serves_adapters_or_one_whole_model(floor, organization) -> None:
