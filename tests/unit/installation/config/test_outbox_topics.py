@@ -1,12 +1,15 @@
 """The outbox's topics: each names a task that takes its payload, and a lane that a worker serves."""
 
 import ast
+import datetime
 import inspect
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.beat import Scheduler
 from django.conf import settings
 from django.utils.module_loading import import_string
 
@@ -96,3 +99,26 @@ def test_each_lane_has_a_worker() -> None:
     lanes = {topic.lane for topic in settings.OUTBOX_TOPICS.values()} | {lane_of(0), lane_of(SMALL_BYTES + 1)}
 
     assert lanes <= served
+
+
+def test_hourly_and_daily_tasks_run_although_beat_starts_anew_every_twelve_hours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a container, beat forgets at each start when a task last ran."""
+    whole = SCHEDULE | PAYMENTS_SCHEDULE
+    rare = {name: dict(each) for name, each in whole.items() if each["schedule"] not in range(3_600)}
+    began = clock = datetime.datetime(2026, 11, 3, 7, 43, tzinfo=datetime.UTC)
+    runs: dict[str, list[datetime.datetime]] = {name: [began] for name in rare}
+    monkeypatch.setattr(app, "now", lambda: clock)
+    monkeypatch.setattr(Scheduler, "apply_entry", lambda _, entry, **__: runs[entry.name].append(clock))
+
+    for start in range(6):
+        beat = Scheduler(app, lazy=True)
+        beat.update_from_dict(rare)
+        while clock < began + (start + 1) * datetime.timedelta(hours=12):
+            clock += datetime.timedelta(seconds=max(beat.tick(), 1))
+
+    assert len(rare) > 12
+    for name, times in runs.items():
+        assert max(after - before for before, after in pairwise([*times, clock])) < datetime.timedelta(hours=25), name
+        assert min(after - before for before, after in pairwise(times[1:])) >= datetime.timedelta(minutes=59), name
