@@ -202,6 +202,7 @@ def test_nginx_itself_accepts_the_files(tmp_path: Path) -> None:
     certificate = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
     subprocess.run([*certificate, "-keyout", "privkey.pem", "-out", "fullchain.pem"], cwd=tmp_path, check=True)
     conf = CONF.replace("/etc/nginx/certs", str(tmp_path)).replace("/etc/nginx/snippets", str(NGINX))
+    conf = conf.replace("/var/log/nginx", str(tmp_path))
     upstreams = re.sub(r"server (web|gateway):", "server 127.0.0.1:", (NGINX / "upstreams.conf").read_text())
     (tmp_path / "upstreams.conf").write_text(upstreams)
     conf = conf.replace(f"{NGINX}/upstreams.conf", f"{tmp_path}/upstreams.conf")
