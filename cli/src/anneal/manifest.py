@@ -21,6 +21,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 _MARK = "apply."  # begins the keys of a job's metadata that say what it was made from
 _LONGEST_VALUE = 512
 _MOST_JOBS, _MOST_FILES = 100, 2_000
+_OF_TOKENS = ("loss", "token_accuracy")  # measures that depend on the base model's tokenizer
 
 
 class Bounds(msgspec.Struct, forbid_unknown_fields=True):
@@ -170,13 +171,18 @@ class Gate(msgspec.Struct):
 
 
 def check_gates(
-    manifest: Manifest, report: dict[str, Any] | None, *, current: dict[str, Any] | None, is_comparable: bool
+    manifest: Manifest,
+    report: dict[str, Any] | None,
+    *,
+    current: dict[str, Any] | None,
+    is_comparable: bool,
+    has_other_base: bool = False,
 ) -> list[Gate]:
     """Return each gate with its outcome. `current` is the report of the model that the alias points at today."""
     measures = {each["name"]: each for each in (report or {}).get("comparisons") or ()}
     gates = [_bounded(name, bounds, measures) for name, bounds in manifest.gates.items()]
     if manifest.beat_current and current is not None:
-        gates.append(_better(measures, current, is_comparable=is_comparable))
+        gates.append(_better(measures, current, is_comparable=is_comparable, has_other_base=has_other_base))
     return gates
 
 
@@ -190,16 +196,19 @@ def _bounded(name: str, bounds: Bounds, measures: dict[str, Any]) -> Gate:
     return Gate(name, is_in, f"{value:.4g}, wanted {' and '.join(limits) or 'any'}.")
 
 
-def _better(measures: dict[str, Any], current: dict[str, Any], *, is_comparable: bool) -> Gate:
+def _better(measures: dict[str, Any], current: dict[str, Any], *, is_comparable: bool, has_other_base: bool) -> Gate:
     """Compare the grader's measure on the same held-out rows, or the loss where no answers were graded.
 
     The new model is better if the 95 % interval of the difference leaves out zero.
     """
     before = {each["name"]: each for each in current.get("comparisons") or ()}
     both = [name for name in measures if name in before]
-    name = next((each for each in both if each not in ("loss", "token_accuracy")), both[0] if both else None)
+    name = next((each for each in both if each not in _OF_TOKENS), both[0] if both else None)
     if not is_comparable or name is None:
         text = "The current model was not measured on these held-out rows, so nothing shows which one is better."
+        return Gate("beat_current", False, text)
+    if has_other_base and name in _OF_TOKENS:
+        text = f"The {name} of another base model counts other tokens. Have answers graded, to compare with that model."
         return Gate("beat_current", False, text)
     is_higher_better = measures[name].get("is_higher_better", True)
     new, old = (msgspec.convert(found[name]["tuned"], ConfidenceInterval) for found in (measures, before))

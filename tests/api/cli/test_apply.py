@@ -3,15 +3,21 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from anneal import manifest
 from anneal.commands import apply as command
 
+from apps.contracts.evaluation import ConfidenceInterval
 from apps.core.database.clock import db_now
+from apps.datasets.models import TokenCount
 from apps.finetuning.models import FineTuningJob
+from apps.finetuning.pools.operations import record_probe
 from apps.finetuning.usage.quotas import set_quota
 from apps.serving.models import Alias
+from tests.factories.catalog import make_base_model
 from tests.factories.datasets import jsonl
+from tests.factories.finetuning import probe_report
 from tests.factories.serving import load, make_replica
 from tests.support.attempts import REPORT
 
@@ -42,10 +48,12 @@ def train(floor, claim):
     replica = make_replica(floor.base_model, "http://127.0.0.1:1")
 
     def run(report=REPORT) -> str:
-        claim().start().succeed(floor.base_model, report=report)
-        version = FineTuningJob.objects.filter(status="succeeded").latest("created_at").adapter_version
-        load(version, replica)
-        return str(version.model_name)
+        job = FineTuningJob.objects.latest("created_at")
+        claim().start().succeed(job.base_model, report=report)
+        job.refresh_from_db()
+        is_usual = job.base_model == floor.base_model
+        load(job.adapter_version, replica if is_usual else make_replica(job.base_model, "http://127.0.0.1:2"))
+        return str(job.adapter_version.model_name)
 
     return run
 
@@ -75,6 +83,32 @@ def test_a_change_is_priced_trained_once_and_promoted_if_it_beats_production(ann
         ("beat_current", False),
     ]
     assert Alias.objects.get().version.model_name == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_better", [False, True])
+def test_another_base_model_must_beat_production_and_leaves_its_alias(anneal, folder, floor, train, is_better) -> None:
+    anneal("apply", "--yes")
+    first = train()
+    assert "The alias is new" in anneal("apply").output
+    other = make_base_model("anneal-other")
+    report = probe_report(floor.base_model)
+    record_probe(worker=floor.worker, base_model=other, method="lora", report=msgspec.to_builtins(report))
+    for counted in TokenCount.objects.all():
+        counted.pk, counted.base_model = None, other
+        counted.save()
+    (folder / "anneal.yaml").write_text(TEXT.replace("model: anneal-demo", "model: anneal-other"))
+    assert anneal("apply", "--yes").exit_code == 0
+    value = ConfidenceInterval(value=0.95, low=0.92, high=0.97) if is_better else REPORT.comparisons[0].tuned
+    train(msgspec.structs.replace(REPORT, comparisons=(msgspec.structs.replace(REPORT.comparisons[0], tuned=value),)))
+
+    ended = anneal("apply", "--json")
+
+    assert [(gate["name"], gate["passed"]) for gate in ended.json["gates"]][1] == ("beat_current", is_better)
+    assert ended.json["promoted"] == is_better and ended.exit_code == (0 if is_better else 1)
+    if is_better:
+        assert ended.json["alias"] == "ft:anneal-other:acme:support-bot:production"
+        assert f"ft:anneal-demo:acme:support-bot:production still points to {first}" in ended.json["note"]
 
 
 @pytest.mark.slow
@@ -158,12 +192,14 @@ def measured(
 def test_production_is_beaten_only_on_the_same_measure_and_not_by_chance() -> None:
     wanted = manifest.Manifest(name="x", dataset="x", model="x", held_out="y", alias="z")
 
-    def beats(new: dict, old: dict, *, is_comparable: bool = True) -> bool:
-        return manifest.check_gates(wanted, new, current=old, is_comparable=is_comparable)[0].passed
+    def beats(new: dict, old: dict, *, is_comparable: bool = True, **given: bool) -> bool:
+        return manifest.check_gates(wanted, new, current=old, is_comparable=is_comparable, **given)[0].passed
 
     assert beats(measured(0.9), measured(0.8)) and not beats(measured(0.8), measured(0.8))
     assert not beats(measured(0.9), measured(0.8), is_comparable=False)
     assert not beats(measured(0.9, width=0.1), measured(0.8, width=0.1))
+    assert beats(measured(0.9), measured(0.8), has_other_base=True)
+    assert not beats(measured(0.9, name="token_accuracy"), measured(0.8, name="token_accuracy"), has_other_base=True)
     (by_chance,) = manifest.check_gates(
         wanted, measured(0.9, width=0.1), current=measured(0.8, width=0.1), is_comparable=True
     )

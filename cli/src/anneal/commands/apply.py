@@ -65,7 +65,7 @@ def apply(
     changed = changes(content, last)
     result: dict[str, Any] = {
         "object": "apply", "name": manifest.name, "changes": changed, "job": last and last["id"],
-        "hold_usd": None, "started": False, "gates": [], "promoted": False, "note": None,
+        "hold_usd": None, "started": False, "gates": [], "promoted": False, "alias": None, "note": None,
     }  # fmt: skip
     job = last
     if changed:
@@ -150,9 +150,7 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
         result["gates"] = [msgspec.to_builtins(gate) for gate in _gates(api, manifest, job, "")]
         return
     new = job["fine_tuned_model"]
-    names = (manifest.alias, f"{new.rsplit(':', 1)[0]}:{manifest.alias}")  # the model would take over either
-    aliases: list[dict[str, Any]] = api.get("/api/v1/aliases")["data"]
-    alias = next((each for each in aliases if each["model"] in names), None)
+    alias, elsewhere = _aliases(api, manifest, new)
     if alias and alias["version"] == new:
         result["note"] = f"{alias['model']} points to {new}. There is nothing to do."
         return
@@ -162,12 +160,28 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
     if alias and alias["canary_version"]:
         result["note"] = f"{alias['model']} tests {alias['canary_version']}. End that canary, and run it again."
         return
-    current = alias["version"] if alias else ""
-    gates = _gates(api, manifest, job, current)
+    compared = alias or elsewhere
+    gates = _gates(api, manifest, job, compared["version"] if compared else "")
     result["gates"] = [msgspec.to_builtins(gate) for gate in gates]
     if all(gate.passed for gate in gates):
-        _promote(api, manifest.alias, new, current, wait=wait)
-        result["promoted"] = True
+        moved = _promote(api, manifest.alias, new, alias["version"] if alias else "", wait=wait)
+        result |= {"promoted": True, "alias": moved["model"]}
+        if elsewhere:
+            text = (
+                f"{elsewhere['model']} still points to {elsewhere['version']}. Use the new name in your applications."
+            )
+            result["note"] = text
+        elif alias is None and manifest.beat_current:
+            result["note"] = "The alias is new, so there was no model to beat."
+
+
+def _aliases(api: Api, manifest: Manifest, new: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the alias that the model would take over, and the newest one of its name for another base model."""
+    found = {alias["model"]: alias for alias in api.get("/api/v1/aliases")["data"]}
+    models = [new, *(job["fine_tuned_model"] for job in manifest_jobs(api, manifest))]
+    own, *others = dict.fromkeys(f"{model.rsplit(':', 1)[0]}:{manifest.alias}" for model in models if model)
+    alias = found.get(manifest.alias or "") or found.get(own)  # an imported alias has a whole name
+    return alias, next((found[name] for name in others if name in found), None)
 
 
 def _gates(api: Api, manifest: Manifest, job: dict[str, Any], current_name: str) -> list[Gate]:
@@ -176,11 +190,17 @@ def _gates(api: Api, manifest: Manifest, job: dict[str, Any], current_name: str)
         return check_gates(manifest, report, current=None, is_comparable=False)
     current = api.get(model_path(current_name)).get("evaluation") or {}
     before = next((each for each in manifest_jobs(api, manifest) if each["fine_tuned_model"] == current_name), None)
-    return check_gates(manifest, report, current=current, is_comparable=is_same_measure(job, before))
+    return check_gates(
+        manifest,
+        report,
+        current=current,
+        is_comparable=is_same_measure(job, before),
+        has_other_base=before is not None and before["model"] != job["model"],
+    )
 
 
-def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> None:
-    """Move the alias; with `wait`, once a replica has loaded the model.
+def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> dict[str, Any]:
+    """Return the alias once it is moved; with `wait`, once a replica has loaded the model.
 
     Raises Failure, also if the alias no longer stands for the version that the gates compared with, or has a canary.
     """
@@ -188,8 +208,9 @@ def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> No
     deadline = time.monotonic() + _LONGEST_LOAD_SECONDS
     while True:
         try:
-            api.post_once("/api/v1/aliases", {"name": name, "version": model, "expected_version": current})
-            return
+            body = {"name": name, "version": model, "expected_version": current}
+            moved: dict[str, Any] = api.post_once("/api/v1/aliases", body)
+            return moved
         except Failure as failure:
             is_loading = failure.details.get("param") == "version"
             if not (wait and is_loading) or time.monotonic() > deadline:
@@ -217,6 +238,6 @@ def _text(result: dict[str, Any]) -> str:
     lines += [
         f"Gate {gate['name']}: {'passed' if gate['passed'] else 'failed'}. {gate['text']}" for gate in result["gates"]
     ]
-    lines += ["The alias points to the new model."] if result["promoted"] else []
+    lines += [f"{result['alias']} points to the new model."] if result["promoted"] else []
     lines += [result["note"]] if result["note"] else []
     return "\n".join(lines)
