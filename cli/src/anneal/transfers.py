@@ -89,7 +89,7 @@ def upload(session: Session, path: Path, *, purpose: str, mapping: object | None
     body = {"bytes": path.stat().st_size, "filename": path.name, "purpose": purpose}
     body |= {} if mapping is None else {"mapping": mapping}
     begun = Begun.find(session, path, body)
-    was_begun = bool(begun.part_ids)
+    was_begun = bool(begun.upload_id)
     try:
         return _send(session.api, path, body, begun)
     except Failure as failure:

@@ -99,12 +99,13 @@ def test_an_interrupted_upload_continues_with_the_next_part(anneal, rows, networ
 
 
 @pytest.mark.slow
-def test_an_upload_that_expired_meanwhile_begins_again(anneal, rows, network, monkeypatch) -> None:
+@pytest.mark.parametrize("stopped_at", ["/parts", "/complete"])
+def test_an_upload_that_expired_meanwhile_begins_again(anneal, rows, network, monkeypatch, stopped_at) -> None:
     monkeypatch.setattr(transfers, "PART_BYTES", 400)
-    network.cut = lambda request: request.url.path.endswith("/complete")
+    network.cut = lambda request: request.url.path.endswith(stopped_at)
     anneal("files", "upload", str(rows), "--no-wait")
     network.cut = lambda request: False
-    upload = network.paths("POST")[-1].removesuffix("/complete")
+    upload = network.paths("POST")[-1].removesuffix(stopped_at)
     network.inner.handle_request(_post(network, f"{upload}/cancel"))
 
     again = anneal("files", "upload", str(rows), "--no-wait", "--json")
