@@ -13,7 +13,7 @@ from anneal.commands.files import check_file, read_given, wait_for_file
 from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
 from anneal.migration.plans import IMPORTED_FROM, Plan, Setting
-from anneal.migration.rows import Conversion, conversion_text, convert_file
+from anneal.migration.rows import PAIR, Conversion, conversion_text, convert_file
 from anneal.output import notice
 from anneal.session import Session
 from anneal.transfers import hash_of, upload
@@ -77,7 +77,9 @@ def convert_and_check(plan: Plan, memory: Memory) -> None:
     """Convert the plan's files where they need it. An obstacle is set if the rules of files refuse one."""
     for member, path in plan.files.items():
         target = memory.files / f"{path.stem}-{hash_of(path)[:12]}.converted.jsonl"  # names may be equal
-        done = convert_file(path, target) if _is_json_lines(path) else Conversion()
+        mapping = plan.mappings.get(member)
+        chosen, rejected = ((mapping or {}).get("columns", {}).get(name, name) for name in PAIR)
+        done = convert_file(path, target, pair=(chosen, rejected)) if _is_json_lines(path) else Conversion()
         if done.is_changed:
             plan.files[member] = target
             plan.settings.append(Setting(member, path.name, "mapped", conversion_text(done)))
@@ -86,7 +88,6 @@ def convert_and_check(plan: Plan, memory: Memory) -> None:
                 notice(f"{path.name}, line {line} is left out: {reason}")
         else:
             target.unlink(missing_ok=True)
-        mapping = plan.mappings.get(member)
         report = check_file(plan.files[member], read_given(json.dumps(mapping)) if mapping else None)
         if not report.is_valid:
             first = report.errors[0]

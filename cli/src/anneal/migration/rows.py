@@ -11,6 +11,7 @@ from anneal.output import counted
 
 # Keys under which reinforcement rows usually keep their ideal answer.
 ANSWER_KEYS = ("reference_answer", "ideal", "answer", "correct_answer", "expected", "target", "solution", "completion")
+PAIR = ("chosen", "rejected")
 _LEGACY_CALL = "function_call"
 _CHAT_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions", _LEGACY_CALL})
 
@@ -35,15 +36,20 @@ class Conversion:
         return bool(self.functions or self.answers or self.problems)
 
 
-def convert_file(source: Path, target: Path, *, answer_key: str | None = None) -> Conversion:
-    """Write the converted rows of a JSONL file. A line that is no JSON object is copied: the check names it."""
+def convert_file(
+    source: Path, target: Path, *, answer_key: str | None = None, pair: tuple[str, str] = PAIR
+) -> Conversion:
+    """Write the converted rows of a JSONL file. `pair` names the columns of rows with a better and a worse answer.
+
+    A line that is no JSON object is copied: the check names it.
+    """
     found = Conversion()
     part = target.with_name(f"{target.name}.part")
     with source.open("rb") as lines, part.open("w", encoding="utf-8") as file:
         for number, line in enumerate(lines, 1):
             try:
                 if text := line.removeprefix(codecs.BOM_UTF8).decode().strip():
-                    file.write(_converted(text, found, answer_key) + "\n")
+                    file.write(_converted(text, found, answer_key, pair) + "\n")
                     found.rows += 1
             except UnicodeDecodeError:
                 found.problems.append((number, "The line is not UTF-8 text."))
@@ -63,7 +69,7 @@ def conversion_text(done: Conversion) -> str:
     return f"{', '.join(parts)}."
 
 
-def _converted(text: str, found: Conversion, answer_key: str | None) -> str:
+def _converted(text: str, found: Conversion, answer_key: str | None, pair: tuple[str, str]) -> str:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -74,7 +80,8 @@ def _converted(text: str, found: Conversion, answer_key: str | None) -> str:
     if is_legacy:
         row = tools_of(row)
     last = row["messages"][-1] if row["messages"] else None
-    is_unanswered = isinstance(last, dict) and last.get("role") in ("user", "system", "developer", "tool")
+    is_open = isinstance(last, dict) and last.get("role") in ("user", "system", "developer", "tool")
+    is_unanswered = is_open and any(row.get(name) is None for name in pair)
     if is_unanswered:
         row = answered(row, answer_key=answer_key)
     if not (is_legacy or is_unanswered):

@@ -163,6 +163,27 @@ def test_data_sets_of_axolotl_are_found_and_their_columns_read(tmp_path, row, en
     assert (plan.obstacle, plan.request["method"]) == (None, {"type": method})
 
 
+ASKED_ONLY = {"messages": [{"role": "user", "content": "Hi"}]}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("Hello!", "What?"))
+
+
+@pytest.mark.parametrize(
+    ("row", "fields"),
+    [
+        ({"chosen": GOOD, "rejected": BAD, "target": "a greeting"}, {}),
+        ({"good": GOOD, "bad": BAD, "answer": "a greeting"}, {"field_chosen": "good", "field_rejected": "bad"}),
+    ],
+)
+def test_rows_with_two_answers_need_no_ideal_one(tmp_path, row, fields) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps(ASKED_ONLY | row | {"n": number}) + "\n" for number in range(12)))
+    entry = {"path": "rows.jsonl", "type": "chat_template.default", "field_messages": "messages"} | fields
+
+    plan = checked(planned("axolotl", tmp_path, base_model="anneal-demo", rl="dpo", datasets=[entry]), tmp_path)
+
+    assert (plan.obstacle, plan.files) == (None, {"training_file": rows})
+
+
 def outcomes(plan: Plan) -> dict[str, str]:
     return {setting.name: setting.outcome for setting in plan.settings}
 
