@@ -17,7 +17,8 @@ _SHARED = {
 NAMES: dict[str, dict[str, str]] = {
     "together": _SHARED | {
         "n_epochs": "epochs", "batch_size": "batch_size", "lr_scheduler_type": "lr_scheduler", "dpo_beta": "dpo_beta",
-        "lora_trainable_modules": "target_modules",
+        "lora_trainable_modules": "target_modules", "random_seed": "seed", "max_seq_length": "max_length",
+        "packing": "packing", "early_stopping_patience": "early_stopping_patience",
     },
     "fireworks": _SHARED | {
         "epochs": "epochs", "batch_size_samples": "batch_size", "max_context_length": "max_length",
@@ -49,7 +50,7 @@ IGNORED = {
     _CHOSEN: re.compile(
         r"bf16|fp16|tf32|.*attention|flash_attn|.*gradient_checkpointing.*|optimizer|optim|deepspeed|fsdp.*|ddp.*"
         r"|.*num_workers|load_in_8bit|eval_batch_size|per_device_eval_batch_size|nodes|region|is_turbo"
-        r"|pad_to_sequence_len|bnb_4bit_.*|quantization_(method|type)|double_quantization|lora_(mlp|qkv|o)_kernel"
+        r"|pad_to_sequence_len|bnb_4bit_.*|quantization_(bit|method|type)|double_quantization|lora_(mlp|qkv|o)_kernel"
         r"|plugins|liger_.*|enable_liger_kernel|cut_cross_entropy|torch_compile.*|torch_dtype|low_cpu_mem_usage"
         r"|use_unsloth.*|upcast_.*|dataloader_.*|group_by_length|neat_packing|pure_bf16|ray_.*|resources.*"
     ),

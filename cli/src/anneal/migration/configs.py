@@ -127,6 +127,8 @@ class _Reader:
 
     def recipe(self, kind: str) -> dict[str, Any]:
         found: dict[str, Any] = {"method": self._adapter()}
+        if self.tool == "together":
+            found |= self._stopping()
         factor = self._alpha_factor()
         for key, name in NAMES[self.tool].items():
             if key in self.left:
@@ -147,6 +149,14 @@ class _Reader:
             found["train_on"] = "all" if inputs else "assistant"
         return found
 
+    def _stopping(self) -> dict[str, Any]:
+        """Take Together's switch of early stopping, and the patience unless it is on."""
+        switch = self.take("early_stopping_enabled", "mapped", "It turns early stopping on or off.")
+        if switch:
+            return {}
+        self.take("early_stopping_patience", "ignored", "Early stopping is off.")
+        return {"early_stopping_patience": None} if switch is False else {}
+
     def _alpha_factor(self) -> float:
         """Return by what alpha is multiplied so that a rank that is served has the same scale."""
         rank = self.left.get("lora_r", self.left.get("lora_rank"))
@@ -162,8 +172,9 @@ class _Reader:
         kind = kind or self.take("training_type", "mapped", "It chooses LoRA or full fine-tuning.")
         if self.take("lora", "mapped", "It chooses LoRA or full fine-tuning.") is False:
             kind = "full"
-        bits = self.take("quantization_bit", "mapped", "4 bits are QLoRA.")
-        is_4_bit = self.take("load_in_4bit", "mapped", "4 bits are QLoRA.") or bits == 4
+        is_4_bit = self.take("load_in_4bit", "mapped", "4 bits are QLoRA.")
+        if self.left.get("quantization_bit") in (4, "4"):
+            is_4_bit = self.take("quantization_bit", "mapped", "4 bits are QLoRA.")
         kind = str(kind or ("full" if self.tool == "axolotl" else "lora")).lower()
         if kind not in ("lora", "qlora", "full"):
             raise Failure(f"The type {kind} is not offered: lora, qlora and full are.", ExitCode.REFUSED)

@@ -205,6 +205,41 @@ def test_only_settings_that_change_the_training_are_unsupported(tmp_path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("tool", "members", "recipe"),
+    [
+        (
+            "together",
+            {"random_seed": 7, "packing": False, "max_seq_length": 512, "early_stopping_patience": 3}
+            | {"early_stopping_enabled": True},
+            {"seed": 7, "packing": False, "max_length": 512, "early_stopping_patience": 3},
+        ),
+        (
+            "together",
+            {"early_stopping_enabled": False, "early_stopping_patience": 3},
+            {"early_stopping_patience": None},
+        ),
+        ("together", {"early_stopping_patience": 3}, {}),
+        ("llama-factory", {"quantization_bit": 4}, {"method": "qlora"}),
+        ("llama-factory", {"quantization_bit": 8}, {}),
+    ],
+)
+def test_keys_of_one_tool_are_mapped_or_ignored_as_their_values_say(tmp_path, tool, members, recipe) -> None:
+    write_rows(tmp_path / "rows.json", PAIRS)
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "rows.json"}}))
+    named = {
+        "together": {"model": "anneal-demo", "training_file": "rows.json"},
+        "llama-factory": {"model_name_or_path": "anneal-demo", "dataset": "mine", "dataset_dir": str(tmp_path)},
+    }[tool]
+
+    plan = planned(tool, tmp_path, **named, **members)
+
+    assert (plan.obstacle, plan.request["recipe"]) == (None, {"method": "lora"} | recipe)
+    is_used = {"together": bool(members.get("early_stopping_enabled")), "llama-factory": "method" in recipe}[tool]
+    told = {outcomes(plan)[name] for name in members if name != "early_stopping_enabled"}
+    assert told == {"mapped" if is_used else "ignored"}
+
+
+@pytest.mark.parametrize(
     ("tool", "members", "rows"),
     [
         ("axolotl", {"micro_batch_size": 2, "batch_size": 32}, 32),
