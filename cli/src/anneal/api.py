@@ -22,6 +22,7 @@ _MOST_ASKED = 120.0  # of a Retry-After that is obeyed
 _EXIT_CODES = {401: ExitCode.SIGNED_OUT, 403: ExitCode.SIGNED_OUT, 404: ExitCode.NOT_FOUND}
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 _PAGE = 100
+_KEY_HEADER = "Idempotency-Key"
 _UNUSABLE_PROXY = (
     "The environment names a proxy that anneal cannot use, in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY. Name an HTTP proxy "
     "such as http://proxy.example.com:3128, or unset the variable."
@@ -96,7 +97,17 @@ class Api:
 
     def post_once(self, path: str, body: object = None, *, key: str | None = None, **options: Any) -> Any:
         """Send a POST that has one effect, also if it is sent again because its answer was lost."""
-        return self.post(path, body, headers={"Idempotency-Key": key or str(uuid.uuid4())}, **options)
+        try:
+            return self.post(path, body, headers={_KEY_HEADER: key or str(uuid.uuid4())}, **options)
+        except Failure as failure:
+            if (failure.code, failure.details.get("param")) != ("invalid_value", _KEY_HEADER):
+                raise
+        # Nothing was made: the answer is too long for the server to keep it for another attempt, so there is only one.
+        attempts, self.attempts = self.attempts, 1
+        try:
+            return self.post(path, body, **options)
+        finally:
+            self.attempts = attempts
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Return the whole answer. Raises Failure for a refusal, or once no attempt succeeded."""
@@ -167,7 +178,7 @@ class Api:
             found = None
             message = f"The answer has the status {status} and is not {self.service}'s. Check the base URL."
         else:
-            if (found.get("param"), found.get("code")) == ("Idempotency-Key", "insufficient_quota"):
+            if (found.get("param"), found.get("code")) == (_KEY_HEADER, "insufficient_quota"):
                 message = "Your organization sent too many requests in 24 hours. Run the command again later."
         if status == 401:
             message += f" {self._sign_in}"

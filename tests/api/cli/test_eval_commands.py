@@ -9,7 +9,7 @@ import pytest
 from anneal import watching
 
 from apps.batches.models import BatchFile
-from apps.serving.evals.models import EvalRun
+from apps.serving.evals.models import Eval, EvalRun
 from apps.serving.evals.progress import prepare
 
 ITEMS = [
@@ -46,6 +46,33 @@ def test_answers_in_a_file_are_graded_at_no_cost_and_shown_as_pass_rates(
     assert inline.json["metadata"] == {"team": "core"}, inline.errors
     assert len(anneal("evals", "show", made["id"], "--json").json["runs"]) == 2
     assert made["id"] in anneal("evals", "list").output
+
+
+@pytest.mark.slow
+def test_an_eval_whose_answer_is_too_long_to_be_kept_is_created_once(anneal, network, floor, tmp_path) -> None:
+    template = [{"role": "user", "content": "x" * 8_000}]
+    criteria = [
+        {"type": "label_model", "name": f"c{number}", "model": "anneal-demo", "input": template}
+        | {"labels": ["good", "bad"], "passing_labels": ["good"]}
+        for number in range(10)
+    ]
+    body = tmp_path / "eval.json"
+    body.write_text(json.dumps({"testing_criteria": criteria}))
+    made = anneal("evals", "create", "long", "--body", str(body), "--json")
+
+    items = [{"item": {"text": "x" * 8_000}}] * 10
+    source = {
+        "type": "completions",
+        "model": "anneal-demo",
+        "input_messages": {"type": "template", "template": template},
+    }
+    body.write_text(json.dumps({"data_source": source | {"source": {"type": "file_content", "content": items}}}))
+    run = anneal("evals", "run", made.json["id"], "--body", str(body), "--yes", "--json")
+
+    assert (made.exit_code, run.exit_code) == (0, 0), run.errors
+    assert (Eval.objects.count(), EvalRun.objects.count()) == (1, 1)
+    keyed = ["Idempotency-Key" in call.headers for call in network.calls if call.method == "POST"]
+    assert keyed == [True, False, True, False]
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from anneal.api import Api, item_path
+from anneal.api import item_path
 from anneal.commands.files import find_path, uploaded
 from anneal.commands.requests import Body, Metadata, amount_of, metadata_of, object_of, pair_of, present, read_body
 from anneal.failures import ExitCode
@@ -34,7 +34,6 @@ _EVALS = "/v1/evals"
 _ENDED = frozenset({COMPLETED, FAILED, "canceled"})
 _ANSWER = "{{sample.output_text}}"
 _ANY_ITEM = {"type": "custom", "item_schema": {"type": "object"}, "include_sample_schema": True}
-_INLINE = "file_content"  # the type of a source whose items are in the request
 
 EvalId = Annotated[str, typer.Argument(metavar="EVAL", help="The id of an eval, eval_….")]
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="The id of a run, evalrun_….")]
@@ -181,7 +180,7 @@ def create_run(
     with uploaded(session, file, purpose="evals", option="--file") if file else nullcontext() as file_id:
         if file_id is not None:
             source["source"] = {"type": "file_id", "id": file_id}
-        run = _start(session.api, f"{place}/runs", request | {"data_source": source})
+        run = session.api.post_once(f"{place}/runs", request | {"data_source": source})
     if wait:
         notice(f"Created {run['id']}.")
         run = _wait(session, run)
@@ -220,15 +219,6 @@ def _question(prompt: str | None, system: str | None) -> dict[str, Any] | None:
         return None
     given = (("system", system), ("user", prompt))
     return {"type": "template", "template": [{"role": role, "content": text} for role, text in given if text]}
-
-
-def _start(api: Api, path: str, request: dict[str, Any]) -> dict[str, Any]:
-    if object_of(request["data_source"], "source").get("type") != _INLINE:
-        started: dict[str, Any] = api.post_once(path, request)
-    else:  # the answer repeats the items, so it may be too long for the server to keep it for another attempt
-        api.attempts = 1
-        started = api.post(path, request)
-    return started
 
 
 def _wait(session: Session, run: dict[str, Any]) -> dict[str, Any]:
