@@ -69,10 +69,13 @@ class Session:
         return Api(self.base_url, self.key, project=self.project, transport=transport)
 
     def store_key(self, key: str | None) -> None:
-        """Store the key of the address, or of the project there, readable by this user only; None removes it."""
+        """Store the key of the address, or of the project there, readable by this user only; None removes it.
+
+        The address of a stored key becomes the default one.
+        """
         keys = self._stored.get("keys", {}) | {self._place: key}
         kept = {url: each for url, each in keys.items() if each}
-        self._write({"current": self.base_url, "keys": kept})
+        self._write({"current": self.base_url if key else self._stored.get("current"), "keys": kept})
 
     def _write(self, content: dict[str, Any]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

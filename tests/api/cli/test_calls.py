@@ -30,6 +30,8 @@ def test_a_key_is_stored_for_its_address_and_for_this_user_only(anneal, key, org
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
     assert used.exit_code == 0 and "Available" in used.output
     assert (elsewhere.exit_code, "anneal login" in elsewhere.errors) == (3, True)
+    assert anneal("logout", key=None, address="http://elsewhere").exit_code == 0
+    assert anneal("usage", key=None, address=None).exit_code == 0, "the address used last is still the default"
     assert anneal("logout", key=None, address=None).exit_code == 0 and key.secret not in stored.read_text()
 
 
