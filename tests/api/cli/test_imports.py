@@ -65,9 +65,9 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     assert (done.exit_code, again.exit_code) == (0, 0), done.errors
     assert "12 got the ideal answer" in declined.errors
     jobs = {job.metadata["imported_from"]: job for job in FineTuningJob.objects.all()}
-    assert set(jobs) == {f"openai:ftjob-{number:024}" for number in (1, 2, 3)}
+    assert set(jobs) == {f"openai:ftjob-{number:024}:anneal-demo" for number in (1, 2, 3)}
     assert {each["job"] for each in again.json["data"]} == {job.pk for job in jobs.values()} | {None}
-    made = jobs[f"openai:{first['id']}"]
+    made = jobs[f"openai:{first['id']}:anneal-demo"]
     assert (made.hyperparameters["epochs"], made.hyperparameters["batch_size"]) == (3, 1)
     assert (made.seed, made.suffix, made.metadata["imported_model"]) == (42, "faq-bot", first["fine_tuned_model"])
     assert DatasetVersion.objects.count() == 2, "two jobs have the same rows"
@@ -162,6 +162,16 @@ def test_an_export_needs_no_key(anneal, openai, tmp_path) -> None:
     assert FineTuningJob.objects.get().hyperparameters["learning_rate"] == 0.001
     assert openai.requests == []
 
+    again, other = (
+        anneal(*words, "--map", "gpt-4o-mini=anneal-demo", "--set", f"learning_rate={rate}")
+        for rate in ("1e-3", "0.002")
+    )
+    rates = {each.pk: each.hyperparameters["learning_rate"] for each in FineTuningJob.objects.all()}
+    assert (again.exit_code, other.exit_code) == (0, 0) and again.json["data"][0]["job"] == done.json["data"][0]["job"]
+    assert sorted(rates.values()) == [0.001, 0.002], "another setting makes another job"
+    standing = anneal("import", "status", "--folder", str(tmp_path / "import"), "--json").json["data"]
+    assert [rates[each["job"]] for each in standing] == [0.002], "the last one gets the old name"
+
 
 @pytest.mark.slow
 def test_a_job_that_an_export_has_twice_is_imported_once(anneal, openai, tmp_path) -> None:
@@ -177,7 +187,7 @@ def test_a_job_that_an_export_has_twice_is_imported_once(anneal, openai, tmp_pat
 
     made = FineTuningJob.objects.get()
     assert done.exit_code == 0, done.errors
-    assert made.metadata["imported_from"] == f"openai:{job['id']}"
+    assert made.metadata["imported_from"] == f"openai:{job['id']}:anneal-demo"
     assert [each["job"] for each in done.json["data"]] == [made.pk, None, None]
     assert all("It has no id" in each["obstacle"] for each in done.json["data"][1:])
 

@@ -208,12 +208,12 @@ def run_import(
 ) -> None:
     """Show the plans, send their files, show the prices and start the jobs; it asks before each of the two."""
     memory = Memory.open(folder, session.base_url)
+    overrides = settings_of(settings)
     for plan in plans:
+        plan.override(overrides)
         found = find_job(session.api, plan.key)
         plan.job = found if found and found["status"] not in (FAILED, "cancelled") else None
         plan.job_before = found["id"] if found else memory.jobs.get(plan.key, {}).get("job")
-        if settings:
-            plan.request["recipe"] = plan.request.get("recipe", {}) | settings_of(settings)
     new = [plan for plan in plans if plan.obstacle is None and plan.job is None]
     if not session.as_json:
         _show(plans)
@@ -225,7 +225,7 @@ def run_import(
         _start_all(session, new, source, memory, yes=yes)
     for plan in plans:
         if plan.job is not None:
-            memory.jobs[plan.key] = {"job": plan.job["id"], "alias": plan.alias}
+            memory.add(plan, plan.job["id"])
     if not dry_run and memory.jobs:
         memory.keep()
     started = [plan for plan in new if plan.job is not None]
@@ -268,7 +268,7 @@ def _start_all(session: Session, new: list[Plan], source: Source | None, memory:
     total = str(sum(map(Decimal, holds))) if len(holds) == len(ready) else None
     confirm_price(total, f"Start {counted(len(ready), 'job')}?", is_accepted=yes)
     for plan in ready:
-        memory.jobs[plan.key] = {"job": start(session.api, plan)["id"], "alias": plan.alias}
+        memory.add(plan, start(session.api, plan)["id"])
         memory.keep()
 
 

@@ -12,7 +12,7 @@ from anneal.failures import ExitCode, Failure
 from anneal.migration.base_models import suggest
 from anneal.migration.config_files import ROW_TYPES, Columns, columns_of, is_text, local, placed, registered, row_type
 from anneal.migration.config_keys import BATCHES, IGNORED, MODEL, NAMES, NO_SUCH, OF_A_JOB_THERE, OFF, SHAPES
-from anneal.migration.plans import IMPORTED_FROM, Plan, Setting, suffix_of
+from anneal.migration.plans import Plan, Setting, suffix_of
 from anneal.texts import text_of
 from anneal.transfers import hash_of
 
@@ -91,7 +91,6 @@ def plan_of_config(
         "method": {"type": kind},
         "recipe": recipe,
         "suffix": suffix_of(str(suffix or "")) or None,
-        "metadata": {IMPORTED_FROM: plan.key},
     }
     plan.request = {name: value for name, value in plan.request.items() if value is not None}
     return plan

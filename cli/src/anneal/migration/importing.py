@@ -49,6 +49,11 @@ class Memory:
             raise Failure(text, ExitCode.LOCAL) from error
         return memory
 
+    def add(self, plan: Plan, job_id: str) -> None:
+        """Remember the plan's job. Of several jobs for one old name, the last one that was imported gets the name."""
+        others = {key: kept for key, kept in self.jobs.items() if not plan.alias or kept["alias"] != plan.alias}
+        self.jobs = others | {plan.key: {"job": job_id, "alias": plan.alias}}
+
     def keep(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         new = self._path.with_suffix(".new")

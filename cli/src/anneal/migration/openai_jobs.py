@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from anneal.api import JOBS, Api
 from anneal.failures import ExitCode, Failure
 from anneal.migration.base_models import suggest
-from anneal.migration.plans import IMPORTED_FROM, IMPORTED_MODEL, Plan, Setting, suffix_of
+from anneal.migration.plans import IMPORTED_MODEL, Plan, Setting, suffix_of
 from anneal.output import notice
 from anneal.texts import text_of
 
@@ -104,8 +104,8 @@ def distinct(jobs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def plan_of(job: Mapping[str, Any], *, catalogue: Sequence[str], chosen: Mapping[str, str]) -> Plan:
     """Return the plan of one job. Files are still those of OpenAI, in `request`."""
     source = str(job.get("model"))
-    before, old_name = f"openai:{job.get('id') or ''}"[:512], str(job.get("fine_tuned_model") or "") or None
-    plan = Plan(before, source, alias=old_name)
+    old_name = str(job.get("fine_tuned_model") or "") or None
+    plan = Plan(f"openai:{job.get('id') or ''}", source, alias=old_name)
     kind, given = _method(job)
     if not job.get("id"):
         plan.obstacle = "It has no id, so another import could not tell that it was imported."
@@ -128,7 +128,7 @@ def plan_of(job: Mapping[str, Any], *, catalogue: Sequence[str], chosen: Mapping
     kept = dict(_settings(given, plan.settings))
     parts = (old_name or "").split(":")  # the fourth part of five is the suffix
     suffix = job.get("user_provided_suffix") or (parts[3] if len(parts) > 4 else "")
-    metadata = dict(list(_object(job, "metadata").items())[:_KEPT_METADATA]) | {IMPORTED_FROM: before}
+    metadata = dict(list(_object(job, "metadata").items())[:_KEPT_METADATA])
     if old_name:
         metadata[IMPORTED_MODEL] = old_name
     plan.request = {

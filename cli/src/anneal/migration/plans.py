@@ -1,11 +1,14 @@
 """A job that is to be made here from one elsewhere: its request, its files, and a line for each setting."""
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 IMPORTED_FROM, IMPORTED_MODEL = "imported_from", "imported_model"  # keys of a job's metadata
+_LONGEST_KEY = 400  # with what is added, it is no longer than a value of metadata may be
 
 
 class Setting(NamedTuple):
@@ -23,7 +26,10 @@ class Setting(NamedTuple):
 
 @dataclass
 class Plan:
-    """`obstacle` is why no job can be made. `alias` is the name that requests use today."""
+    """`obstacle` is why no job can be made. `alias` is the name that requests use today.
+
+    `key` says what the job is made from: an import finds the job that it made before by its key.
+    """
 
     key: str
     source_model: str
@@ -38,6 +44,17 @@ class Plan:
     quote: dict[str, Any] | None = None
     job: dict[str, Any] | None = None
     job_before: str | None = None  # that failed, was cancelled or deleted
+
+    def override(self, settings: dict[str, Any]) -> None:
+        """Put settings into the recipe. Other settings, or another base model, make another job."""
+        if self.obstacle:
+            return
+        self.key = f"{self.key[:_LONGEST_KEY]}:{self.base_model}"
+        if settings:
+            text = json.dumps(settings, sort_keys=True)
+            self.key += f":{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+            self.request["recipe"] = self.request.get("recipe", {}) | settings
+        self.request["metadata"] = self.request.get("metadata", {}) | {IMPORTED_FROM: self.key}
 
     def as_json(self) -> dict[str, Any]:
         quoted = self.quote or {}
