@@ -19,6 +19,12 @@ _BEGINNINGS_OF_KEYS = ("ann_", "sk-")  # ours, and those of OpenAI
 transport: httpx.BaseTransport | None = None
 
 
+def _user_folder() -> Path:
+    """Return the folder of this user's files; without a home folder, a place that has none and takes none."""
+    found = typer.get_app_dir("anneal")
+    return Path(os.devnull, "anneal") if found.startswith("~") else Path(found)
+
+
 @dataclass
 class Session:
     """One run of the command. Options and environment variables take precedence over the stored values."""
@@ -27,7 +33,7 @@ class Session:
     given_key: str | None = None
     project: str | None = None
     as_json: bool = False
-    folder: Path = field(default_factory=lambda: Path(typer.get_app_dir("anneal")))
+    folder: Path = field(default_factory=_user_folder)
 
     @property
     def base_url(self) -> str:
@@ -39,8 +45,10 @@ class Session:
 
         A key that was stored for the project comes before the one that was stored without a project.
         """
+        if self.given_key:
+            return self.given_key
         stored = self._stored.get("keys", {})
-        return self.given_key or stored.get(self._place) or stored.get(self.base_url)
+        return stored.get(self._place) or stored.get(self.base_url)
 
     @property
     def _place(self) -> str:
@@ -93,7 +101,7 @@ class Session:
     def _stored(self) -> dict[str, Any]:
         try:
             found = json.loads(self.credentials_file.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except (OSError, ValueError) as error:
             text = f"{self.credentials_file} cannot be read. Delete it and run `anneal login` again."

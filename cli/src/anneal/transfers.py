@@ -71,6 +71,11 @@ class Begun:
         return begun
 
     def keep(self) -> None:
+        """Write the file, from which a later call continues. Where it cannot be written, none continues."""
+        with suppress(OSError):
+            self._keep()
+
+    def _keep(self) -> None:
         self.kept_in.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         content = {"upload_id": self.upload_id, "part_bytes": self.part_bytes, "part_ids": self.part_ids}
         self.kept_in.write_text(json.dumps(content))
@@ -80,7 +85,8 @@ class Begun:
                     other.unlink()
 
     def forget(self) -> None:
-        self.kept_in.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.kept_in.unlink(missing_ok=True)
         self.upload_id, self.part_ids = "", []
 
 

@@ -42,6 +42,30 @@ def test_a_wrong_key_is_not_stored(anneal, db, tmp_path) -> None:
     assert list((tmp_path / "home").rglob("credentials.json")) == []
 
 
+def test_a_key_of_the_environment_needs_no_folder_for_this_user(anneal, network, tmp_path) -> None:
+    (tmp_path / "home").write_text("no folder")
+    (tmp_path / "rows.jsonl").write_bytes(jsonl())
+
+    uploaded = anneal("files", "upload", str(tmp_path / "rows.jsonl"), "--no-wait")
+    signed_in = anneal("login")
+
+    assert uploaded.exit_code == 0 and Upload.objects.get().status == "completed", uploaded.errors
+    assert signed_in.exit_code == 7 and str(tmp_path / "home") in signed_in.errors
+
+
+def test_without_a_home_folder_none_is_made_or_read_here(anneal, network, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("typer.get_app_dir", lambda name: f"~/.config/{name}")
+    monkeypatch.chdir(tmp_path)
+    planted = tmp_path / "~/.config/anneal/credentials.json"
+    planted.parent.mkdir(parents=True)
+    planted.write_text(json.dumps({"current": "http://elsewhere"}))
+    network.inner = Answers(httpx.Response(200, json={"object": "list", "data": []}))
+
+    listed = anneal("models", "list", key="k", address=None)
+
+    assert listed.exit_code == 0 and [call.url.host for call in network.calls] == ["127.0.0.1"], listed.errors
+
+
 def test_a_piped_key_is_no_address_and_is_never_shown(anneal, network) -> None:
     secret = "ann_live_SECRETKEY123"
     me = {"organization": {"name": "Acme", "regions": None}}
