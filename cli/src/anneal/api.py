@@ -24,8 +24,11 @@ _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504})
 _PAGE = 100
 _KEY_HEADER = "Idempotency-Key"
 _UNUSABLE_PROXY = (
-    "The environment names a proxy that anneal cannot use, in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY. Name an HTTP proxy "
-    "such as http://proxy.example.com:3128, or unset the variable."
+    "The environment names a proxy that anneal cannot use, in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY, or an address in "
+    "NO_PROXY. Name an HTTP proxy such as http://proxy.example.com:3128 and no networks of IPv6, or unset the variable."
+)
+_UNUSABLE_CERTIFICATES = (
+    "The certificates that SSL_CERT_FILE or SSL_CERT_DIR names cannot be read. Correct or unset it."
 )
 # A proxy that the environment names cannot reach this machine's own addresses.
 _LOOPBACK = ("all://127.0.0.1", "all://localhost", "all://[::1]")
@@ -84,6 +87,8 @@ class Api:
             raise
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise Failure(_UNUSABLE_PROXY, ExitCode.UNREACHABLE) from error
+        except OSError as error:
+            raise Failure(_UNUSABLE_CERTIFICATES, ExitCode.LOCAL) from error
 
     def close(self) -> None:
         self._http.close()
@@ -91,6 +96,9 @@ class Api:
     def get(self, path: str, **params: object) -> Any:
         sent = {name: value for name, value in params.items() if value is not None}
         return _json(self.send("GET", path, params=sent))
+
+    def delete(self, path: str) -> Any:
+        return _json(self.send("DELETE", path))
 
     def post(self, path: str, body: object = None, **options: Any) -> Any:
         return _json(self.send("POST", path, **({} if body is None else {"json": body}), **options))
@@ -199,12 +207,17 @@ def _require_json(body: object) -> None:
         raise Failure(text, ExitCode.USAGE) from error
 
 
+def foreign_answer() -> Failure:
+    """Return the failure for a success that is not in the form of the API."""
+    text = "The answer is not Anneal's. Check that the base URL is that of an Anneal installation."
+    return Failure(text, ExitCode.REFUSED)
+
+
 def _json(response: httpx.Response) -> Any:
     try:
         return response.json()
     except ValueError as error:
-        text = "The answer is not JSON. Check that the base URL is that of an Anneal installation."
-        raise Failure(text, ExitCode.REFUSED) from error
+        raise foreign_answer() from error
 
 
 def _is_retried(response: httpx.Response) -> bool:

@@ -174,6 +174,24 @@ def test_each_failure_has_its_exit_code_and_one_sentence(anneal, network, answer
     assert failed.errors.splitlines()[-1].endswith(".") and "Traceback" not in failed.errors
 
 
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("keys", "revoke", "key_1"), "<html>"),
+        (("chat", "anneal-demo", "Hi"), "data: <html>"),
+        (("chat", "anneal-demo", "Hi"), "data: []"),
+        (("login",), '{"status": "ok"}'),
+        (("login",), "[]"),
+    ],
+)
+def test_an_answer_of_another_service_is_refused_in_one_sentence(anneal, network, words, answer) -> None:
+    network.inner = Answers(httpx.Response(200, text=answer))
+
+    refused = anneal(*words, key="k")
+
+    assert refused.exit_code == 5 and "Check that the base URL is that of an Anneal installation." in refused.errors
+
+
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 

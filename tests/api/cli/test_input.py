@@ -48,14 +48,23 @@ def test_errors_in_the_arguments_are_json_if_that_was_asked_for(anneal, network,
     assert not plain.errors.startswith("{")
 
 
-@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "gopher://x:1"])
-def test_a_proxy_that_cannot_be_used_is_named_in_a_sentence(anneal, network, monkeypatch, proxy) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "exit_code"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1", 6),
+        ("ALL_PROXY", "gopher://x:1", 6),
+        ("NO_PROXY", "10.0.0.0/8,fd00::/8", 6),
+        ("SSL_CERT_FILE", "/nonexistent", 7),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named_in_a_sentence(anneal, network, monkeypatch, name, value, exit_code):
     monkeypatch.setattr(session, "transport", None)  # another transport goes around proxies
-    monkeypatch.setenv("ALL_PROXY", proxy)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv(name, value)
 
     ended = anneal("usage", key="k", address="http://anneal.invalid")
 
-    assert ended.exit_code == 6 and "ALL_PROXY. Name an HTTP proxy" in " ".join(ended.errors.split())
+    assert ended.exit_code == exit_code and name in ended.errors, ended.errors
 
 
 @pytest.mark.parametrize(

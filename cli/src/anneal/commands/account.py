@@ -6,6 +6,7 @@ from typing import Annotated
 import httpx
 import typer
 
+from anneal.api import foreign_answer
 from anneal.commands.projects import show_project
 from anneal.output import AsJson, ask_secret, dollars, emit, fields, notice
 from anneal.session import session_of
@@ -32,6 +33,8 @@ def login(
         notice("This address is not encrypted, so others on the network can read the key. Use https if you can.")
     session.given_key = session.given_key or ask_secret("API key", variable="ANNEAL_API_KEY")
     found = session.api.get("/api/v1/me")
+    if not isinstance(found, dict) or "organization" not in found:
+        raise foreign_answer()
     session.store_key(session.given_key)
     organization, regions = found["organization"]["name"], found["organization"].get("regions")
     limits = f" It is limited to {', '.join(regions)}." if regions else ""

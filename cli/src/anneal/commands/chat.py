@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
-from anneal.api import Api
+from anneal.api import Api, foreign_answer
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, emit_line, notice, plain
 from anneal.session import session_of
@@ -61,7 +62,7 @@ def _answer(api: Api, body: dict[str, Any], *, is_shown: bool) -> dict[str, Any]
             data = line.removeprefix("data:").strip()
             if not line.startswith("data:") or data == "[DONE]":
                 continue
-            chunk = json.loads(data)
+            chunk = _chunk(data)
             if error := chunk.get("error"):
                 raise Failure(str(error["message"]), ExitCode.UNREACHABLE, details=error)
             usage = chunk.get("usage") or usage
@@ -75,3 +76,12 @@ def _answer(api: Api, body: dict[str, Any], *, is_shown: bool) -> dict[str, Any]
     if is_shown:
         sys.stdout.write("\n")
     return {"content": "".join(pieces), "finish_reason": reason, "usage": usage}
+
+
+def _chunk(data: str) -> dict[str, Any]:
+    """Return a piece of an answer. Raises Failure for anything but an object."""
+    with suppress(ValueError):
+        found = json.loads(data)
+        if isinstance(found, dict):
+            return found
+    raise foreign_answer()

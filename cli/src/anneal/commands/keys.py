@@ -89,7 +89,7 @@ def rotate(
 @app.command()
 def revoke(context: typer.Context, key: KeyId, as_json: AsJson = False) -> None:
     """Revoke a key at once. It never works again."""
-    found: dict[str, Any] = session_of(context).api.send("DELETE", item_path(_KEYS, key)).json()
+    found: dict[str, Any] = session_of(context).api.delete(item_path(_KEYS, key))
     emit(context, found, f"{found['id']} is revoked.")
 
 

@@ -134,7 +134,7 @@ def budget(
     api.get(item_path(_PROJECTS, project))
     now = _budget_of(api, project)
     if is_ended and now is not None:
-        ended = api.send("DELETE", item_path(_BUDGETS, now["id"])).json()
+        ended = api.delete(item_path(_BUDGETS, now["id"]))
         emit(context, ended, "The budget is ended.")
         return
     if limit is not None or mode is not None or alert_at:
@@ -203,7 +203,7 @@ def remove(
         if found is None:
             raise Failure(f"{member} has no role in {project}.", ExitCode.NOT_FOUND)
         member = found
-    ended: dict[str, Any] = api.send("DELETE", item_path(place, member)).json()
+    ended: dict[str, Any] = api.delete(item_path(place, member))
     emit(context, ended, f"{ended['id']} is removed.")
 
 

@@ -114,5 +114,5 @@ def _set_enabled(context: typer.Context, plan: str, *, is_enabled: bool) -> None
 @app.command()
 def delete(context: typer.Context, plan: PlanId, as_json: AsJson = False) -> None:
     """Delete a plan with its history. A job that it started continues."""
-    found: dict[str, Any] = session_of(context).api.send("DELETE", item_path(_PLANS, plan)).json()
+    found: dict[str, Any] = session_of(context).api.delete(item_path(_PLANS, plan))
     emit(context, found, f"{found['id']} is deleted.")

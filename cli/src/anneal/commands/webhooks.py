@@ -75,7 +75,7 @@ def _set_paused(context: typer.Context, webhook: str, *, is_paused: bool) -> Non
 @app.command()
 def delete(context: typer.Context, webhook: WebhookId, as_json: AsJson = False) -> None:
     """Delete a webhook with its delivery log."""
-    found: dict[str, Any] = session_of(context).api.send("DELETE", item_path(_WEBHOOKS, webhook)).json()
+    found: dict[str, Any] = session_of(context).api.delete(item_path(_WEBHOOKS, webhook))
     emit(context, found, f"{found['id']} is deleted.")
 
 
