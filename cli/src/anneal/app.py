@@ -63,6 +63,9 @@ class Commands(TyperGroup):
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
             raise _ended(ctx, Failure(f"{place}{error.strerror or error}.", ExitCode.LOCAL)) from error
+        except typer.Abort:  # of a prompt, whose line has not ended
+            sys.stderr.write("\n")
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 

@@ -5,6 +5,8 @@ import stat
 
 import httpx
 import pytest
+import typer
+from anneal.commands import account
 
 from apps.accounts.models import ApiKey
 from apps.adapters.models import AdapterVersion
@@ -64,6 +66,15 @@ def test_without_a_home_folder_none_is_made_or_read_here(anneal, network, tmp_pa
     listed = anneal("models", "list", key="k", address=None)
 
     assert listed.exit_code == 0 and [call.url.host for call in network.calls] == ["127.0.0.1"], listed.errors
+
+
+def test_an_interrupted_prompt_ends_like_any_interruption(anneal, network, monkeypatch) -> None:
+    def interrupt(*words: object, **options: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr(account, "ask_secret", interrupt)
+
+    assert (anneal("login", key=None).exit_code, network.calls) == (130, [])
 
 
 def test_a_piped_key_is_no_address_and_is_never_shown(anneal, network) -> None:
