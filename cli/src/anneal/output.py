@@ -47,7 +47,7 @@ def console(*, is_error: bool = False) -> Console:
 def emit(context: typer.Context, data: object, text: Shown | Callable[[], Shown]) -> None:
     """Print the data as JSON if that was asked for, else the text."""
     if session_of(context).as_json:
-        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(_json(data, indent=2))
     else:
         shown = text() if callable(text) else text
         console().print(plain(shown) if isinstance(shown, str) else shown, soft_wrap=isinstance(shown, str))
@@ -73,8 +73,14 @@ def emit_secret(context: typer.Context, found: dict[str, Any]) -> None:
 
 def emit_line(data: object) -> None:
     """Print one object as one line of JSON."""
-    sys.stdout.write(json.dumps(data, ensure_ascii=False) + "\n")
+    sys.stdout.write(_json(data))
     sys.stdout.flush()
+
+
+def _json(data: object, *, indent: int | None = None) -> str:
+    """Return lines of JSON that any output can take: only UTF-8 gets more than ASCII, the rest is escaped."""
+    is_utf_8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(data, indent=indent, ensure_ascii=not is_utf_8) + "\n"
 
 
 def notice(text: str) -> None:

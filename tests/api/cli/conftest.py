@@ -75,13 +75,17 @@ def anneal(network: Network, tmp_path: Path, request: pytest.FixtureRequest) -> 
     """Run a command with Acme's key in the environment; `key=None` leaves it out."""
 
     def run(
-        *words: str, answer: str | bytes | None = None, key: str | None = "", address: str | None = ADDRESS
+        *words: str,
+        answer: str | bytes | None = None,
+        key: str | None = "",
+        address: str | None = ADDRESS,
+        charset: str = "utf-8",
     ) -> Outcome:
         if key == "":
             issued: IssuedKey = request.getfixturevalue("key")
             key = issued.secret
         environment = {"ANNEAL_API_KEY": key, "ANNEAL_BASE_URL": address, "XDG_CONFIG_HOME": str(tmp_path / "home")}
-        done = CliRunner().invoke(app, list(words), input=answer, env=environment)
+        done = CliRunner(charset).invoke(app, list(words), input=answer, env=environment)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
         return Outcome(done.exit_code, done.stdout, done.stderr)

@@ -116,6 +116,15 @@ def test_names_with_codes_of_emoji_are_shown_as_they_are(anneal, network) -> Non
     assert name in table.output and table.output.count(":vs:") == 2 and name in line.output
 
 
+def test_json_is_written_whole_where_the_output_is_not_utf_8(anneal, network) -> None:
+    made = {"id": "key_1", "name": "日本", "secret": "ann_live_1"}
+    network.inner = Answers(httpx.Response(200, json=made))
+
+    shown = anneal("keys", "create", "日本", "--scope", "view", "--json", key="k", charset="ascii")
+
+    assert (shown.exit_code, shown.json) == (0, made), shown.errors
+
+
 def test_a_name_that_the_system_does_not_allow_for_a_file_is_no_file(anneal, network) -> None:
     refused = anneal("batches", "create", "a" * 300, key="k")
 
