@@ -81,6 +81,7 @@ class RetrainingCode(StrEnum):
     NOTHING_NEW = "nothing_new"
     ABOVE_MAXIMUM = "above_maximum"
     JOB_FAILED = "job_failed"
+    JOB_PAUSED = "job_paused"
     COMPARISON_FAILED = "comparison_failed"
     NOT_BETTER = "not_better"
     REGRESSION = "regression"

@@ -19,12 +19,19 @@ from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.jobs.retraining.endings import finish
 from apps.finetuning.jobs.retraining.versions import newest_ready, require_comparable
-from apps.finetuning.lifecycle import RETRAINING_TRANSITIONS, RetrainingCode, RetrainingStatus, RetrainingTrigger
+from apps.finetuning.lifecycle import (
+    RETRAINING_TRANSITIONS,
+    JobStatus,
+    RetrainingCode,
+    RetrainingStatus,
+    RetrainingTrigger,
+)
 from apps.finetuning.models import Retraining, RetrainingPlan
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 
 # What a plan does in the name of a member or key: it starts jobs, asks models and moves an alias.
 RIGHTS = (Permission.JOB_WRITE, Permission.INFERENCE, Permission.ADAPTER_WRITE)
+MAX_FAILED_JOBS = 3  # of a plan on one version; then its schedule waits for the next version
 
 
 def require_actor(retraining: Retraining, now: datetime.datetime) -> None:
@@ -55,8 +62,8 @@ def launch(retraining: Retraining, now: datetime.datetime) -> None:
     training = newest_ready(plan.dataset_id)
     if training is None:
         raise InvalidState(gettext("The dataset has no version that is ready."))
-    if retraining.trigger == RetrainingTrigger.SCHEDULE and _is_trained(plan, training):
-        text = "The dataset has no version that the plan's models have not learned from."
+    if retraining.trigger == RetrainingTrigger.SCHEDULE and _is_done(plan, training):
+        text = "The plan has already used the newest version of the dataset."
         finish(retraining, to=RetrainingStatus.SKIPPED, code=RetrainingCode.NOTHING_NEW, reason=text, now=now)
         return
     require_actor(retraining, now)
@@ -96,12 +103,13 @@ def above_maximum(retraining: Retraining) -> str:
     return f"The job may cost more than the plan's maximum of {dollars(retraining.max_nano)}. Raise it, or use less."
 
 
-def _is_trained(plan: RetrainingPlan, version: DatasetVersion) -> bool:
-    """Return whether the source job or a retraining of the plan has trained on the version."""
-    trained = plan.retrainings.filter(training_file=version).exclude(
-        status__in=(RetrainingStatus.REFUSED, RetrainingStatus.FAILED)
+def _is_done(plan: RetrainingPlan, version: DatasetVersion) -> bool:
+    """Return whether the source job or a retraining has trained on the version, or too many retrainings failed to."""
+    tried = plan.retrainings.filter(training_file=version)
+    is_trained = version.pk == plan.source_job.training_file_id or (
+        tried.exclude(job__status__in=(JobStatus.FAILED, JobStatus.CANCELLED)).exists()
     )
-    return version.pk == plan.source_job.training_file_id or trained.exists()
+    return is_trained or tried.filter(status=RetrainingStatus.FAILED).count() >= MAX_FAILED_JOBS
 
 
 def job_request(plan: RetrainingPlan, training: DatasetVersion, held_out: DatasetVersion) -> JobRequest:

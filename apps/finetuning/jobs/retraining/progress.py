@@ -25,12 +25,13 @@ from apps.finetuning.jobs.retraining.comparisons import (
 from apps.finetuning.jobs.retraining.endings import finish
 from apps.finetuning.jobs.retraining.launches import above_maximum, launch, require_actor
 from apps.finetuning.lifecycle import JOB_TERMINAL, RETRAINING_OPEN, JobStatus, RetrainingCode, RetrainingStatus
-from apps.finetuning.models import Retraining
+from apps.finetuning.models import FineTuningJob, Retraining
 from apps.serving.aliases import AliasMoved, is_imported, point_alias
 
 MAX_LOOKED_AT = 100  # by one tick, over all organizations
 MAX_SECONDS = 10.0  # of one tick: creating a job takes up to a second, and other short tasks wait meanwhile
 MAX_ATTEMPTS = 8  # at a step, within about three hours
+MAX_PAUSED = datetime.timedelta(days=3)  # of its job; the plan begins nothing else meanwhile
 _PAUSE, _LONGEST_PAUSE = datetime.timedelta(minutes=1), datetime.timedelta(hours=1)
 # How a retraining ends whose step cannot be taken.
 _GIVEN_UP = {RetrainingStatus.WAITING: RetrainingStatus.REFUSED, RetrainingStatus.PROMOTING: RetrainingStatus.KEPT}
@@ -124,7 +125,7 @@ def _give_up(retraining_id: str, code: str, reason: str, now: datetime.datetime)
 
 
 def _follow_job(retraining: Retraining, now: datetime.datetime) -> None:
-    """Compare the model once the job has succeeded."""
+    """Compare the model once the job has succeeded. If the job stays paused, end only the retraining."""
     job = retraining.job
     assert job is not None and retraining.held_out_file is not None
     if job.status == JobStatus.SUCCEEDED:
@@ -137,6 +138,15 @@ def _follow_job(retraining: Retraining, now: datetime.datetime) -> None:
     elif job.status in JOB_TERMINAL:
         reason = job.error_message or f"The job is {job.status}."
         finish(retraining, to=RetrainingStatus.FAILED, code=RetrainingCode.JOB_FAILED, reason=reason, now=now)
+    elif job.status == JobStatus.PAUSED and _paused_since(job) <= now - MAX_PAUSED:
+        reason = f"The job was paused for {MAX_PAUSED.days} days. It stays paused, and its model will not be compared."
+        finish(retraining, to=RetrainingStatus.FAILED, code=RetrainingCode.JOB_PAUSED, reason=reason, now=now)
+
+
+def _paused_since(job: FineTuningJob) -> datetime.datetime:
+    ended = job.runs.latest("attempt").finished_at
+    assert ended is not None
+    return ended
 
 
 def _promote(retraining: Retraining, now: datetime.datetime) -> None:

@@ -60,7 +60,8 @@ def begin(*, plan: RetrainingPlan, trigger: RetrainingTrigger, key: str, by: str
     """Begin a retraining of a locked plan; its job is created next."""
     _go_on_from_newest(plan, trigger, now)
     ended = plan.retrainings.exclude(status__in=RETRAINING_OPEN).order_by("-created_at", "-pk")
-    plan.retrainings.filter(pk__in=list(ended.values_list("pk", flat=True)[MAX_KEPT:])).delete()
+    used = ended.filter(training_file__isnull=False).values("pk")[:1]  # tells which rows were trained on
+    plan.retrainings.filter(pk__in=list(ended.values_list("pk", flat=True)[MAX_KEPT:])).exclude(pk__in=used).delete()
     retraining = Retraining(
         organization_id=plan.organization_id, plan=plan, trigger=trigger, trigger_key=key, max_nano=plan.max_nano,
         created_by=by, created_at=now, next_at=now,

@@ -5,19 +5,22 @@ from collections.abc import Callable
 
 import pytest
 from django.db import transaction
+from django.db.models import F
 
-from apps.accounts.models import Membership, Notification
+from apps.accounts.models import Membership, Notification, OrganizationEvent
 from apps.core.database.clock import db_now
 from apps.finetuning.jobs.control import request_cancellation
 from apps.finetuning.jobs.retraining import progress as steps
+from apps.finetuning.jobs.retraining import triggers
 from apps.finetuning.lifecycle import RetrainingStatus
-from apps.finetuning.models import Retraining, RetrainingPlan
+from apps.finetuning.models import FineTuningJob, Retraining, RetrainingPlan, Run
 from apps.finetuning.tasks import retrain
 from apps.serving.aliases import point_alias
 from apps.serving.evals import progress
 from apps.serving.evals.models import EvalRun
 from apps.serving.models import Alias
 from tests.factories.retraining import REGRESSION, answer, grow, make_plan, tick, train
+from tests.support.attempts import paused_at
 
 
 @pytest.mark.slow
@@ -170,18 +173,58 @@ def test_a_comparison_that_did_not_end_well_ends_the_retraining_with_its_reason(
     assert EvalRun.objects.get(pk=compared.production_run_id).status == "canceled", "it asks nothing more"
 
 
-def test_a_job_that_fails_ends_the_retraining(floor, job, key, claim) -> None:
+def be_due() -> None:
+    """Have the plan be due by a schedule, and begin what is due."""
+    RetrainingPlan.objects.update(cadence="days", cadence_value=1, next_due_at=db_now() - datetime.timedelta(minutes=1))
+    retrain()
+
+
+@pytest.mark.slow
+def test_a_version_is_not_trained_again_after_its_comparison_failed(compared, monkeypatch) -> None:
+    EvalRun.objects.filter(pk=compared.new_run_id).update(status="canceled")
+    assert tick().code == "comparison_failed"
+    jobs = FineTuningJob.objects.count()
+    monkeypatch.setattr(triggers, "MAX_KEPT", 1)
+
+    for _ in range(3):
+        be_due()
+        assert (tick().status, tick().code) == ("skipped", "nothing_new")
+
+    assert FineTuningJob.objects.count() == jobs
+
+
+def test_a_job_that_fails_ends_the_retraining_and_is_tried_three_times_by_a_schedule(job, key) -> None:
+    make_plan(job, key)
+    grow(job, 20)
+    retrain()
+    for _ in range(3):
+        begun = tick()
+        request_cancellation(job=begun.job, by=key.key.pk, now=db_now())
+        ended = tick()
+        assert (ended.status, ended.code, ended.reason) == ("failed", "job_failed", "The job is cancelled.")
+        retrain()
+        assert tick() == ended
+        be_due()
+
+    assert (tick().status, tick().code) == ("skipped", "nothing_new")
+
+
+def test_a_job_that_stays_paused_ends_the_retraining_and_stays_paused(job, key, claim) -> None:
     make_plan(job, key)
     grow(job, 20)
     retrain()
     begun = tick()
-    request_cancellation(job=begun.job, by=key.key.pk, now=db_now())
+    paused_at(claim().start(), begun.job, step=1, seconds=1.0)
+    assert tick().status == RetrainingStatus.TRAINING
 
+    Run.objects.filter(job=begun.job).update(finished_at=F("finished_at") - steps.MAX_PAUSED)
     ended = tick()
 
-    assert (ended.status, ended.code, ended.reason) == ("failed", "job_failed", "The job is cancelled.")
-    retrain()
-    assert Retraining.objects.count() == 1
+    assert (ended.status, ended.code) == ("failed", "job_paused") and "3 days" in ended.reason
+    assert FineTuningJob.objects.get(pk=begun.job_id).status == "paused"
+    assert OrganizationEvent.objects.get(subject=ended.pk).type == "retraining.failed"
+    be_due()
+    assert tick().code == "nothing_new", "another job would train on the same rows"
 
 
 def test_an_unforeseen_error_is_tried_again_and_stops_no_other(job, key, monkeypatch) -> None:
