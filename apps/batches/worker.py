@@ -124,15 +124,29 @@ class _Worker:
                     _guarded(request.batch_id, self._record, request, future)
 
     def _current_batches(self) -> list[Batch]:
-        """Return the next active batch of each share holder. Those with the fewest requests in progress come first."""
+        """Return the next active batch of each share holder in each status; a cancelled one waits for its requests.
+
+        Those with the fewest requests in progress come first. Last come files to validate of those who have a batch at
+        work: they only learn earlier what is wrong.
+        """
         is_due = Q(retry_at=None) | Q(retry_at__lte=db_now())
         active = Batch.objects.filter(is_due, status__in=ACTIVE).select_related("input_file", "organization")
+        asked = {request.batch_id for request in self._open.values()}
+        free = active.exclude(status=BatchStatus.CANCELLING, pk__in=asked)
         # A run of an eval takes minutes and its owner waits; a file of requests may take a day.
-        in_turn = active.annotate(is_own=Q(eval_run=""), holder=Organization.share_holder_by("organization__"))
-        oldest = list(in_turn.order_by("holder", "is_own", "created_at", "pk").distinct("holder"))
-        self._holders |= {batch.organization_id: batch.holder for batch in oldest}
+        in_turn = free.annotate(is_own=Q(eval_run=""), holder=Organization.share_holder_by("organization__"))
+        next_ones = list(
+            in_turn.order_by("holder", "status", "is_own", "created_at", "pk").distinct("holder", "status")
+        )
+        self._holders |= {batch.organization_id: batch.holder for batch in next_ones}
         in_flight = Counter(self._holder_of(request.organization_id) for request in self._open.values())
-        return sorted(oldest, key=lambda batch: (in_flight[self._holder_of(batch.organization_id)], batch.created_at))
+        at_work = {batch.holder for batch in next_ones if batch.status == BatchStatus.IN_PROGRESS}
+
+        def place(batch: Batch) -> tuple[bool, int, datetime.datetime]:
+            is_early = batch.status == BatchStatus.VALIDATING and not batch.eval_run and batch.holder in at_work
+            return is_early, in_flight[batch.holder], batch.created_at
+
+        return sorted(next_ones, key=place)
 
     def _holder_of(self, organization_id: str) -> str:
         return self._holders.get(organization_id, organization_id)

@@ -118,6 +118,20 @@ def test_one_file_is_validated_in_each_turn(organization, monkeypatch):
     assert turns[:4] == ["turn", "validate", "turn", "validate"]
 
 
+@pytest.mark.slow
+def test_a_batch_that_is_cancelled_or_has_a_bad_line_does_not_wait_for_the_batch_before_it(organization, replies):
+    first, cancelled, bad = make_batch(organization), make_batch(organization), make_batch(organization, content=b"{")
+    operations.cancel_batch(batch=cancelled, by="user_x", now=db_now())
+    replies[organization.pk] = GatewayReply(status=0, body=b"")  # the first one's request waits
+
+    worker.work(seconds=0.5)
+
+    for batch in (first, cancelled, bad):
+        batch.refresh_from_db()
+    assert [first.status, cancelled.status, bad.status] == ["in_progress", "cancelled", "failed"]
+    assert [error["line"] for error in bad.errors] == [1]
+
+
 def test_organizations_that_share_their_limits_take_turns_as_one(organization, charlie, monkeypatch):
     shared = [make_organization(f"Shared {number}", owner=charlie) for number in range(3)]
     batches = [make_batch(each, lines=6) for each in (*shared, organization)]
