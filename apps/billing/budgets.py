@@ -198,6 +198,26 @@ def holds_of_budget(*, budget_id: str) -> QuerySet[Hold]:
     return Hold.objects.filter(_covers(Budget.objects.get(pk=budget_id)))
 
 
+# SQL: whether `budget` pauses jobs, is used up in the month that begins at %(month)s, and covers the job of `hold`.
+STOPS_JOB = f"""
+    budget.ended_at IS NULL AND budget.mode = '{BudgetMode.PAUSE}' AND EXISTS (
+        SELECT FROM billing_budgetperiod period WHERE period.budget_id = budget.id
+            AND period.month = (%(month)s::timestamptz AT TIME ZONE 'UTC')::date
+            AND period.spent_nano >= budget.limit_nano
+    ) AND CASE budget.scope
+        WHEN '{BudgetScope.ORGANIZATION}' THEN true
+        WHEN '{BudgetScope.KEY}' THEN budget.target = hold.key_id OR EXISTS (
+            SELECT FROM accounts_apikey key WHERE key.id = hold.key_id AND key.first_key = budget.target
+        )
+        WHEN '{BudgetScope.MEMBER}' THEN budget.target = hold.member_id
+        WHEN '{BudgetScope.PROJECT}' THEN budget.target = hold.project_id
+        ELSE hold.labels @> jsonb_build_object(
+            split_part(budget.target, '=', 1), substr(budget.target, strpos(budget.target, '=') + 1)
+        )
+    END
+"""  # noqa: S608 - constants
+
+
 def _covers(budget: Budget) -> Q:
     """Return the condition that selects the holds of jobs and slices under the budget."""
     holds = Q(organization_id=budget.organization_id, purpose__in=(HoldPurpose.JOB, HoldPurpose.INFERENCE))

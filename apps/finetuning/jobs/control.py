@@ -2,8 +2,10 @@
 
 import datetime
 from collections.abc import Collection
+from contextlib import suppress
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_work_in
@@ -173,23 +175,30 @@ def continue_overrun(*, job: FineTuningJob, by: str, now: datetime.datetime) -> 
 
 
 def pause_jobs_of_budget(*, budget_id: str, now: datetime.datetime) -> int:
-    """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return the number asked."""
+    """Ask the running jobs that an exhausted budget pays for to checkpoint and pause; return the number asked.
+
+    No claim takes the queued ones (`limit_reached`).
+    """
     holds = holds_of_budget(budget_id=budget_id).filter(purpose=HoldPurpose.JOB, status=HoldStatus.OPEN)
     sources = list(holds.values_list("source", flat=True))
-    running = FineTuningJob.objects.filter(pk__in=sources, status=JobStatus.RUNNING)
-    for job in running:
-        request_pause(job=job, by="system", now=now)
-        events.append(job, level="warn", message="A budget of the organization is used up: pausing")
-    return len(running)
+    jobs = FineTuningJob.objects.filter(pk__in=sources)
+    return _pause_running(jobs, "A budget of the organization is used up: pausing", now)
 
 
 def pause_jobs_of(*, organization_id: str, now: datetime.datetime) -> int:
     """Ask the running jobs of a suspended organization to checkpoint and pause; return the number asked."""
-    running = FineTuningJob.objects.filter(organization_id=organization_id, status=JobStatus.RUNNING)
-    for job in running:
-        request_pause(job=job, by="system", now=now)
-        events.append(job, level="warn", message="The organization is suspended: pausing")
-    return len(running)
+    jobs = FineTuningJob.objects.filter(organization_id=organization_id)
+    return _pause_running(jobs, "The organization is suspended: pausing", now)
+
+
+def _pause_running(jobs: QuerySet[FineTuningJob], message: str, now: datetime.datetime) -> int:
+    count = 0
+    for job in jobs.filter(status=JobStatus.RUNNING):
+        with suppress(InvalidState):  # it has just stopped running
+            request_pause(job=job, by="system", now=now)
+            events.append(job, level="warn", message=message)
+            count += 1
+    return count
 
 
 def _locked(job: FineTuningJob, by: str) -> FineTuningJob:

@@ -17,7 +17,7 @@ from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worke
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs.queue.queue_order import queue_order, queue_positions
 from apps.finetuning.usage.occupancy import leased_gpus
-from apps.finetuning.usage.quotas import reasons_to_wait
+from apps.finetuning.usage.quotas import ReachedLimit, limits_of_waiting, reasons_to_wait
 
 _READ = ("pool", "gpu_count", "node_count", "step", "total_steps", "estimate")  # of jobs that hold machines
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
@@ -30,7 +30,7 @@ class WaitCause(StrEnum):
     GROUP = "group"  # several machines at once, of which too few are online or free
     SHARE = "share"  # the turn of organizations that used less for their weight
     QUOTA = "quota"  # a limit of its own organization
-    BUDGET = "budget"  # its organization owes, or is suspended
+    BUDGET = "budget"  # its organization owes, is suspended, or has used up a budget that pauses jobs
     REGION = "region"  # a machine in a region that its organization may use
 
 
@@ -121,8 +121,9 @@ def explain_waits(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> d
         limited = {pk: each.regions for pk, each in owners.items() if each.regions is not None}
         waits |= {id: wait for id, wait in _elsewhere(runs, limited).items() if id not in waits}
         admitted = [run for run in runs if run.job_id not in waits]
-        reasons = reasons_to_wait(jobs=[run.job for run in admitted], now=now)
-        waits |= {id: Wait(cause=WaitCause.QUOTA, reason=reason) for id, reason in reasons.items() if reason}
+        for id, (limit, reason) in limits_of_waiting(jobs=[run.job for run in admitted], now=now).items():
+            cause = WaitCause.BUDGET if limit is ReachedLimit.BUDGET else WaitCause.QUOTA
+            waits[id] = Wait(cause=cause, reason=reason)
         pools: dict[GpuPool, list[Run]] = {}
         for run in admitted:
             if run.job_id not in waits:

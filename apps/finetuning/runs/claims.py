@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 
+from apps.billing.budgets import holds_of_budget
+from apps.billing.models import HoldPurpose, HoldStatus
 from apps.catalog.models import BaseModel
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import RunSpec
@@ -59,8 +62,10 @@ _READ_RUN = f"""
     LEFT JOIN {DatasetVersion._meta.db_table} validation_file ON validation_file.id = job.validation_file_id
     WHERE run.id = %(run)s
 """  # noqa: S608 - constants
-_RETRY = datetime.timedelta(seconds=30)  # after which a run that a limit of the month held back is tried again
-_MOST_HELD_BACK = 200  # runs of an allowance, by one claim
+_RETRY = datetime.timedelta(
+    seconds=30
+)  # after which a run that a limit of the month or a budget held back is tried again
+_MOST_HELD_BACK = 200  # runs of an allowance or a budget, by one claim
 LATE_CLAIM = datetime.timedelta(seconds=30)  # longer than a worker repeats a claim
 
 
@@ -211,12 +216,12 @@ def _try_claim(
 ) -> ClaimResponse | None:
     """Lease a locked run, for a group if all its machines are free.
 
-    If a limit of the month forbids that, no claim tries it again for a while. If what it starts from was deleted, its
-    job fails.
+    If a limit of the month or a budget forbids that, no claim tries it again for a while. If what it starts from was
+    deleted, its job fails.
     """
     run = _read_run(candidate.run_id)
     if reached := limit_reached(job=run.job, holder=candidate.holder, now=now):
-        if reached.limit is ReachedLimit.MONTH:
+        if reached.limit is not ReachedLimit.CONCURRENT_GPUS:
             _try_later(run, reached, now)
         return None
     others = [] if candidate.node_count == 1 else find_others(job=run.job, worker=worker, kept=kept, now=now)
@@ -245,19 +250,28 @@ def _end_without_start(run_id: str, gone: NotFound, now: datetime.datetime) -> N
 
 
 def _try_later(run: Run, reached: Reached, now: datetime.datetime) -> None:
-    """Let no claim try the run for a while; of an allowance, no queued run that needs as much.
+    """Let no claim try the run for a while; of an allowance, no queued run that needs as much; of a budget, no run.
 
     Else a member's many runs would hide those of the others in their organization. Runs that another claim has locked
     are left: claims never wait for each other's runs.
     """
+    covered = _covered_by(reached)
     held_back = [run.pk]
-    if reached.allowance is not None:
-        covered = FineTuningJob.objects.filter(reached.allowance.covered, status=JobStatus.QUEUED)
-        others = Run.objects.filter(job__in=covered, status=RunStatus.QUEUED).select_related("job")
+    if covered is not None:
+        jobs = FineTuningJob.objects.filter(covered, status=JobStatus.QUEUED)
+        others = Run.objects.filter(job__in=jobs, status=RunStatus.QUEUED).select_related("job")
         others = others.order_by("created_at", "pk").select_for_update(of=("self",), skip_locked=True)
-        needed = _expected_gpu_seconds(run.job)
+        needed = _expected_gpu_seconds(run.job) if reached.allowance else 0.0
         held_back += [each.pk for each in others[:_MOST_HELD_BACK] if _expected_gpu_seconds(each.job) >= needed]
     Run.objects.filter(pk__in=held_back).update(retry_at=now + _RETRY)
+
+
+def _covered_by(reached: Reached) -> Q | None:
+    """Return the condition that selects the jobs under the allowance or the budget that was reached."""
+    if reached.budget is None:
+        return reached.allowance.covered if reached.allowance else None
+    holds = holds_of_budget(budget_id=reached.budget.pk).filter(purpose=HoldPurpose.JOB, status=HoldStatus.OPEN)
+    return Q(pk__in=holds.values("source"))
 
 
 def _expected_gpu_seconds(job: FineTuningJob) -> float:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from apps.accounts.models import Organization
+from apps.billing.budgets import STOPS_JOB
+from apps.billing.models import Budget, HoldPurpose, HoldStatus
 from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import Allowance
@@ -30,7 +32,7 @@ class HolderUse:
     """What a share holder uses: GPUs now, GPU-seconds of this month, and those that its running jobs still need.
 
     `remaining` has the GPU-seconds that the jobs asked about need, by their ids. `allowances` are those that cover one
-    of these jobs.
+    of these jobs. `budgets` are those that pause jobs and are used up, by the ids of the jobs that they cover.
     """
 
     gpus: int
@@ -38,6 +40,7 @@ class HolderUse:
     running_seconds: float
     remaining: Mapping[str, float]
     allowances: Sequence[AllowanceUse]
+    budgets: Mapping[str, Budget]
 
 
 HOLDING = ", ".join(f"'{status}'" for status in RUN_HOLDING_LEASE)
@@ -115,7 +118,16 @@ _USE = f"""
                     WHERE run.organization_id = allowed.organization_id AND {_THIS_MONTH} AND {covers("allowed", "job")}
                 ), 0) END
             ) ORDER BY id) FROM allowed
-        ), '[]')::text
+        ), '[]')::text,
+        coalesce((
+            SELECT jsonb_object_agg(
+                hold.source, jsonb_build_object('id', budget.id, 'scope', budget.scope, 'target', budget.target)
+            )
+            FROM sharing JOIN billing_budget budget ON budget.organization_id = sharing.id
+            JOIN billing_hold hold ON hold.organization_id = sharing.id AND hold.source = ANY(%(jobs)s::text[])
+                AND hold.purpose = '{HoldPurpose.JOB}' AND hold.status = '{HoldStatus.OPEN}'
+            WHERE {STOPS_JOB}
+        ), '{{}}')::text
     FROM needed
 """  # noqa: S608 - constants
 
@@ -123,13 +135,14 @@ _USE = f"""
 def read_use(*, holder: str, jobs: Sequence[str], now: datetime.datetime) -> HolderUse:
     """Return what counts against the limits of a share holder, and what these jobs of it, by their ids, still need."""
     known = {"holder": holder, "jobs": list(jobs), "now": now, "month": month_of(now)}
-    ((gpus, seconds, running_seconds, remaining, allowances),) = fetch_prepared(_USE, known)
+    ((gpus, seconds, running_seconds, remaining, allowances, budgets),) = fetch_prepared(_USE, known)
     return HolderUse(
         gpus=gpus,
         seconds=seconds,
         running_seconds=running_seconds,
         remaining=json.loads(remaining),
         allowances=[_allowance_use(*each) for each in json.loads(allowances)],
+        budgets={job: Budget(**columns) for job, columns in json.loads(budgets).items()},
     )
 
 

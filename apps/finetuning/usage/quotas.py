@@ -15,6 +15,8 @@ from django.utils.translation import gettext, ngettext
 from apps.accounts.models import Organization, key_of
 from apps.accounts.queries import names_of_creators
 from apps.accounts.shares import get_share_holder, give_own_share, share_of
+from apps.billing.budgets import describe
+from apps.billing.models import Budget
 from apps.billing.queries import with_past_credit
 from apps.core import audit
 from apps.core.database import locks
@@ -36,18 +38,20 @@ _QUOTA = f"""
 
 
 class ReachedLimit(StrEnum):
-    """A limit that keeps a queued job waiting, as the quota calls it."""
+    """A limit that keeps a queued job waiting, as the quota calls it, or a budget."""
 
     CONCURRENT_GPUS = "concurrent_gpus"
     MONTH = "gpu_seconds_per_month"
+    BUDGET = "budget"
 
 
 @dataclass(frozen=True)
 class Reached:
-    """The limit that a job waits for: of its organization's quota, or of one of its allowances."""
+    """The limit that a job waits for: of its organization's quota, or of one of its allowances or budgets."""
 
     limit: ReachedLimit
     allowance: Allowance | None = None
+    budget: Budget | None = None
 
 
 def get_quota(*, organization: Organization | str) -> Quota:
@@ -215,19 +219,27 @@ def words_of(allowance: Allowance, *, names: Mapping[str, str] | None = None) ->
 
 def reasons_to_wait(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, str]:
     """Return for each of these queued jobs why its limits do not let it start now, or "" if they do."""
-    reasons: dict[str, str] = {}
+    found = limits_of_waiting(jobs=jobs, now=now)
+    return {job.pk: found[job.pk][1] if job.pk in found else "" for job in jobs}
+
+
+def limits_of_waiting(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, tuple[ReachedLimit, str]]:
+    """Return which limit does not let a queued job start now, and why, by the ids of those that may not."""
+    found: dict[str, tuple[ReachedLimit, str]] = {}
     if not jobs:
-        return reasons
+        return found
     quotas = get_quotas(organizations={job.organization_id for job in jobs})
     with all_tenants():
         holders = Organization.objects.annotate(holder=Organization.share_holder_by()).filter(pk__in=quotas)
         for organization_id, holder in holders.values_list("pk", "holder"):
-            own = [job for job in jobs if job.organization_id == organization_id]
+            quota, own = quotas[organization_id], [job for job in jobs if job.organization_id == organization_id]
             use = read_use(holder=holder, jobs=[job.pk for job in own], now=now)
             has_members = any(each.allowance.member_id for each in use.allowances)
             names = names_of_creators(organization=organization_id) if has_members else {}
-            reasons |= {job.pk: _reason_to_wait(job, quotas[organization_id], use, names=names) for job in own}
-    return reasons
+            for job in own:
+                if reached := _limit_reached(job, quota, use):
+                    found[job.pk] = reached.limit, _words_of(reached, job, quota, names)
+    return found
 
 
 def reason_to_wait(
@@ -239,7 +251,8 @@ def reason_to_wait(
     """
     quota = get_quota(organization=job.organization_id)
     use = read_use(holder=holder, jobs=[job.pk, *(each.pk for each in planned)], now=now)
-    return _reason_to_wait(job, quota, use, planned)
+    reached = _limit_reached(job, quota, use, planned)
+    return _words_of(reached, job, quota) if reached else ""
 
 
 def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Reached | None:
@@ -257,6 +270,8 @@ def lock_name(holder: str) -> str:
 def _limit_reached(
     job: FineTuningJob, quota: Quota, use: HolderUse, planned: Sequence[FineTuningJob] = ()
 ) -> Reached | None:
+    if budget := use.budgets.get(job.pk):
+        return Reached(ReachedLimit.BUDGET, budget=budget)
     if limit := _passed(quota, use, use.remaining, [job, *planned]):
         return Reached(limit)
     for each in use.allowances:
@@ -281,17 +296,10 @@ def _passed(
     return None
 
 
-def _reason_to_wait(
-    job: FineTuningJob,
-    quota: Quota,
-    use: HolderUse,
-    planned: Sequence[FineTuningJob] = (),
-    *,
-    names: Mapping[str, str] | None = None,
-) -> str:
-    reached = _limit_reached(job, quota, use, planned)
-    if reached is None:
-        return ""
+def _words_of(reached: Reached, job: FineTuningJob, quota: Quota, names: Mapping[str, str] | None = None) -> str:
+    if reached.budget is not None:
+        text = gettext("The budget of %(budget)s is used up. Raise it, or wait until next month.")
+        return text % {"budget": describe(reached.budget)}
     limits = reached.allowance or quota
     known = {"wanted": job.gpu_count, "gpus": limits.concurrent_gpus, "seconds": limits.gpu_seconds_per_month}
     if reached.allowance is not None:
