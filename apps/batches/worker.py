@@ -143,8 +143,9 @@ class _Worker:
         at_work = {batch.holder for batch in next_ones if batch.status == BatchStatus.IN_PROGRESS}
 
         def place(batch: Batch) -> tuple[bool, int, datetime.datetime]:
-            is_early = batch.status == BatchStatus.VALIDATING and not batch.eval_run and batch.holder in at_work
-            return is_early, in_flight[batch.holder], batch.created_at
+            holder = self._holder_of(batch.organization_id)
+            is_early = batch.status == BatchStatus.VALIDATING and not batch.eval_run and holder in at_work
+            return is_early, in_flight[holder], batch.created_at
 
         return sorted(next_ones, key=place)
 
