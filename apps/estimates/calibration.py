@@ -21,7 +21,7 @@ from apps.estimates.quote import Estimate, quote
 from apps.estimates.requests import Correction, PoolFacts, QuoteRequest
 
 # Version of the formulas that ratios refer to. Change it with the formulas: a ratio to other formulas is useless.
-PHYSICS = "7"
+PHYSICS = "8"
 
 _ROWS = 64  # an arbitrary number: rates do not depend on it
 

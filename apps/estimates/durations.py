@@ -12,21 +12,17 @@ from apps.contracts.runs import Method
 from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import shape_of
 from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.lengths import Laid, equal_rows
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL
 from apps.estimates.physics.throughput import ProbeRow
 from apps.estimates.physics.timing import StepTime, step_time, timed
-from apps.estimates.placement import Task, padded_length
+from apps.estimates.placement import Task, laid_rows, shuffled_rows
 from apps.estimates.requests import PoolFacts, QuoteRequest
 
 # Packed rows are filled to this share on average (best-fit decreasing: Fewer Truncations Improve Language Modeling,
 # arXiv 2404.10830, table 1: above 99.9 % for documents of web length). Chat rows are longer relative to the limit.
 _PACKING_SHARE = 0.97
-# Sorting the whole set by length (PEFT's method comparison) leaves this much padding on skewed lengths.
-_SORTED_PADDING = 1.03
-# The number of batches our trainer sorts together when it pads (gpu_workers/train/data/encoding.py
-# LengthGroupedSampler).
-_BATCHES_PER_POOL = 4
 # Writing a checkpoint: serialise, hash and store, as bytes per second and a fixed part. Assumed, and shown as assumed.
 _CHECKPOINT_BYTES_PER_SECOND, _CHECKPOINT_SECONDS = 500e6, 1.0
 # Our workers save five times per job, but not more often than every _MIN_SECONDS_APART, and with at most this share of
@@ -56,7 +52,6 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_seconds: float
     reference_seconds: float  # DPO: the reference's pass over every row, if it runs before training
     step: StepTime
-    micro_steps: float
     optimizer_steps: int
     utilisation: float | None
     bottleneck: str
@@ -70,41 +65,30 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
     gpu = timed(pool.gpu)
     if pool.probe is None and not pool.gpu.reachable_flops:
         return None
-    request, rows = task.request, _rows(task.request)
-    length = _row_length(task, plan, pool.gpu)
-    step = step_time(
-        shape=task.shape,
-        plan=plan,
-        gpu=gpu,
-        stack=task.stack,
-        row_tokens=length,
-        rows=plan.sequences,
-        node_bytes_per_second=pool.node_bytes_per_second,
-        gpus_per_node=max(pool.gpus_per_worker, 1) if pool.max_gpu_count else max(plan.gpu_count, 1),
-        trained_share=request.trained_share,
-    )
+    request, laid = task.request, laid_rows(task, plan, pool.gpu)
+    step = _step(task, plan, pool, laid)
     factor = probe_factor(pool.probe, gpu) if pool.probe else 1.0
-    micro_steps = rows * request.epochs / (plan.micro_batch_size * plan.gpu_count)
-    steps = step_count(rows=math.ceil(rows), batch_size=request.batch_size, epochs=request.epochs)
+    micro_steps = _micro_steps(request, plan)
+    steps = step_count(rows=math.ceil(_rows(request)), batch_size=request.batch_size, epochs=request.epochs)
     beside = step.reference(plan) if _refers(request) and not task.stack.reference_ahead else 0.0
-    computing = factor * (micro_steps * (step.micro_step + beside) + steps * step.optimizer)
-    evaluation = factor * _evaluation_seconds(request, plan, step, length)
+    trained = _epoch_seconds(task, plan, pool, step) * request.epochs
+    computing = factor * (trained + micro_steps * beside + steps * step.optimizer)
+    evaluation = factor * _evaluation_seconds(task, plan, pool)
     checkpoints = _checkpoints(request, computing, _checkpoint_seconds(task), pool) * _checkpoint_seconds(task)
-    peak = pool.gpu.bf16_flops or pool.gpu.fp16_flops
+    peak, alone = pool.gpu.bf16_flops or pool.gpu.fp16_flops, _alone_on_a100(task, plan, pool)
     return Duration(
         train_seconds=computing,
         tokens_per_second=request.tokens * request.epochs / computing,
         evaluation_seconds=evaluation,
         checkpoint_seconds=checkpoints,
-        reference_seconds=factor * _reference_seconds(task, plan, step),
+        reference_seconds=factor * _reference_seconds(task, plan, pool),
         step=step,
-        micro_steps=micro_steps,
         optimizer_steps=steps,
-        utilisation=micro_steps * step.flops / (computing * peak) if peak else None,
+        utilisation=micro_steps * alone.flops / (computing * peak) if peak else None,
         bottleneck="host_link" if plan.cpu_offload and step.bottleneck == "interconnect" else step.bottleneck,
-        a100_seconds=_a100_seconds(task, plan, length, micro_steps * plan.gpu_count),
+        a100_seconds=micro_steps * plan.gpu_count * alone.micro_step,
         probe_factor=factor,
-        probe_distance=_probe_distance(pool.probe, task, plan, length) if pool.probe else 0.0,
+        probe_distance=_probe_distance(pool.probe, task, plan, laid.tokens) if pool.probe else 0.0,
     )
 
 
@@ -134,7 +118,7 @@ def probe_factor(probe: ProbeRow, gpu: Gpu) -> float:
         plan=plan,
         gpu=gpu,
         stack=ANNEAL,
-        row_tokens=probe.tokens_per_micro_step / rows,
+        laid=equal_rows(probe.tokens_per_micro_step / rows),
         rows=rows,
         trained_share=probe.trained_share,
     )
@@ -149,31 +133,6 @@ def _probe_distance(probe: ProbeRow, task: Task, plan: TrainingPlan, length: flo
     return round(max(work, tokens), 3) if max(work, tokens) > 0.1 else 0.0
 
 
-def padded_mean(request: QuoteRequest, rows: int) -> float:
-    """Return the mean length of micro-batches of `rows` random rows, each padded to its longest."""
-    rows *= request.sequences_per_row
-    return min(request.mean_tokens, float(padded_length(request))) if rows == 1 else longest_of(request, rows)
-
-
-def longest_of(request: QuoteRequest, rows: int) -> float:
-    """Return the expected length in tokens of the longest of `rows` random rows.
-
-    Lengths come from the histogram if there is one. Otherwise they are assumed exponential with their mean; the largest
-    of n is then the mean times 1 + 1/2 + ... + 1/n, at most the longest row.
-    """
-    longest = float(padded_length(request))
-    if not request.row_lengths:
-        return min(longest, request.mean_tokens * sum(1 / n for n in range(1, rows + 1)))
-    total = sum(count for _, count in request.row_lengths)
-    seen, expected, before = 0, 0.0, 0.0
-    for length, count in sorted(request.row_lengths):
-        seen += count
-        share = (seen / total) ** rows
-        expected += min(length, longest) * (share - before)
-        before = share
-    return expected
-
-
 def _rows(request: QuoteRequest) -> float:
     """Return the rows the trainer sees in an epoch; packed rows are fewer and full."""
     if not request.packing:
@@ -181,71 +140,45 @@ def _rows(request: QuoteRequest) -> float:
     return max(1.0, request.tokens / (request.max_length * _PACKING_SHARE))
 
 
-def _row_length(task: Task, plan: TrainingPlan, gpu: Gpu) -> float:
+def _micro_steps(request: QuoteRequest, plan: TrainingPlan) -> float:
+    """Return the micro-steps of a GPU in the whole job, a short one as a part of one."""
+    return _rows(request) * request.epochs / (plan.micro_batch_size * plan.gpu_count)
+
+
+def _epoch_seconds(task: Task, plan: TrainingPlan, pool: PoolFacts, step: StepTime) -> float:
+    """Return the seconds of an epoch's micro-steps. Every GPU has whole rows; its last micro-batch may be short."""
     request = task.request
     if request.packing:
-        return float(min(request.max_length, request.tokens))
-    # Both answers of a pair are padded to the longer one; the histogram holds its lengths.
-    mean = max(request.mean_tokens, _mean_of_bars(request) if request.is_preference else 0.0)
-    longest = float(padded_length(request))
-    if task.stack.packs_micro_batches:
-        return min(longest, mean * (pooled_padding(request, plan) if _is_padded(request, gpu) else 1.0))
-    if task.stack.groups_lengths:
-        return min(longest, mean * (_SORTED_PADDING if plan.micro_batch_size > 1 else 1.0))
-    return padded_mean(request, plan.micro_batch_size)
+        return _micro_steps(request, plan) / request.epochs * step.micro_step
+    whole, left = divmod(-(-request.rows // plan.gpu_count), plan.micro_batch_size)
+    if not left:
+        return whole * step.micro_step
+    last = _step(task, plan, pool, laid_rows(task, plan, pool.gpu), left * request.sequences_per_row)
+    return whole * step.micro_step + last.micro_step
 
 
-def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
-    """Return whether our trainer pads: preference pairs, on request, model-specific attention, and cards before Ampere.
-
-    The conditions follow gpu_workers/train/model/hardware.py.
-    """
-    is_asked = request.is_preference or request.pads_rows
-    return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
-
-
-def pooled_padding(request: QuoteRequest, plan: TrainingPlan) -> float:
-    """Return computed tokens per real token, if a few batches of rows are sorted by length together.
-
-    When the sorted pool is cut into micro-batches, their longest rows are at evenly spaced quantiles, and the last one
-    at the expected longest. Lengths come from the histogram, or are exponential with their mean, as in `longest_of`.
-    """
-    if plan.micro_batch_size == 1:
-        return 1.0
-    pool = min(request.rows, _BATCHES_PER_POOL * request.batch_size)
-    cuts = max(1, pool // plan.micro_batch_size)
-    ends = [_quantile(request, (cut * plan.micro_batch_size) / (pool + 1)) for cut in range(1, cuts)]
-    ends.append(longest_of(request, pool))
-    return max(1.0, (sum(ends) / cuts) / (_mean_of_bars(request) or request.mean_tokens))
+def _step(task: Task, plan: TrainingPlan, pool: PoolFacts, laid: Laid, sequences: int | None = None) -> StepTime:
+    """Return the time of a micro-step of so many sequences, the plan's if None."""
+    return step_time(
+        shape=task.shape,
+        plan=plan,
+        gpu=timed(pool.gpu),
+        stack=task.stack,
+        laid=laid,
+        rows=sequences or plan.sequences,
+        node_bytes_per_second=pool.node_bytes_per_second,
+        gpus_per_node=max(pool.gpus_per_worker, 1) if pool.max_gpu_count else max(plan.gpu_count, 1),
+        trained_share=task.request.trained_share,
+    )
 
 
-def _quantile(request: QuoteRequest, share: float) -> float:
-    """Return the length in tokens of a row longer than this share of all; lengths are uniform within a bar."""
-    longest = float(padded_length(request))
-    if not request.row_lengths:
-        return min(longest, -request.mean_tokens * math.log1p(-share))
-    total, before, seen = sum(count for _, count in request.row_lengths), 0, 0
-    for bound, count in sorted(request.row_lengths):
-        if seen + count >= share * total:
-            return min(longest, before + (bound - before) * (share * total - seen) / count)
-        before, seen = bound, seen + count
-    return longest
-
-
-def _mean_of_bars(request: QuoteRequest) -> float:
-    """Return the mean length in tokens from the histogram, bars at their middle; 0 without one."""
-    longest = padded_length(request)
-    total, weighted, before = 0, 0.0, 0
-    for bound, rows in sorted(request.row_lengths):
-        weighted += rows * min((before + bound) / 2, longest)
-        total, before = total + rows, bound
-    return weighted / max(total, 1)
-
-
-def _evaluation_seconds(request: QuoteRequest, plan: TrainingPlan, step: StepTime, length: float) -> float:
+def _evaluation_seconds(task: Task, plan: TrainingPlan, pool: PoolFacts) -> float:
+    """Return the seconds of all evaluations. Every process reads all of their rows, which are sorted by length."""
+    request = task.request
     if not request.evaluations or not request.evaluation_tokens:
         return 0.0
-    per_token = step.forward(plan) / (length * plan.sequences * plan.gpu_count)
+    laid = task.lengths.alike()
+    per_token = _step(task, plan, pool, laid).forward(plan) / (laid.tokens * plan.sequences)
     return request.evaluations * request.evaluation_tokens * per_token
 
 
@@ -253,14 +186,15 @@ def _refers(request: QuoteRequest) -> bool:
     return request.is_preference and request.has_reference
 
 
-def _reference_seconds(task: Task, plan: TrainingPlan, step: StepTime) -> float:
-    """Return the seconds of the reference's one pass over the training and held-out rows, in micro-batches.
+def _reference_seconds(task: Task, plan: TrainingPlan, pool: PoolFacts) -> float:
+    """Return the seconds of the reference's one pass over the training and held-out rows, in the files' order.
 
     Every process reads all rows (gpu_workers/train/loop/dpo.py). An adapter is disabled during the pass.
     """
     request = task.request
     if not _refers(request) or not task.stack.reference_ahead:
         return 0.0
+    step = _step(task, plan, pool, shuffled_rows(task, plan))
     return (request.rows + request.held_out_rows) / plan.micro_batch_size * step.reference(plan)
 
 
@@ -277,15 +211,15 @@ def _checkpoint_seconds(task: Task) -> float:
     return _CHECKPOINT_SECONDS + 12 * trained / _CHECKPOINT_BYTES_PER_SECOND
 
 
-def _a100_seconds(task: Task, plan: TrainingPlan, length: float, micro_steps: float) -> float:
+def _alone_on_a100(task: Task, plan: TrainingPlan, pool: PoolFacts) -> StepTime:
+    """Return the time of the plan's micro-step on one A100, which waits for no other GPU."""
     alone = msgspec.structs.replace(plan, gpu_count=1, parallelism="single", copies=1, cpu_offload=False)
-    step = step_time(
+    return step_time(
         shape=task.shape,
         plan=alone,
         gpu=A100,
         stack=task.stack,
-        row_tokens=length,
+        laid=laid_rows(task, alone, pool.gpu),
         rows=plan.sequences,
         trained_share=task.request.trained_share,
     )
-    return micro_steps * step.micro_step

@@ -1,6 +1,7 @@
 """Placement of a job on the GPUs of a pool: sharing, micro-batch, accumulation, checkpointing."""
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -8,6 +9,7 @@ from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.lengths import Laid, RowLengths, equal_rows
 from apps.estimates.physics.memory import MemoryEstimate, MemoryModel
 from apps.estimates.physics.plans import Parallelism, TrainingPlan, divisors
 from apps.estimates.physics.stacks import ANNEAL, STACKS, StackProfile, held_by
@@ -18,6 +20,11 @@ from apps.estimates.requests import QuoteRequest
 # Factors on the memory that must fit: one on the whole, one on all parts except weights.
 Margin = tuple[float, float]
 NO_MARGIN: Margin = (1.0, 1.0)
+# Sorting the whole set by length (PEFT's method comparison) leaves this much padding on skewed lengths.
+_SORTED_PADDING = 1.03
+# The number of batches our trainer sorts together when it pads (gpu_workers/train/data/encoding.py
+# LengthGroupedSampler).
+_BATCHES_PER_POOL = 4
 # The fields of a request that the sums over its model depend on.
 _SHAPING = frozenset({"architecture", "lora_rank", "stack", "target_modules", "use_dora"})
 
@@ -35,17 +42,29 @@ class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
     host_bytes: int
 
 
-class Task(msgspec.Struct, frozen=True):
+class Task(msgspec.Struct, frozen=True, dict=True):
     """A request with the sums over its model, computed once for all placements.
 
-    `placements` and `variants` cache earlier results: pools of equal cards have the same placement.
+    `placements`, `laid` and `variants` cache earlier results: pools of equal cards have the same placement.
     """
 
     request: QuoteRequest
     shape: Shape
     stack: StackProfile
     placements: dict[tuple[object, ...], ChosenPlan] = msgspec.field(default_factory=dict)
+    laid: dict[tuple[int, int, int, bool], Laid] = msgspec.field(default_factory=dict)
     variants: dict[tuple[object, ...], "Task"] = msgspec.field(default_factory=dict)
+
+    @cached_property
+    def lengths(self) -> RowLengths:
+        """Return the lengths of the rows. A pair's is the longer answer's, to which both are padded."""
+        request = self.request
+        return RowLengths(
+            request.row_lengths,
+            mean=request.mean_tokens,
+            longest=float(padded_length(request)),
+            is_least=request.is_preference,
+        )
 
     def changed(self, changes: Mapping[str, object]) -> "Task":
         """Return the task of the request with these fields changed."""
@@ -173,6 +192,44 @@ def padded_length(request: QuoteRequest) -> int:
     return request.max_length if request.packing else min(request.max_length, request.longest_row_tokens)
 
 
+def shuffled_rows(task: Task, plan: TrainingPlan) -> Laid:
+    """Return the rows of micro-batches that are padded to their longest, in random order."""
+    knows_pairs = bool(task.request.row_lengths)  # the longer answer of each
+    return task.lengths.shuffled(plan.micro_batch_size if knows_pairs else plan.sequences)
+
+
+def laid_rows(task: Task, plan: TrainingPlan, gpu: Gpu) -> Laid:
+    """Return the rows as the trainer computes them, on the GPU that the others of the plan wait for."""
+    key = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gpu_count, _is_padded(task.request, gpu))
+    if key not in task.laid:
+        task.laid[key] = _laid_rows(task, plan, is_padded=key[-1])
+    return task.laid[key]
+
+
+def _laid_rows(task: Task, plan: TrainingPlan, *, is_padded: bool) -> Laid:
+    request, stack, rows = task.request, task.stack, plan.micro_batch_size
+    if request.packing:
+        return equal_rows(float(min(request.max_length, request.tokens)))
+    if stack.groups_lengths:
+        return task.lengths.alike() if rows == 1 else task.lengths.alike().stretched(_SORTED_PADDING)
+    if not stack.packs_micro_batches:
+        return shuffled_rows(task, plan)
+    if is_padded:
+        pool = min(request.rows, _BATCHES_PER_POOL * request.batch_size)
+        return task.lengths.grouped(rows * plan.gpu_count, pool=pool)
+    micro_batches = plan.gradient_accumulation_steps * plan.gpu_count
+    return task.lengths.dealt(rows, micro_batches=micro_batches, gpu_count=plan.gpu_count)
+
+
+def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
+    """Return whether our trainer pads: preference pairs, on request, model-specific attention, and cards before Ampere.
+
+    The conditions follow gpu_workers/train/model/hardware.py.
+    """
+    is_asked = request.is_preference or request.pads_rows
+    return is_asked or request.architecture.has_own_attention or bool(gpu.fp16_flops and not gpu.bf16_flops)
+
+
 def _sharings(request: QuoteRequest, gpu: Gpu, gpu_count: int) -> tuple[tuple[Parallelism, int], ...]:
     """Return the ways to share the model with the copies of a sharded one; the last one needs the least memory."""
     if request.batch_size % gpu_count:
@@ -247,13 +304,12 @@ def _largest(
 
 
 def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_second: float) -> float:
-    mean = min(task.request.mean_tokens, float(plan.max_length))
     step = step_time(
         shape=task.shape,
         plan=plan,
         gpu=timed(gpu),
         stack=task.stack,
-        row_tokens=float(plan.max_length) if plan.is_packed else mean,
+        laid=laid_rows(task, plan, gpu),
         rows=plan.sequences,
         node_bytes_per_second=node_bytes_per_second,
         gpus_per_node=max(plan.gpu_count // task.request.node_count, 1),

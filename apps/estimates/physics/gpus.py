@@ -1,6 +1,7 @@
 """Capacity and speed of GPU types, read from the catalog's rows; a CPU is one more type."""
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
@@ -101,15 +102,22 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exponentials_per_second(self) -> float:
         """Return the rate that limits softmax; an unlisted type is assumed to have an A100's ratio to bandwidth."""
-        for prefix in _LONGEST_PREFIXES:
-            if self.key.startswith(prefix):
-                count, gigahertz = _MULTIPROCESSORS[prefix]
-                return count * gigahertz * 1e9 * _EXPONENTIALS_PER_CLOCK
-        return (self.memory_bandwidth_bytes_per_second or 0.0) * _EXPONENTIALS_PER_BYTE
+        return (
+            _listed_exponentials(self.key) or (self.memory_bandwidth_bytes_per_second or 0.0) * _EXPONENTIALS_PER_BYTE
+        )
 
     @property
     def is_cpu(self) -> bool:
         return self.kind == "cpu"
+
+
+@cache
+def _listed_exponentials(key: str) -> float:
+    for prefix in _LONGEST_PREFIXES:
+        if key.startswith(prefix):
+            count, gigahertz = _MULTIPROCESSORS[prefix]
+            return count * gigahertz * 1e9 * _EXPONENTIALS_PER_CLOCK
+    return 0.0
 
 
 def cpu(*, memory_bytes: int, name: str = "CPU", key: str = "cpu") -> Gpu:

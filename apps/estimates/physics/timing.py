@@ -10,6 +10,7 @@ import msgspec
 from apps.contracts.runs import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.lengths import Laid
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import StackProfile
 from apps.estimates.physics.states import DTYPE_BYTES, computed_weight_bytes, quantized_linear
@@ -122,7 +123,7 @@ def step_time(
     plan: TrainingPlan,
     gpu: Gpu,
     stack: StackProfile,
-    row_tokens: float,
+    laid: Laid,
     rows: int,
     precision: str = "bf16",
     node_bytes_per_second: float = 50e9,
@@ -130,43 +131,56 @@ def step_time(
     trained_share: float = 1.0,
     constants: Constants = CONSTANTS,
 ) -> StepTime:
-    """Return the time of one micro-step of `rows` rows of `row_tokens` tokens on each of the plan's GPUs.
+    """Return the mean time of a micro-step of `rows` rows on each of the plan's GPUs.
 
     `trained_share` of the tokens are trained: stacks that compute the head only for these take less time.
     """
-    k, tokens = constants, rows * row_tokens
+    k, tokens = constants, rows * laid.tokens
     peak = gpu.reachable_flops
     bandwidth = float(gpu.memory_bandwidth_bytes_per_second or 0)
     is_full = plan.method == Method.FULL
     width = shape.hidden / (shape.hidden + k.narrow)
     rate = peak * k.gemm * width * (_FP8_GAIN if precision == "fp8" else 1.0)
-    scores = _PRODUCT * row_tokens * shape.query * shape.n_layers * tokens  # causal: half of the square
+    scores = _PRODUCT * laid.attended * shape.query * shape.n_layers * tokens  # causal: half of the square
     moves = 3 + (1 if plan.gradient_checkpointing else 0)
     fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
     # The blocks' matrix products: forward, backward and recomputed.
     products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
     blocks = _PRODUCT * shape.active_linear * tokens
-    compute = products * (blocks / rate + 2.0 * shape.active_linear / bandwidth)
+    reads = products * 2.0 * shape.active_linear / bandwidth
+    compute = products * blocks / rate + reads
     attention = stack.attention_cost * _attention(shape, plan, gpu, k, scores)
-    memory = k.elementwise * fused * moves * _moved_bytes(shape, plan, tokens, row_tokens) / bandwidth
+    moving = k.elementwise * fused * moves / bandwidth
+    memory, scored = moving * _moved_bytes(shape, tokens), moving * _score_bytes(shape, plan, tokens * laid.attended)
     headed = tokens * (trained_share if stack.heads_trained_only else 1.0)
     head = _head(shape, plan, stack, k, headed, peak, bandwidth)
-    adapters = 0.0 if is_full else _adapters(shape, plan, k, tokens, moves, rate, bandwidth) * fused
+    adapters, merged = _adapters(shape, plan, k, tokens, moves, rate, bandwidth) if not is_full else (0.0, 0.0)
+    adapters, merged = adapters * fused, merged * fused
     dequantization = _dequantization(shape, plan, stack, k, bandwidth)
-    busy = compute + attention + memory + head + adapters + dequantization
+    resting, squared = reads + merged + dequantization, attention + scored
+    busy = compute + squared + memory + head + adapters + merged + dequantization
     launches = _launches(shape, plan, stack, k)
-    slower = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
-    fixed = slower - busy + k.micro_step_seconds
-    communication = _communication(
-        shape, plan, gpu, stack, k, slower, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
+    growing = busy - resting - squared
+    exchange = _exchange(
+        shape, plan, gpu, stack, k, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
     )
+    # A part never overlaps (first layer, last gradients). The rest is hidden by computation and by launches, as far as
+    # these last: with what computation alone cannot hide, a longer row would take less time while launches are slower.
+    hidden, computing, communication = (1 - k.exposed) * exchange, 0.0, k.exposed * exchange
+    for kind in laid.kinds:
+        size = kind.tokens / laid.tokens
+        worked = resting + size * (growing + squared * kind.attended / laid.attended)
+        slower = (worked**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
+        computing += kind.share * slower
+        communication += kind.share * max(0.0, hidden - slower)
+    fixed = computing - busy + k.micro_step_seconds
     useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear * tokens + shape.head * headed)
     return StepTime(
         compute=compute,
         attention=attention,
         head=head,
-        memory=memory,
-        adapters=adapters,
+        memory=memory + scored,
+        adapters=adapters + merged,
         dequantization=dequantization,
         fixed=fixed,
         communication=communication,
@@ -185,12 +199,14 @@ def _attention(shape: Shape, plan: TrainingPlan, gpu: Gpu, k: Constants, scores:
     return seconds * 2 if plan.attention == "eager" else seconds
 
 
-def _moved_bytes(shape: Shape, plan: TrainingPlan, tokens: float, row_tokens: float) -> float:
+def _moved_bytes(shape: Shape, tokens: float) -> float:
     """Return the bytes that the operations between the matrix products move in one forward pass."""
-    moved = tokens * shape.n_layers * (_HIDDEN_BYTES * shape.hidden + _FF_BYTES * shape.active_ff)
-    if plan.attention == "eager":
-        moved += tokens * row_tokens * shape.architecture.n_heads * shape.n_layers * 16.0
-    return moved
+    return tokens * shape.n_layers * (_HIDDEN_BYTES * shape.hidden + _FF_BYTES * shape.active_ff)
+
+
+def _score_bytes(shape: Shape, plan: TrainingPlan, pairs: float) -> float:
+    """Return the bytes that attention moves which keeps the score of each pair of tokens."""
+    return pairs * shape.architecture.n_heads * shape.n_layers * 16.0 if plan.attention == "eager" else 0.0
 
 
 def _head(
@@ -212,15 +228,14 @@ def _dequantization(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Co
 
 def _adapters(
     shape: Shape, plan: TrainingPlan, k: Constants, tokens: float, moves: int, rate: float, bandwidth: float
-) -> float:
+) -> tuple[float, float]:
+    """Return the seconds of the adapters: those that grow with the tokens, and those of DoRA's merged weights."""
     moved = _ADAPTER_INPUT_BYTES * shape.adapted_inputs + _ADAPTER_OUTPUT_BYTES * shape.adapted_outputs
     if plan.use_dora:
         moved += _DORA_OUTPUT_BYTES * shape.adapted_outputs
     seconds = k.adapter * moves * tokens * shape.n_layers * moved / bandwidth
     seconds += moves * _PRODUCT * shape.active_adapter * tokens / (rate * _LOW_RANK_SHARE)
-    if plan.use_dora:
-        seconds += moves * _DORA_WEIGHT_BYTES * shape.adapted_weights / bandwidth
-    return seconds
+    return seconds, moves * _DORA_WEIGHT_BYTES * shape.adapted_weights / bandwidth if plan.use_dora else 0.0
 
 
 def _launches(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants) -> float:
@@ -256,11 +271,11 @@ def link_bytes_per_second(gpu: Gpu, *, gpu_count: int, gpus_per_node: int, node_
     return gpu.pcie_bytes_per_second * _HOST_PCIE_SHARE
 
 
-def _communication(
-    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, meanwhile: float, *,
-    node_bytes_per_second: float, gpus_per_node: int,
+def _exchange(
+    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, *, node_bytes_per_second: float,
+    gpus_per_node: int,
 ) -> float:  # fmt: skip
-    """Return the seconds of the exchange that the rest of the micro-step, `meanwhile` seconds, cannot hide."""
+    """Return the seconds of a micro-step's exchange with other GPUs and the host."""
     n, width = plan.gpu_count, DTYPE_BYTES[plan.compute_dtype]
     if plan.cpu_offload:
         host = (3 if plan.gradient_checkpointing else 2) * computed_weight_bytes(shape, plan, stack) / max(n, 1)
@@ -289,10 +304,7 @@ def _communication(
         )
         for count in (plan.shards, n)
     )
-    seconds = (exchanged / link + between_copies / network + host / gpu.pcie_bytes_per_second) / k.link
-    # A part never overlaps (first layer, last gradients). The rest is hidden by computation and by launches, as far as
-    # these last: with what computation alone cannot hide, a longer row would take less time while launches are slower.
-    return k.exposed * seconds + max(0.0, (1 - k.exposed) * seconds - meanwhile)
+    return (exchanged / link + between_copies / network + host / gpu.pcie_bytes_per_second) / k.link
 
 
 def _optimizer(shape: Shape, plan: TrainingPlan, stack: StackProfile, gpu: Gpu) -> float:

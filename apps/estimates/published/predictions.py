@@ -5,6 +5,7 @@ import msgspec
 from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
+from apps.estimates.physics.lengths import equal_rows
 from apps.estimates.physics.memory import CONTEXT_BYTES, MemoryModel
 from apps.estimates.physics.plans import Parallelism
 from apps.estimates.physics.stacks import STACKS, held_by
@@ -93,7 +94,7 @@ def seconds_per_token(prepared: Prepared, constants: Constants = CONSTANTS) -> f
         plan=plan,
         gpu=prepared.gpu,
         stack=STACKS[job.stack],
-        row_tokens=length,
+        laid=equal_rows(length),
         rows=plan.micro_batch_size,
         precision=job.precision,
         node_bytes_per_second=25e9 if prepared.gpu.key.startswith("a100") else 50e9,

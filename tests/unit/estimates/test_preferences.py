@@ -48,3 +48,19 @@ def test_a_loop_without_a_reference_ahead_asks_it_in_every_step(ask, models, gpu
     assert full.parts[0].bytes == 2 * alone.parts[0].bytes  # full training needs the model as it was beside itself
     orpo = of("Qwen2.5-1.5B", method="full", **two, has_reference=False)
     assert orpo.parts[0].bytes == alone.parts[0].bytes and orpo.train_seconds_p50 < full.train_seconds_p50
+
+
+def test_the_reference_reads_pairs_as_they_come_and_training_reads_them_by_length(ask, models, gpu_types):
+    """In the file's order, a micro-batch is padded to the longest of random pairs."""
+    card = pool(None, gpu=gpu_types["h100-sxm-80"])
+
+    def share(*lengths):
+        request = ask(
+            architecture=models["Llama-3.1-8B"], max_length=2000, longest_row_tokens=2000, is_preference=True,
+            rows=1000, tokens=2 * sum(length * rows for length, rows in lengths), trained_tokens=100_000, epochs=1,
+            row_lengths=lengths, micro_batch_size=8, gradient_checkpointing=True,
+        )  # fmt: skip
+        estimate = quote(request=request, pool=card)
+        return estimate.reference_seconds / estimate.train_seconds_p50
+
+    assert share((200, 900), (2000, 100)) > 1.4 * share((2000, 1000))

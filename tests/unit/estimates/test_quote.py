@@ -1,14 +1,11 @@
 """A quote: physics scaled by measurements, finish, cost, spot, and what several GPUs change."""
 
 import math
-import random
 
 import msgspec
 import pytest
 
-from apps.estimates.durations import padded_mean, pooled_padding
 from apps.estimates.intervals import whole_job_factor
-from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.placement import task_of
 from apps.estimates.quote import Correction, Estimate, quote, quote_placements
 from tests.unit.estimates.pools import pool
@@ -240,37 +237,6 @@ def test_spot_that_bills_durable_steps_alone_is_later_and_not_dearer(ask, probe)
     assert estimate.finish_seconds_p50 == pytest.approx(plain.finish_seconds_p50 + estimate.redone_seconds)
 
 
-def test_packing_wastes_less_than_padding_and_a_histogram_says_how_much(ask):
-    lengths = ((50, 900), (1000, 100))
-    request = ask(
-        rows=1000, tokens=145_000, longest_row_tokens=1000, max_length=1000, row_lengths=lengths, trained_tokens=100_000
-    )
-
-    assert padded_mean(request, 1) == pytest.approx(145)
-    assert padded_mean(request, 8) == pytest.approx(1000 - 950 * 0.9**8)
-    assert padded_mean(msgspec.structs.replace(request, row_lengths=()), 4) == pytest.approx(145 * 25 / 12)
-
-
-@pytest.mark.parametrize(("batch", "micro_batch"), [(16, 16), (16, 4), (4, 4)])
-@pytest.mark.parametrize("knows_lengths", [True, False])
-def test_padding_of_pairs_is_that_of_the_pools_they_are_sorted_in(ask, batch, micro_batch, knows_lengths):
-    draw = random.Random(0)
-    lengths = [min(1000, 5 + round(draw.expovariate(1 / 100))) for _ in range(20_000)]
-    computed = present = 0
-    for _ in range(300):
-        pool = sorted(draw.sample(lengths, 4 * batch))
-        computed += sum(micro_batch * pool[end] for end in range(micro_batch - 1, len(pool), micro_batch))
-        present += sum(pool)
-    bars = tuple((end, sum(end - 20 < length <= end for length in lengths)) for end in range(20, 1001, 20))
-    request = ask(
-        rows=20_000, tokens=sum(lengths), longest_row_tokens=1000, max_length=1000, batch_size=batch,
-        row_lengths=bars if knows_lengths else (),
-    )  # fmt: skip
-
-    plan = TrainingPlan(method="lora", max_length=1000, micro_batch_size=micro_batch)
-    assert pooled_padding(request, plan) == pytest.approx(computed / present, rel=0.05)
-
-
 def test_rows_are_priced_as_our_trainer_lays_them(ask, models, probe, gpu_types):
     """Packed on a CPU and from Ampere on; padded before it, by request, and where pairs are compared."""
     t4, a100 = (pool(None, gpu=gpu_types[key]) for key in ("t4-16", "a100-sxm-80"))
@@ -310,6 +276,33 @@ def test_evaluations_and_checkpoints_take_time_that_is_not_billed(ask, probe):
     added = more.evaluation_seconds + more.checkpoint_seconds
     assert more.finish_seconds_p50 == pytest.approx(plain.finish_seconds_p50 + added)
     assert more.cost_nano_p50 == plain.cost_nano_p50
+
+
+def test_every_gpu_evaluates_all_held_out_rows(ask, models, gpu_types):
+    request = ask(
+        architecture=models["Llama-3.1-8B"], max_length=2048, longest_row_tokens=2048, tokens=1_500_000,
+        evaluations=3, evaluation_tokens=200_000, micro_batch_size=2,
+    )  # fmt: skip
+    facts = pool(None, gpu=gpu_types["h100-sxm-80"], gpus_per_worker=8)
+
+    one, eight = (quote(request=request, pool=facts, gpu_count=count) for count in (1, 8))
+
+    assert eight.evaluation_seconds == pytest.approx(one.evaluation_seconds, rel=0.1)
+    assert eight.train_seconds_p50 < one.train_seconds_p50 / 4
+
+
+def test_a_few_rows_are_whole_rows_of_each_gpu_in_whole_micro_steps(ask, models, gpu_types):
+    facts = pool(None, gpu=gpu_types["h100-sxm-80"], gpus_per_worker=8)
+
+    def seconds(rows, gpu_count):
+        shape = {"architecture": models["Llama-3.1-8B"], "max_length": 1000, "longest_row_tokens": 1000}
+        sizes = {"rows": rows, "tokens": 1000 * rows, "trained_tokens": 1000 * rows, "batch_size": 32}
+        request = ask(**shape, **sizes, micro_batch_size=4, gradient_checkpointing=True)
+        return quote(request=request, pool=facts, gpu_count=gpu_count).train_seconds_p50
+
+    assert seconds(1, 8) == seconds(5, 8) == seconds(8, 8) < seconds(9, 8)
+    assert seconds(4, 1) + seconds(1, 1) == pytest.approx(seconds(5, 1), rel=0.05)
+    assert seconds(1, 1) > 1.2 * seconds(4, 1) / 4
 
 
 def test_an_estimate_survives_json(ask, probe):
