@@ -52,12 +52,12 @@ def training_data(counted: Counted, recipe: Hyperparameters) -> TrainingData:
     """Return the data to train on. An uncounted validation file is assumed to have rows like the training file's."""
     count, file_rows = counted.count, counted.version.rows or 0
     is_text = kind_of(counted.version) is RowKind.TEXT
-    lengths = tuple((int(length), int(rows)) for length, rows in count.histogram)
     if is_text:
         lengths = _pieces(count, recipe.max_length)
         rows, tokens, trained = float(sum(n for _, n in lengths)), float(count.tokens), float(count.trained_tokens)
     else:
         tokens, trained, rows = _within(counted.version, count, recipe)
+        lengths = _without_longest(_bars(count), file_rows - round(rows))
     left_out = recipe.validation_share if counted.validation is None else counted.left_out_rows / max(file_rows, 1)
     kept = 1.0 - left_out
     held_rows, held_tokens = _held_out(counted, recipe, rows, tokens)
@@ -84,6 +84,31 @@ def _held_out(counted: Counted, recipe: Hyperparameters, rows: float, tokens: fl
         return sum(number for _, number in _pieces(count, recipe.max_length)), count.tokens
     held_tokens, _, held_rows = _within(validation, count, recipe)
     return held_rows, held_tokens
+
+
+def _bars(count: TokenCount) -> list[tuple[int, int]]:
+    """Return the histogram, its last bar divided at the limits for which the longer rows were counted.
+
+    The other bars are narrow. The last one is the long tail, in which attention takes much of the time.
+    """
+    bars = [(int(bound), int(rows)) for bound, rows in count.histogram]
+    if not bars:
+        return []
+    (low, _), (high, left) = bars[-2] if bars[1:] else (0, 0), bars.pop()
+    for cut in count.cuts:
+        if low < cut["limit"] < high and cut.get("over", left + 1) <= left:
+            bars.append((cut["limit"], left - cut["over"]))
+            left = cut["over"]
+    return [*bars, (high, left)]
+
+
+def _without_longest(bars: list[tuple[int, int]], left_out: int) -> tuple[tuple[int, int], ...]:
+    """Return the bars without so many of the longest rows. A row that trains nothing is longer than the limit."""
+    kept = []
+    for bound, rows in reversed(bars):
+        kept.append((bound, rows - min(rows, left_out)))
+        left_out -= min(rows, left_out)
+    return tuple(reversed(kept))
 
 
 def _pieces(count: TokenCount, max_length: int) -> tuple[tuple[int, int], ...]:

@@ -60,6 +60,22 @@ def test_rows_count_only_where_their_first_trained_token_is_within_the_longest_r
     assert bool(data.trained_tokens) == bool(rows)
 
 
+def test_the_long_tail_of_lengths_is_divided_at_the_counted_limits() -> None:
+    """Ten rows are longer than 500 tokens: seven up to 512, and three up to 900, of which four rows train nothing."""
+    cuts = [CUTS[0] | {"over": 20}, CUTS[1] | {"over": 3}, CUTS[2]]
+    count = TokenCount(
+        tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[500, 90], [900, 10]], cuts=cuts,
+        starts=STARTS,
+    )  # fmt: skip
+    whole, cut = (
+        training_data(Counted(version=DatasetVersion(rows=100), count=count), Hyperparameters(max_length=length))
+        for length in (4_096, 512)
+    )
+
+    assert whole.row_lengths == ((500, 90), (512, 7), (900, 3))
+    assert cut.rows == 96 and cut.row_lengths == ((500, 90), (512, 6), (900, 0))
+
+
 def test_rows_that_are_trained_whole_are_all_kept_when_they_are_cut() -> None:
     count = TokenCount(tokens=40_000, trained_tokens=10_000, longest_row_tokens=900, histogram=[[900, 100]], cuts=CUTS)
     recipe = Hyperparameters(max_length=256, train_on="all")
