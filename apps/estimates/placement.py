@@ -52,7 +52,7 @@ class Task(msgspec.Struct, frozen=True, dict=True):
     shape: Shape
     stack: StackProfile
     placements: dict[tuple[object, ...], ChosenPlan] = msgspec.field(default_factory=dict)
-    laid: dict[tuple[int, int, int, bool], Laid] = msgspec.field(default_factory=dict)
+    laid: dict[tuple[int, int, int, bool, bool], Laid] = msgspec.field(default_factory=dict)
     variants: dict[tuple[object, ...], "Task"] = msgspec.field(default_factory=dict)
 
     @cached_property
@@ -200,9 +200,13 @@ def shuffled_rows(task: Task, plan: TrainingPlan) -> Laid:
 
 def laid_rows(task: Task, plan: TrainingPlan, gpu: Gpu) -> Laid:
     """Return the rows as the trainer computes them, on the GPU that the others of the plan wait for."""
-    key = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gpu_count, _is_padded(task.request, gpu))
+    kind = (_is_padded(task.request, gpu), gpu.is_cpu)
+    key = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gpu_count, *kind)
     if key not in task.laid:
-        task.laid[key] = _laid_rows(task, plan, is_padded=key[-1])
+        laid, a = _laid_rows(task, plan, is_padded=kind[0]), task.request.architecture
+        # With a mask, as over padded rows and on a CPU, torch's kernels compute the scores outside of the window too.
+        has_windows = a.windowed_layers and task.stack.packs_micro_batches and not any(kind)
+        task.laid[key] = laid.windowed(a.sliding_window, a.windowed_layers / a.n_layers) if has_windows else laid
     return task.laid[key]
 
 

@@ -43,6 +43,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     attention_sinks: bool = False
     has_score_cap: bool = False
     mlp_gated: bool = True
+    sliding_window: int = 0  # tokens that attention reaches in `windowed_layers`
+    windowed_layers: int = 0
 
     @property
     def has_own_attention(self) -> bool:
@@ -87,7 +89,7 @@ def from_catalog_row(row: Mapping[str, object]) -> Architecture:
     config |= {"num_experts": row.get("n_experts"), "num_experts_per_tok": row.get("experts_per_token")}
     expert_size = row.get("moe_intermediate_size")
     config |= {"intermediate_size": row.get("intermediate_size") or expert_size, "moe_intermediate_size": expert_size}
-    config |= {key: row[key] for key in ("no_bias", "learned_positions") if key in row}
+    config |= {key: row[key] for key in ("no_bias", "learned_positions", "sliding_window") if key in row}
     return from_config(config)
 
 

@@ -110,6 +110,10 @@ FAMILIES: dict[str, Traits] = {
 }
 _ALIASES = {"gemma3": "gemma3_text", "mistral3": "mistral", "ministral": "mistral", "RefinedWebModel": "falcon"}
 
+# Families of which one in so many layers, or none, attends to all earlier tokens if config.json names a window alone.
+_WINDOW_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "olmo3": 4, "gpt_oss": 2}
+_ALL_WINDOWED = {"mistral", "mixtral", "phi3", "starcoder2"}
+
 # Names of one quantity in different families' config.json.
 _KEYS = {
     "n_layers": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -148,6 +152,7 @@ def read_config(config: Mapping[str, object]) -> dict[str, object]:
         vocab_size=_required(text, traits, "vocab_size"),
         max_position_embeddings=_optional(text, traits, "max_position_embeddings"),
         **_experts(text, traits),
+        **_windows(text, traits, family),
         **_family_traits(text, traits, family),
     )
 
@@ -238,6 +243,23 @@ def _experts(text: Mapping[str, object], traits: Traits) -> dict[str, object]:
         "n_dense_layers": sum(1 for layer in layers if layer in named or (layer + 1) % step),
         "shared_expert_intermediate_size": _count(text, "shared_expert_intermediate_size", 0),
     }
+
+
+def _windows(text: Mapping[str, object], traits: Traits, family: str) -> dict[str, object]:
+    """Return the window of attention and how many layers have it."""
+    window, layers = _count(text, "sliding_window", 0), _required(text, traits, "n_layers")
+    if not window:
+        return {}
+    kinds = text.get("layer_types")
+    if isinstance(kinds, list):
+        windowed = min(kinds.count("sliding_attention"), layers)
+    elif pattern := _count(text, "sliding_window_pattern", _WINDOW_PATTERNS.get(family, 0)):
+        windowed = layers - layers // pattern  # the last of each so many layers is without
+    elif text.get("use_sliding_window"):
+        windowed = max(layers - _count(text, "max_window_layers", 0), 0)
+    else:
+        windowed = layers if family in _ALL_WINDOWED else 0
+    return {"sliding_window": window, "windowed_layers": windowed} if windowed else {}
 
 
 def _family_traits(text: Mapping[str, object], traits: Traits, family: str) -> dict[str, object]:

@@ -41,6 +41,16 @@ class Laid(NamedTuple):
         kinds = tuple(MicroBatch(tokens * factor, attended * factor, share) for tokens, attended, share in self.kinds)
         return Laid(self.tokens * factor, self.attended * factor, kinds)
 
+    def windowed(self, window: int, share: float) -> "Laid":
+        """Return rows of which attention reaches `window` tokens in this share of the layers."""
+        kinds = []
+        for tokens, attended, number in self.kinds:
+            within = 2 * window - window * window / attended if attended > window else attended
+            kinds.append(MicroBatch(tokens, attended + share * (within - attended), number))
+        total = sum(kind.share * kind.tokens for kind in kinds)
+        attended = sum(kind.share * kind.tokens * kind.attended for kind in kinds) / total
+        return Laid(self.tokens, attended, tuple(kinds))
+
 
 def equal_rows(length: float) -> Laid:
     """Return rows of one length."""

@@ -107,3 +107,25 @@ def test_gpus_wait_for_the_fullest_of_their_micro_batches(lengths, rows, accumul
     assert laid.tokens == pytest.approx(tokens / len(fullest) / rows, rel=0.06)
     assert laid.attended == pytest.approx(squares / tokens, rel=0.1)
     assert laid.tokens > 1.05 * mean
+
+
+def test_attention_within_a_window_takes_the_window_of_each_token(ask, models, gpu_types):
+    """Packed rows are cut by the kernel; over padded rows a mask hides scores that are computed."""
+    gemma = models["Gemma-3-4b-it"]
+    assert (gemma.sliding_window, gemma.windowed_layers) == (1024, 29)
+    whole = msgspec.structs.replace(gemma, windowed_layers=0)
+    card = pool(None, gpu=gpu_types["h100-sxm-80"])
+
+    def attention(architecture, length, **changes):
+        request = ask(
+            architecture=architecture, max_length=length, longest_row_tokens=length, tokens=1000 * length,
+            row_lengths=((length, 1000),), micro_batch_size=1, gradient_checkpointing=True, **changes
+        )  # fmt: skip
+        parts = quote(request=request, pool=card).time_parts
+        return next(part.seconds for part in parts if part.key == "attention")
+
+    reached = 2 * 1024 - 1024**2 / 16_384
+    share = 5 / 34 + 29 / 34 * reached / 16_384
+    assert attention(gemma, 16_384) == pytest.approx(share * attention(whole, 16_384))
+    assert attention(gemma, 1024) == attention(whole, 1024)
+    assert attention(gemma, 16_384, pads_rows=True) == attention(whole, 16_384, pads_rows=True)
