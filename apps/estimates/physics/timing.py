@@ -147,7 +147,8 @@ def step_time(
     # The blocks' matrix products: forward, backward and recomputed.
     products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
     blocks = _PRODUCT * shape.active_linear * tokens
-    reads = products * 2.0 * shape.active_linear / bandwidth
+    touched = _touched(shape, tokens)
+    reads = products * 2.0 * (shape.linear - shape.experts * (1 - touched)) / bandwidth
     compute = products * blocks / rate + reads
     attention = stack.attention_cost * _attention(shape, plan, gpu, k, scores)
     moving = k.elementwise * fused * moves / bandwidth
@@ -159,7 +160,7 @@ def step_time(
     dequantization = _dequantization(shape, plan, stack, k, bandwidth)
     resting, squared = reads + merged + dequantization, attention + scored
     busy = compute + squared + memory + head + adapters + merged + dequantization
-    launches = _launches(shape, plan, stack, k)
+    launches = _launches(shape, plan, stack, k, touched)
     growing = busy - resting - squared
     exchange = _exchange(
         shape, plan, gpu, stack, k, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
@@ -188,6 +189,12 @@ def step_time(
         micro_step=busy + fixed + communication,
         flops=useful + scores * (1 + _ATTENTION_BACKWARD),
     )
+
+
+def _touched(shape: Shape, tokens: float) -> float:
+    """Return the share of a mixture's experts that at least one of the tokens visits."""
+    a = shape.architecture
+    return 1 - (1 - (a.experts_per_token or 0) / a.n_experts) ** tokens if a.n_experts else 1.0
 
 
 def _attention(shape: Shape, plan: TrainingPlan, gpu: Gpu, k: Constants, scores: float) -> float:
@@ -238,14 +245,14 @@ def _adapters(
     return seconds, moves * _DORA_WEIGHT_BYTES * shape.adapted_weights / bandwidth if plan.use_dora else 0.0
 
 
-def _launches(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants) -> float:
+def _launches(shape: Shape, plan: TrainingPlan, stack: StackProfile, k: Constants, touched: float) -> float:
     passes = 1 + _BACKWARD_OPERATORS + (1 if plan.gradient_checkpointing else 0)
     operators = _LAYER_OPERATORS * shape.n_layers
     if plan.method != Method.FULL:
         per_module = _ADAPTER_OPERATORS + (_DORA_OPERATORS if plan.use_dora else 0)
         operators += per_module * shape.adapter_modules
     if shape.architecture.n_experts:
-        operators += 4.0 * shape.architecture.n_experts * shape.n_layers  # one expert after the other
+        operators += 4.0 * touched * shape.architecture.n_experts * shape.n_layers  # one expert after the other
     if plan.method == Method.QLORA:
         operators += 2.0 * shape.active_modules
     return operators * passes * k.launch_seconds * stack.launch_share

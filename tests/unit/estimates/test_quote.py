@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from apps.estimates.intervals import whole_job_factor
+from apps.estimates.models.architectures import linear_parameter_count
 from apps.estimates.placement import task_of
 from apps.estimates.quote import Correction, Estimate, quote, quote_placements
 from tests.unit.estimates.pools import pool
@@ -289,6 +290,22 @@ def test_every_gpu_evaluates_all_held_out_rows(ask, models, gpu_types):
 
     assert eight.evaluation_seconds == pytest.approx(one.evaluation_seconds, rel=0.1)
     assert eight.train_seconds_p50 < one.train_seconds_p50 / 4
+
+
+def test_a_mixture_reads_the_weights_of_all_experts_that_its_tokens_visit(ask, models, gpu_types):
+    """Matrix products grow with the tokens; what does not is the time to read the weights in each of three passes."""
+    mixtral, card = models["Mixtral-8x7B-v0.1"], gpu_types["h200-sxm-141"]
+
+    def products(length):
+        request = ask(
+            architecture=mixtral, max_length=length, longest_row_tokens=length, rows=100, tokens=100 * length,
+            batch_size=1, gradient_checkpointing=True,
+        )  # fmt: skip
+        parts = quote(request=request, pool=pool(None, gpu=card)).time_parts
+        return next(part.seconds for part in parts if part.key == "compute")
+
+    read = 3 * 2 * linear_parameter_count(mixtral) / card.memory_bandwidth_bytes_per_second
+    assert 2 * products(512) - products(1024) == pytest.approx(read)
 
 
 def test_a_few_rows_are_whole_rows_of_each_gpu_in_whole_micro_steps(ask, models, gpu_types):
