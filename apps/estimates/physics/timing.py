@@ -144,40 +144,26 @@ def step_time(
     scores = _PRODUCT * laid.attended * shape.query * shape.n_layers * tokens  # causal: half of the square
     moves = 3 + (1 if plan.gradient_checkpointing else 0)
     fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
-    # The blocks' matrix products: forward, backward and recomputed.
-    products = 2 + (1 if plan.method == Method.FULL else 0) + (1 if plan.gradient_checkpointing else 0)
-    blocks = _PRODUCT * shape.active_linear * tokens
+    products = moves - 1 + (1 if is_full else 0)  # of the blocks: forward, backward and recomputed
     touched = _touched(shape, tokens)
     reads = products * 2.0 * (shape.linear - shape.experts * (1 - touched)) / bandwidth
-    compute = products * blocks / rate + reads
     attention = stack.attention_cost * _attention(shape, plan, gpu, k, scores)
     moving = k.elementwise * fused * moves / bandwidth
     memory, scored = moving * _moved_bytes(shape, tokens), moving * _score_bytes(shape, plan, tokens * laid.attended)
     headed = tokens * (trained_share if stack.heads_trained_only else 1.0)
     head = _head(shape, plan, stack, k, headed, peak, bandwidth)
-    adapters, merged = _adapters(shape, plan, k, tokens, moves, rate, bandwidth) if not is_full else (0.0, 0.0)
-    adapters, merged = adapters * fused, merged * fused
+    adapters, merged = (fused * seconds for seconds in _adapters(shape, plan, k, tokens, moves, rate, bandwidth))
     dequantization = _dequantization(shape, plan, stack, k, bandwidth)
-    resting, squared = reads + merged + dequantization, attention + scored
-    busy = compute + squared + memory + head + adapters + merged + dequantization
+    compute = products * _PRODUCT * shape.active_linear * tokens / rate
+    resting, growing, squared = reads + merged + dequantization, compute + memory + head + adapters, attention + scored
     launches = _launches(shape, plan, stack, k, touched)
-    growing = busy - resting - squared
-    exchange = _exchange(
-        shape, plan, gpu, stack, k, node_bytes_per_second=node_bytes_per_second, gpus_per_node=gpus_per_node
-    )
-    # A part never overlaps (first layer, last gradients). The rest is hidden by computation and by launches, as far as
-    # these last: with what computation alone cannot hide, a longer row would take less time while launches are slower.
-    hidden, computing, communication = (1 - k.exposed) * exchange, 0.0, k.exposed * exchange
-    for kind in laid.kinds:
-        size = kind.tokens / laid.tokens
-        worked = resting + size * (growing + squared * kind.attended / laid.attended)
-        slower = (worked**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
-        computing += kind.share * slower
-        communication += kind.share * max(0.0, hidden - slower)
-    fixed = computing - busy + k.micro_step_seconds
+    exchange = _exchange(shape, plan, gpu, stack, k, node_bytes_per_second, gpus_per_node)
+    computing, uncovered = _over_kinds(laid, resting, growing, squared, launches, hidden=(1 - k.exposed) * exchange)
+    communication = k.exposed * exchange + uncovered
+    fixed = computing - resting - growing - squared + k.micro_step_seconds
     useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear * tokens + shape.head * headed)
     return StepTime(
-        compute=compute,
+        compute=compute + reads,
         attention=attention,
         head=head,
         memory=memory + scored,
@@ -186,9 +172,30 @@ def step_time(
         fixed=fixed,
         communication=communication,
         optimizer=_optimizer(shape, plan, stack, gpu),
-        micro_step=busy + fixed + communication,
+        micro_step=computing + k.micro_step_seconds + communication,
         flops=useful + scores * (1 + _ATTENTION_BACKWARD),
     )
+
+
+def _over_kinds(
+    laid: Laid, resting: float, growing: float, squared: float, launches: float, *, hidden: float
+) -> tuple[float, float]:
+    """Return the mean seconds of the micro-batches, and those of the `hidden` exchange that they cannot hide.
+
+    Of the mean micro-batch, `resting` seconds do not depend on its tokens, `growing` do, and `squared` on their square.
+
+    A part of the exchange never overlaps (first layer, last gradients). The rest is hidden by computation and by
+    launches, as far as these last: with what computation alone cannot hide, a longer row would take less time while
+    launches are slower.
+    """
+    computing = uncovered = 0.0
+    for kind in laid.kinds:
+        size = kind.tokens / laid.tokens
+        busy = resting + size * (growing + squared * kind.attended / laid.attended)
+        slower = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
+        computing += kind.share * slower
+        uncovered += kind.share * max(0.0, hidden - slower)
+    return computing, uncovered
 
 
 def _touched(shape: Shape, tokens: float) -> float:
@@ -237,6 +244,8 @@ def _adapters(
     shape: Shape, plan: TrainingPlan, k: Constants, tokens: float, moves: int, rate: float, bandwidth: float
 ) -> tuple[float, float]:
     """Return the seconds of the adapters: those that grow with the tokens, and those of DoRA's merged weights."""
+    if plan.method == Method.FULL:
+        return 0.0, 0.0
     moved = _ADAPTER_INPUT_BYTES * shape.adapted_inputs + _ADAPTER_OUTPUT_BYTES * shape.adapted_outputs
     if plan.use_dora:
         moved += _DORA_OUTPUT_BYTES * shape.adapted_outputs
@@ -279,7 +288,7 @@ def link_bytes_per_second(gpu: Gpu, *, gpu_count: int, gpus_per_node: int, node_
 
 
 def _exchange(
-    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, *, node_bytes_per_second: float,
+    shape: Shape, plan: TrainingPlan, gpu: Gpu, stack: StackProfile, k: Constants, node_bytes_per_second: float,
     gpus_per_node: int,
 ) -> float:  # fmt: skip
     """Return the seconds of a micro-step's exchange with other GPUs and the host."""
