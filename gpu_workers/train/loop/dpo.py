@@ -32,6 +32,7 @@ class DpoTrainer(PairTrainer, DPOTrainer):
 
     def __init__(self, *args: object, rows: Pairs, validation: Pairs | None, **kwargs: Any) -> None:
         super().__init__(*args, rows=rows, **kwargs)
+        _place_reference(self.model)
         size = int(self.args.per_device_train_batch_size)
         if not self.precompute_ref_logps:
             self.train_dataset = self._precompute_ref_logps(self.train_dataset, "train", size)
@@ -63,6 +64,17 @@ class DpoTrainer(PairTrainer, DPOTrainer):
         accuracy = metrics["rewards/accuracies"][-1]
         metrics.clear()  # TRL keeps every step's until it logs, which happens elsewhere
         return mean * n_pairs, torch.tensor(accuracy) * n_pairs, n_pairs
+
+
+def _place_reference(model: torch.nn.Module) -> None:
+    """Put the adapter that TRL copied as reference beside the trained one. PEFT left it with the base's weights.
+
+    Those may be in the host's memory.
+    """
+    for name, module in model.named_modules():
+        if name.endswith(".default"):
+            for parameter in module.parameters():
+                model.get_submodule(name.removesuffix("default") + "ref").to(parameter.device)
 
 
 def _take_references(rows: Pairs, dataset: datasets.Dataset) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOTrainer
 
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
@@ -14,6 +15,7 @@ from apps.contracts.runs import EvaluationCompleted, Method, Objective, StepComp
 from gpu_workers.train.data.rows import Pairs, encode_pairs, encode_text
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop import callbacks
+from gpu_workers.train.loop.dpo import DpoTrainer, dpo_config
 from gpu_workers.train.loop.orpo import OrpoTrainer, orpo_config
 from gpu_workers.train.model.loading import load_model
 from tests.support.engines.attempts import attempt
@@ -21,6 +23,7 @@ from tests.support.engines.models import BASE_MODEL
 from tests.support.engines.rows import SMALL, make_pairs, make_rows, make_texts, unlike
 
 ROWS = make_rows(32)
+REFERENCES = ("ref_chosen_logps", "ref_rejected_logps")
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +165,46 @@ def test_a_pair_costs_what_trl_says_without_a_reference(tiny_model, tmp_path):
 
     assert ours.item() == pytest.approx(expected.item(), rel=1e-4)
     assert (n_right.item(), n_pairs.item()) == (metrics["rewards/accuracies"], 1)
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.FULL])
+def test_the_reference_of_an_adapter_is_on_its_device_even_if_the_base_is_not(
+    tiny_model, tmp_path, monkeypatch, method
+):
+    recipe = recipe_of(objective=Objective.DPO, method=method)
+    pairs = Pairs([([3], [100, 200, 4], [101, 4])], n_dropped=0, n_truncated=0)
+    original = DPOTrainer.__init__
+
+    def build(trainer, *args, **kwargs):
+        original(trainer, *args, **kwargs)
+        for name, module in trainer.model.named_modules():
+            if name.endswith(".default"):
+                module.to("meta")  # stands for the GPU
+
+    monkeypatch.setattr(DPOTrainer, "__init__", build)
+    monkeypatch.setattr(
+        DpoTrainer,
+        "_precompute_ref_logps",
+        lambda _, dataset, *__: dataset.add_column(REFERENCES[0], [0.0]).add_column(REFERENCES[1], [0.0]),
+    )
+    trainer = DpoTrainer(
+        args=dpo_config({"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}, recipe),
+        model=load_model(tiny_model, recipe),
+        rows=pairs,
+        train_dataset=pairs.as_dataset(),
+        validation=None,
+        pad_id=0,
+        processing_class=AutoTokenizer.from_pretrained(tiny_model),
+        spec=None,
+        work_dir=tmp_path,
+        sampler=None,
+    )
+
+    devices = {name: parameter.device.type for name, parameter in trainer.model.named_parameters()}
+    assert {device for name, device in devices.items() if ".ref." in name} == (
+        {"meta"} if method is Method.LORA else set()
+    )
+    assert {device for name, device in devices.items() if "lora_" not in name} == {"cpu"}
 
 
 def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
