@@ -4,6 +4,8 @@ It is a file and not a pipe, because a file survives a killed agent, cannot bloc
 a person.
 """
 
+import contextlib
+import os
 from pathlib import Path
 
 import msgspec
@@ -93,8 +95,24 @@ class EventTail:
 
 
 def write_outcome(folder: Path, outcome: ChildOutcome) -> None:
-    """Store how the child ended; the file appears whole or not at all."""
-    replace_file(folder / OUTCOME_FILE, msgspec.json.encode(outcome))
+    """Store how the child ended; the file appears whole or not at all.
+
+    Of several processes, the first one that fails is the cause: a failure replaces nothing.
+    """
+    content = msgspec.json.encode(outcome)
+    if not isinstance(outcome, Failed):
+        return replace_file(folder / OUTCOME_FILE, content)
+    temporary = folder / f"{OUTCOME_FILE}.{os.getpid()}"
+    replace_file(temporary, content)
+    with contextlib.suppress(FileExistsError):
+        os.link(temporary, folder / OUTCOME_FILE)
+    return temporary.unlink()
+
+
+def forget_failure(folder: Path) -> None:
+    """Remove the outcome if it is a failure."""
+    if isinstance(read_outcome(folder), Failed):
+        (folder / OUTCOME_FILE).unlink()
 
 
 def read_outcome(folder: Path) -> ChildOutcome | None:

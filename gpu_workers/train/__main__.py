@@ -7,12 +7,15 @@ this machine and waits. Exit codes: 0 outcome.json holds an adapter or an orderl
 """
 
 import logging
+import os
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
 from apps.contracts.runs import RunSpec
+from gpu_workers.common.events import forget_failure
 from gpu_workers.train.loop.launch import Rank, read_rank, run_ranks
 
 
@@ -22,7 +25,10 @@ def main(spec_path: Path, work_dir: Path) -> int:
     secret_line = sys.stdin.buffer.readline() or b"{}"
     rank = read_rank()
     if (spec.gpu_count > 1 or spec.parallelism == "fsdp") and rank is None:
-        return run_ranks(sys.argv, count=spec.gpus_here, secret_line=secret_line, group=spec.group)
+        code = run_ranks(sys.argv, count=spec.gpus_here, secret_line=secret_line, group=spec.group)
+        if code == -signal.SIGKILL:
+            forget_failure(work_dir)  # the others' failure is only that they lost the process that was killed
+        return code
     from gpu_workers.train.process import train  # noqa: PLC0415 - torch: seconds that must not delay `run_ranks`
 
     secrets = msgspec.json.decode(secret_line, type=dict[str, str | None])
@@ -31,4 +37,7 @@ def main(spec_path: Path, work_dir: Path) -> int:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    code = main(Path(sys.argv[1]), Path(sys.argv[2]))
+    if code == -signal.SIGKILL:  # the agent recognizes the kernel's end of a process for its memory by the signal
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(code)

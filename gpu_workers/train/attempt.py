@@ -87,8 +87,11 @@ class Attempt:
             try:
                 return self._train(trainer, resume, resumed)
             except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error) or self._spec.group is not None:
-                    raise  # the other machines of a group know nothing of it, nor have they its checkpoints
+                # The other machines of a group know nothing of it, nor have they its checkpoints. The processes of this
+                # machine rehearse the same rows, but then each trains on its own: one may run out alone.
+                has_trained = self._rank.count > 1 and trainer.progress.is_announced
+                if not is_out_of_memory(error) or self._spec.group is not None or has_trained:
+                    raise
                 self._spent_seconds = max(self._spent_seconds, trainer.progress.saved_seconds)
                 self._is_announced = trainer.progress.is_announced
                 smaller = _smaller(self._spec.hyperparameters, gpu_count=self._spec.gpu_count)

@@ -22,16 +22,20 @@ log = logging.getLogger("gpu_workers.train")
 
 
 def train(spec: RunSpec, work_dir: Path, *, hub_token: str | None, rank: Rank) -> int:
-    """Train until the end or SIGTERM, and return the exit code. The first process of a machine writes its outcome."""
+    """Train until the end or SIGTERM, and return the exit code.
+
+    The first process of a machine writes its outcome; any process writes its failure.
+    """
     stop = StopFlag()
     stop.install()
     torch.set_num_interop_threads(1)  # the number of intra-op threads is OMP_NUM_THREADS, from the executor
     if rank.is_first_here:
         open_pulse(work_dir)
     outcome = _outcome(Attempt(spec, work_dir, stop, hub_token=hub_token, rank=rank), spec)
-    if rank.is_first_here:
+    is_failed = isinstance(outcome, Failed)
+    if is_failed or rank.is_first_here:
         write_outcome(work_dir, outcome)
-    return EXIT_FAILED if isinstance(outcome, Failed) else EXIT_DONE
+    return EXIT_FAILED if is_failed else EXIT_DONE
 
 
 def _outcome(attempt: Attempt, spec: RunSpec) -> ChildOutcome:

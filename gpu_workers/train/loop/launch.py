@@ -54,7 +54,10 @@ def read_rank() -> Rank | None:
 
 
 def run_ranks(argv: list[str], *, count: int, secret_line: bytes, group: NodeGroup | None = None) -> int:
-    """Run this module `count` times and return the first one's exit code. If one dies, end all on this machine."""
+    """Run this module `count` times and return 0, or the exit code of the first that fails.
+
+    If one fails, end all on this machine.
+    """
     place = place_in(group, count) if group else _place_alone(count)
     command = [sys.executable, "-m", "gpu_workers.trainer.child", "gpu_workers.train", *argv[1:]]
     children = [
@@ -119,13 +122,15 @@ def interface_of(address: str) -> str:
 
 
 def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    failed_at: float | None = None
-    while any(child.poll() is None for child in children):
-        if failed_at is None and any(child.poll() for child in children):
-            failed_at = time.monotonic()
-        if failed_at is not None and time.monotonic() - failed_at > _PATIENCE_SECONDS:
+    """Return 0, or the code of the first one that failed. The others fail because of it, or wait for it in vain."""
+    first, failed_at = 0, 0.0
+    while True:
+        codes = [child.poll() for child in children]
+        if not first and any(codes):
+            first, failed_at = min(code for code in codes if code), time.monotonic()  # a signal before a failure
+        if None not in codes:
+            return first
+        if first and time.monotonic() - failed_at > _PATIENCE_SECONDS:
             for child in children:
                 child.kill()
         time.sleep(_POLL_SECONDS)
-    codes = [child.returncode for child in children]
-    return codes[0] or next((code for code in codes if code), 0)

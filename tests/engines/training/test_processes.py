@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,15 +14,17 @@ import torch
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from apps.contracts.addresses.machines import NodeGroup
-from apps.contracts.runs import Method, Objective
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import Failed, LogLine, Method, Objective
 from gpu_workers.common.config import REPOSITORY, child_environment, rank_environment
-from gpu_workers.common.events import AdapterReady, read_outcome
+from gpu_workers.common.events import AdapterReady, read_outcome, write_outcome
 from gpu_workers.train import __main__ as entry
 from gpu_workers.train.loop import launch
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
 from gpu_workers.trainer.children.executor import MODULE
 from gpu_workers.trainer.children.fork_server import ForkServer
+from tests.support.engines import short_of_memory
 from tests.support.engines.attempts import Tried, make_run_spec, prepare
 from tests.support.engines.processes import PLAIN, assert_trained_alike, fork, rows_for, wait_for
 
@@ -32,6 +36,7 @@ def run_several(
     *,
     count: int = 2,
     starts_ranks: bool = False,
+    module: str = MODULE,
     **changes: object,
 ) -> Tried:
     """Train with so many processes: all forked, or, as outside of tests, started by one that is given the run."""
@@ -44,11 +49,11 @@ def run_several(
         if starts_ranks:
             wait_for([fork_server.fork(MODULE, arguments, log=log.fileno(), environment=child_environment(threads=1))])
         else:
-            fork(fork_server, arguments, log, count=count)
+            fork(fork_server, arguments, log, count=count, module=module)
         log.seek(0)
         said = log.read()
     outcome = read_outcome(work_dir)
-    assert isinstance(outcome, AdapterReady), (outcome, said[-3000:].decode())
+    assert isinstance(outcome, AdapterReady) or module != MODULE, (outcome, said[-3000:].decode())
     return Tried(work_dir, outcome)
 
 
@@ -115,6 +120,33 @@ def test_one_process_with_its_shards_in_the_hosts_memory_loses_as_without(
     )
 
     assert_trained_alike(tried, alone(method))
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_in_one_process_ends_all(tiny_model, tmp_path, fork_server):
+    """It cannot go on with smaller batches, because the others wait for it in the step that it left."""
+    tried = run_several(tmp_path / "two", tiny_model, fork_server, module=short_of_memory.MODULE)
+
+    assert tried.outcome.code is FailureCode.OUT_OF_MEMORY
+    assert not [line for line in tried.of(LogLine) if "Memory ran out" in line.message]
+
+
+def test_a_process_that_is_killed_ends_its_parent_alike(tiny_model, tmp_path):
+    """The agent then looks whether the kernel killed it for its memory."""
+    spec = make_run_spec(tiny_model, PLAIN, gpu_count=2, parallelism="ddp")
+    (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
+    os.mkfifo(tmp_path / "life")  # ends with the killed process
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncd {tmp_path}\n[ $RANK = 1 ] && exec 3> life && kill -9 $$\ncat life; exit 3\n")
+    python.chmod(0o700)
+    write_outcome(tmp_path, Failed(code=FailureCode.INTERNAL_ERROR, message="It lost the other one."))
+    script = f"import runpy, sys; sys.executable = {str(python)!r}; runpy.run_module({MODULE!r}, run_name='__main__')"
+
+    command = [sys.executable, "-c", script, str(tmp_path / "spec.json"), str(tmp_path)]
+    ended = subprocess.run(command, cwd=REPOSITORY, input=b"{}\n", check=False, timeout=60)
+
+    assert ended.returncode == -signal.SIGKILL
+    assert read_outcome(tmp_path) is None
 
 
 GROUP = NodeGroup(rank=1, node_count=3, master_address="10.0.0.1", master_port=77, address="127.0.0.1")

@@ -24,11 +24,11 @@ def rows_for(recipe: Hyperparameters) -> bytes:
     return ROWS if recipe.objective is Objective.SUPERVISED else PAIRS
 
 
-def fork(fork_server: ForkServer, arguments: list[str], log: BinaryIO, *, count: int) -> None:
+def fork(fork_server: ForkServer, arguments: list[str], log: BinaryIO, *, count: int, module: str = MODULE) -> None:
     port = free_port()
     ranks = [
         fork_server.fork(
-            MODULE,
+            module,
             arguments,
             log=log.fileno(),
             environment=child_environment(threads=1, extra=rank_environment(index=index, count=count, port=port)),
