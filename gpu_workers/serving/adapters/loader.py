@@ -12,7 +12,7 @@ from gpu_workers.serving.adapters.host_cache import HostCache
 from gpu_workers.serving.adapters.store import AdapterRejected, AdapterStore, AdapterUnavailable, BaseIdentity
 from gpu_workers.serving.traffic.front_door import FrontDoor
 from gpu_workers.serving.traffic.number_watch import NumberWatch
-from gpu_workers.serving.trials.adapter_trial import NOT_LOADABLE, Verdict, try_adapter
+from gpu_workers.serving.trials.adapter_trial import NOT_LOADABLE, NOT_LOADED_YET, Refusals, Verdict, try_adapter
 from gpu_workers.serving.trials.canary_engine import CanaryEngine
 from gpu_workers.serving.trials.parity_check import CannotSay
 from gpu_workers.serving.trials.verdicts import Trials
@@ -65,6 +65,7 @@ class AdapterLoader:
         self._canary = canary
         self._trials = trials
         self._numbers = numbers
+        self._refusals = Refusals()
         self.has_stale_urls = False  # a fetch failed: its signed URL may have expired
 
     async def fetch(self, adapter: DesiredAdapter, met: EngineSession, *, capacity: int) -> Path | None:
@@ -115,7 +116,10 @@ class AdapterLoader:
         except EngineRefused as refusal:
             await self._require_same_engine(met)
             log.warning("engine refuses %s: %s", name, refusal)
-            return self._trials.reject(name, NOT_LOADABLE)
+            if self._refusals.is_final(name, refusal):
+                return self._trials.reject(name, NOT_LOADABLE)
+            return self._trials.postpone(name, NOT_LOADED_YET)
+        self._refusals.forget(name)
         return await self.try_out(adapter, met)
 
     async def _spare_the_served(self, met: EngineSession) -> None:

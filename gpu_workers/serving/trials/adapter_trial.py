@@ -11,6 +11,8 @@ from gpu_workers.serving.trials.parity_check import CannotSay, Uncertifiable, me
 
 INVALID_NUMBERS = "The adapter gives invalid numbers."
 NOT_LOADABLE = "The engine could not load the adapter."
+NOT_LOADED_YET = "The engine could not load the adapter this time."
+_MAX_REFUSALS = 3  # in a row: vLLM answers 500 to a bad adapter, and also if memory or file handles are short
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -21,6 +23,23 @@ class Verdict(msgspec.Struct, frozen=True):
 
     reason: str = ""
     parity: ParityResult | None = None
+
+
+class Refusals:
+    """The loads that the engine refused since the last that worked, by adapter. A busy engine's do not count."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def is_final(self, name: str, refusal: EngineRefused) -> bool:
+        """Count the refusal; return whether it is evidence against the adapter."""
+        count = self._counts[name] = self._counts.get(name, 0) + (not refusal.is_busy)
+        if count >= _MAX_REFUSALS:
+            self.forget(name)
+        return count >= _MAX_REFUSALS
+
+    def forget(self, name: str) -> None:
+        self._counts.pop(name, None)
 
 
 async def try_adapter(

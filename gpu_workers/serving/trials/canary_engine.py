@@ -17,7 +17,14 @@ import msgspec
 from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.engine.client import Canary, EngineClient, EngineDown, EngineRefused
 from gpu_workers.engine.state import EnginePaths, EngineState, ReplicaBase, read_engine_state
-from gpu_workers.serving.trials.adapter_trial import INVALID_NUMBERS, NOT_LOADABLE, Verdict, try_adapter
+from gpu_workers.serving.trials.adapter_trial import (
+    INVALID_NUMBERS,
+    NOT_LOADABLE,
+    NOT_LOADED_YET,
+    Refusals,
+    Verdict,
+    try_adapter,
+)
 from gpu_workers.serving.trials.parity_check import CannotSay
 
 log = logging.getLogger("anneal.canary")
@@ -50,6 +57,7 @@ class CanaryEngine:
         self._troubles: dict[str, str] = {}
         self._state: EngineState | None = None
         self._base_canary: Canary | None = None
+        self._refusals = Refusals()
         self._corrupted_before = 0
         self._ended_generation = ""
         self._wanted_at = self._used_at = clock()
@@ -152,7 +160,10 @@ class CanaryEngine:
         except EngineRefused as refusal:
             await self._require_same_engine(state)
             log.warning("canary engine refuses %s: %s", wish.lora_name, refusal)
-            return Verdict(NOT_LOADABLE)
+            if self._refusals.is_final(wish.lora_name, refusal):
+                return Verdict(NOT_LOADABLE)
+            raise CannotSay(NOT_LOADED_YET) from refusal
+        self._refusals.forget(wish.lora_name)
         verdict = await try_adapter(
             self._engine,
             wish.folder,

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from apps.contracts.serving import LoadState
+from gpu_workers.serving.trials.adapter_trial import NOT_LOADABLE, NOT_LOADED_YET
 from gpu_workers.serving.trials.canary_engine import DEADLY, IDLE_SECONDS, START_SECONDS
+from gpu_workers.serving.trials.verdicts import RETRY_SECONDS
 from tests.support.engines.models import name_of
 from tests.support.engines.stage import (
     COUNTED_NAN,
@@ -60,7 +62,7 @@ def test_a_version_that_fails_there_is_rejected_and_the_shared_engine_never_saw_
     tmp_path: Path, name: str, reason: str
 ) -> None:
     async def script(stage: Stage) -> None:
-        await stage.turn(8)
+        await stage.turn(8, seconds=RETRY_SECONDS)
         assert stage.seen(name).state is LoadState.REJECTED and reason in stage.seen(name).reason
         assert stage.seen(GOOD).state is LoadState.LOADED
         assert [event for event in stage.events if event.startswith("shared")] == [
@@ -70,6 +72,30 @@ def test_a_version_that_fails_there_is_rejected_and_the_shared_engine_never_saw_
         assert stage.events.count("canary died") == (2 if name == DEADLY_ONE else 0)
 
     make_stage(tmp_path, adapter(name), adapter(GOOD))(script)
+
+
+@pytest.mark.parametrize("has_canary", [True, False])
+@pytest.mark.parametrize("statuses", [[404] * 4, [503, 429, 404, 500, 500]])
+def test_an_engine_that_cannot_load_now_is_asked_again(tmp_path: Path, has_canary: bool, statuses: list[int]) -> None:
+    async def script(stage: Stage) -> None:
+        engine = stage.trial if has_canary else stage.shared
+        engine.refusals = list(statuses)
+        await stage.turn(3)
+        assert stage.seen(GOOD).state is LoadState.FAILED and NOT_LOADED_YET in stage.seen(GOOD).reason
+        await stage.turn(len(statuses) * 3, seconds=RETRY_SECONDS)
+        assert stage.seen(GOOD).state is LoadState.LOADED
+
+    make_stage(tmp_path, adapter(GOOD), has_canary=has_canary)(script)
+
+
+def test_a_load_that_fails_each_time_is_evidence_against_the_adapter(tmp_path: Path) -> None:
+    async def script(stage: Stage) -> None:
+        await stage.turn(2, seconds=RETRY_SECONDS)
+        assert stage.seen(UNLOADABLE).state is LoadState.FAILED
+        await stage.turn(seconds=RETRY_SECONDS)
+        assert (stage.seen(UNLOADABLE).state, stage.seen(UNLOADABLE).reason) == (LoadState.REJECTED, NOT_LOADABLE)
+
+    make_stage(tmp_path, adapter(UNLOADABLE), has_canary=False)(script)
 
 
 def test_an_engine_with_bad_numbers_in_it_tries_no_other_version(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ class Engine:
         self.corrupted = 0
         self.starts = 0
         self.starts_never = False
+        self.refusals: list[int] = []  # the HTTP status of each of the next loads
         self.version = "0.32.0"
         self.settings_sha256 = ""
         self._runner: web.AppRunner | None = None
@@ -95,6 +96,8 @@ class Engine:
         self.events.append(f"{self.title} loads {body['lora_name'].rstrip('0')}")
         if body["lora_name"] == UNLOADABLE:
             return web.json_response({"error": {"message": "no"}}, status=500)
+        if self.refusals:
+            return web.json_response({"error": {"message": "not now"}}, status=self.refusals.pop(0))
         self.loaded[body["lora_name"]] = body["lora_path"]
         return web.Response()
 
