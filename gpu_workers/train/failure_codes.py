@@ -4,11 +4,17 @@ import errno
 import re
 
 import torch
+from safetensors import SafetensorError
 
 from apps.contracts.failures import FailureCode
 from gpu_workers.train.failures import TrainingFailed
 
 _LOST_PEER = re.compile(r"gloo|connection (closed|reset) by peer|NCCL.*(remote|timeout|system error)", re.IGNORECASE)
+
+# safetensors and torch.save have no errno. The latter does not say either why a file is shorter than what was written.
+_SHORT_WRITE = re.compile(
+    r"os error (28|122)\b|inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing"
+)
 
 
 def classify(error: BaseException, *, is_group: bool = False) -> TrainingFailed:
@@ -23,11 +29,18 @@ def classify(error: BaseException, *, is_group: bool = False) -> TrainingFailed:
         return TrainingFailed(FailureCode.WORKER_LOST, message)
     if is_out_of_memory(error):
         return TrainingFailed(FailureCode.OUT_OF_MEMORY, "The job did not fit into the memory of the machine.")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return TrainingFailed(FailureCode.DISK_FULL, "The disk of the machine is full.")
     if isinstance(error, RuntimeError) and bool(re.search(r"CUDA error|cuDNN error|NCCL error|CUBLAS", str(error))):
         return TrainingFailed(FailureCode.GPU_FAULT, "The GPU reported a fault.")
     return TrainingFailed(FailureCode.INTERNAL_ERROR, f"Training stopped unexpectedly ({type(error).__name__}).")
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a file could not be written for lack of space."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return isinstance(error, SafetensorError | RuntimeError) and bool(_SHORT_WRITE.search(str(error)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -6,7 +6,6 @@ parts merge or convert. Each part runs in a separate process, so a failure loses
 are not billed.
 """
 
-import errno
 import importlib.metadata
 import logging
 import os
@@ -25,7 +24,7 @@ from gpu_workers.common.pulse import open_pulse
 from gpu_workers.train.after.examination import examine_result, is_adapter
 from gpu_workers.train.after.gguf import NotConverted, convert_model
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter
-from gpu_workers.train.failure_codes import is_out_of_memory
+from gpu_workers.train.failure_codes import is_disk_full, is_out_of_memory
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model.base_model import fetch_base_model
 from gpu_workers.train.model.streamed import NotStreamable
@@ -72,7 +71,7 @@ def _in_words(error: Exception) -> str:
     """Return the cause as the end of a sentence, without paths and host names."""
     if is_out_of_memory(error):
         return "it did not fit into the memory of the machine"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_disk_full(error):
         return "the disk of the machine was full"
     if isinstance(error, TrainingFailed):
         return error.message.rstrip(".")
