@@ -212,7 +212,8 @@ def _other_objective(job: FineTuningJob) -> Iterator[Change]:
     objective = objectives_of(version)[0]
     text = f"Train by {objective}: the file holds {version.kind} rows."
     is_alike = other is None or other.kind in ("", version.kind)
-    yield Change(text=text, recipe={"objective": objective}, without_validation=not is_alike)
+    recipe = {"objective": objective} | ({"lora_dropout": 0.0} if objective.is_preference else {})
+    yield Change(text=text, recipe=recipe, without_validation=not is_alike)
 
 
 def _other_start(job: FineTuningJob) -> Iterator[Change]:

@@ -103,7 +103,7 @@ def choose(
     choices = tuple(_scaled(_choice(name, wanted, rules), multiplier, limits) for name in _ORDER)
     values = {choice.name: choice.value for choice in choices}
     require_within(limits, {name: value for name, value in values.items() if name != "lora_rank" or not keeps_rank})
-    _require_sensible(values, method)
+    _require_sensible(values, method, objective)
     quantization = "nf4" if method is Method.QLORA else None
     fixed = {"method": method, "objective": objective, "quantization": quantization}
     recipe = msgspec.convert(values | fixed, Hyperparameters, strict=False)
@@ -177,7 +177,7 @@ def _require_settable(wanted: Mapping[str, object], limits: RecipeLimits) -> Non
             raise InvalidValue(message, param=f"hyperparameters.{name}")
 
 
-def _require_sensible(values: Mapping[str, object], method: Method) -> None:
+def _require_sensible(values: Mapping[str, object], method: Method, objective: Objective) -> None:
     if method is Method.QLORA and values["cpu_offload"]:
         message = gettext("cpu_offload is for LoRA and full fine-tuning: 4-bit weights stay on the GPU.")
         raise InvalidValue(message, param="hyperparameters.cpu_offload")
@@ -189,6 +189,9 @@ def _require_sensible(values: Mapping[str, object], method: Method) -> None:
                 }
                 raise InvalidValue(message, param=f"hyperparameters.{name}")
         return
+    if objective.is_preference and values["lora_dropout"]:
+        message = gettext("lora_dropout must be 0 for preferences: both answers must be judged by the same model.")
+        raise InvalidValue(message, param="hyperparameters.lora_dropout")
     config = {"r": values["lora_rank"], "lora_alpha": values["lora_alpha"], "use_rslora": values["use_rslora"]}
     if get_scale(config) > MAX_SCALE:
         message = gettext(

@@ -84,6 +84,10 @@ def test_preferences_are_trained_without_a_reference_where_that_is_asked(sdk, ke
 
     dpo, orpo = create(sdk, version.pk), create(extended_client(key), version.pk, extra_body={"method": asked})
 
+    with pytest.raises(openai.BadRequestError, match="judged by the same model") as refused:
+        create(extended_client(key), version.pk, extra_body={"method": asked, "lora": {"dropout": 0.1}})
+
+    assert refused.value.param == "lora.dropout"
     assert dpo.method.type == "dpo" and dpo.model_extra["recipe"]["dpo_beta"] == 0.1
     assert orpo.method.type == "orpo" and orpo.method.model_extra["orpo"]["hyperparameters"]["beta"] == 0.3
     recipe = orpo.model_extra["recipe"]

@@ -146,6 +146,8 @@ class RecipeForm(forms.Form):
         limits = get_limits(base_model=base_model)
         kept, self.dropped = _settings_of(given.get("settings", ""), limits)
         self.kept = {name: value for name, value in kept.items() if name not in shape}
+        if self.chosen_objective.is_preference and self.kept.pop("lora_dropout", 0):
+            self.dropped.append("lora_dropout")
         # An adapter is trained further with the same shape, and never by training the whole model.
         self.kinds = [
             kind

@@ -129,6 +129,8 @@ class _Reader:
         if self.tool == "together":
             found |= self._stopping()
         factor = self._alpha_factor()
+        if kind in ("dpo", "orpo"):
+            self.take("lora_dropout", "ignored", "Anneal trains preferences without dropout.")
         for key, name in NAMES[self.tool].items():
             if key in self.left:
                 # The tools have one beta for both methods.

@@ -27,7 +27,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
-from tests.factories.chat import TOOL_ROW
+from tests.factories.chat import PAIR, TOOL_ROW
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
 from tests.factories.finetuning import TrainingSetup
 
@@ -70,6 +70,12 @@ def prefer(job: FineTuningJob) -> None:
     FineTuningJob.objects.filter(pk=job.pk).update(hyperparameters=job.hyperparameters | {"objective": Objective.DPO})
 
 
+def pair(job: FineTuningJob) -> None:
+    pairs = make_ready_version(job.organization, jsonl_of(PAIR) * 12)
+    TokenCount.objects.filter(version=job.training_file_id).update(version=pairs)
+    FineTuningJob.objects.filter(pk=job.pk).update(training_file=pairs)
+
+
 def lengthen(tokens: int) -> Callable[[FineTuningJob], None]:
     """Say that the longest row has so many tokens."""
 
@@ -108,6 +114,7 @@ FAILURES = {
     "all held out": Failure(INVALID, {"validation_share": 0.0}, {"validation_share": 0.5}),
     "validation file holds all": Failure(INVALID, {"validation_file": None}, spoil=hold_out_all),
     "other rows": Failure(INVALID, {"objective": "supervised"}, spoil=prefer),
+    "pairs": Failure(INVALID, {"objective": "dpo", "lora_dropout": 0.0}, spoil=pair),
     "too large": Failure(OOM, {"method": "qlora", "quantization": "nf4"}),
     "too large in four bits": Failure(
         OOM, {"max_length": 64}, {"method": "qlora", "max_length": 128}, spoil=lengthen(500)

@@ -37,14 +37,15 @@ def test_settings_keep_their_meaning(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(work)
     words = {"model_name_or_path": "anneal-demo", "dataset": "mine", "stage": "dpo", "pref_beta": 0.2}
 
-    dpo = planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256)
+    dpo = planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256, lora_dropout=0.05)
     orpo = planned("llama-factory", configs, **words, pref_loss="orpo", lora_rank=128, lora_alpha=64, use_rslora=True)
 
     assert dpo.obstacle is None and dpo.files["training_file"].samefile(work / "data/rows.json")
     assert dpo.request["recipe"] == {"method": "lora", "lora_rank": 64, "lora_alpha": 128, "dpo_beta": 0.2}
     assert (orpo.request["recipe"]["orpo_beta"], orpo.request["recipe"]["lora_alpha"]) == (0.2, 45)
     (work / "data/rows.json").write_text(json.dumps(PAIRS[1:]))
-    assert planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256).key != dpo.key, "other rows"
+    again = planned("llama-factory", configs, **words, lora_rank=128, lora_alpha=256, lora_dropout=0.05)
+    assert again.key != dpo.key, "other rows"
 
     scheduler = {"lr_scheduler_type": "linear", "lr_scheduler_args": {"min_lr_ratio": 0.1}}
     modules = {"type": "Lora", "lora_r": 8, "lora_trainable_modules": "q_proj,v_proj"}

@@ -113,7 +113,9 @@ def test_preferences_are_trained_by_dpo_unless_orpo_is_asked_for(floor, chosen, 
     method = page(asked | fields | {"method": "full", "step": "method"})
     review = page(asked | {"pool": floor.pool.name})
     job = launch(client_for(bob), review)
+    dropped = page(asked | {"settings": '{"lora_dropout": 0.2, "warmup_ratio": 0.1}', "step": "method"})
 
+    assert "doesn't take your values for: Adapter dropout." in dropped
     assert '<option value="dpo" selected>' in usual and 'name="train_on"' not in usual
     assert (shown(usual, "learning_rate"), shown(method, "learning_rate")) == ("1e-06", "8e-06")
     assert "<dt>Preference method</dt><dd>ORPO" in review and '"type": "orpo"' in review
