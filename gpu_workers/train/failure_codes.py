@@ -10,11 +10,9 @@ from apps.contracts.failures import FailureCode
 from gpu_workers.train.failures import TrainingFailed
 
 _LOST_PEER = re.compile(r"gloo|connection (closed|reset) by peer|NCCL.*(remote|timeout|system error)", re.IGNORECASE)
-
-# safetensors and torch.save have no errno. The latter does not say either why a file is shorter than what was written.
-_SHORT_WRITE = re.compile(
-    r"os error (28|122)\b|inline_container\.cc.*unexpected pos|PytorchStreamWriter failed writing"
-)
+_NO_MEMORY = re.compile(r"out of memory|can't allocate memory|STATUS_ALLOC_FAILED")
+# The errors of safetensors and torch.save have no errno. Those of torch.save do not say why the file is too short.
+_SHORT_WRITE = re.compile(r"os error (28|122)\b|inline_container.*unexpected pos|PytorchStreamWriter failed writing")
 
 
 def classify(error: BaseException, *, is_group: bool = False) -> TrainingFailed:
@@ -45,7 +43,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether memory ran out, on the GPU or in the machine."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and bool(re.search(r"out of memory|can't allocate memory", text))
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    is_named = isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    return is_named or isinstance(error, torch.OutOfMemoryError | MemoryError)

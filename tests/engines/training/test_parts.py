@@ -2,9 +2,6 @@
 
 import json
 import math
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -13,8 +10,6 @@ import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError
 from peft import LoraConfig, get_peft_model
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
 from apps.contracts.chat import ChatRenderer, parse_line, parse_row, split_lines
@@ -29,7 +24,6 @@ from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE, EventTail,
 from gpu_workers.train.attempt import _adopted
 from gpu_workers.train.data.encoding import PaddingCollator, encode_file, split_keys_of, split_off
 from gpu_workers.train.data.selection import select_rows
-from gpu_workers.train.failure_codes import classify
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop.callbacks import ProgressCallback, StopFlag
 from gpu_workers.train.loop.checkpoint import IncompleteCheckpoint, explain_inexact_resume, geometry, open_checkpoint
@@ -52,28 +46,6 @@ def make_spec(**changes: object) -> RunSpec:
     base_model = BaseModelRef(id="bm_1", name="tiny")
     fields = {"run_id": "run_1", "job_id": "ftjob-1", "organization_id": "org_1", "attempt": 1, "training": NOTHING}
     return RunSpec(**fields | {"base_model": base_model, "hyperparameters": RECIPE} | changes)
-
-
-@contextmanager
-def files_up_to(n_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow further. Python ignores the signal, so a write fails as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("save", [save_file, torch.save])
-def test_a_disk_that_fills_up_is_told_apart(tmp_path, save):
-    with files_up_to(2**16), pytest.raises((SafetensorError, RuntimeError)) as failure:
-        save({"a": torch.zeros(2**18)}, str(tmp_path / "file"))
-    # Only the number differs: the file is too large (EFBIG), or the disk full (ENOSPC).
-    error = type(failure.value)(str(failure.value).replace("os error 27", "os error 28"))
-
-    assert classify(error).code is FailureCode.DISK_FULL
-    assert classify(type(error)("something else")).code is FailureCode.INTERNAL_ERROR
 
 
 def make_peft_model(folder: Path, *, dropout: float = 0.0) -> torch.nn.Module:
