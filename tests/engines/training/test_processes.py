@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,8 @@ from gpu_workers.common.config import REPOSITORY, child_environment, rank_enviro
 from gpu_workers.common.events import AdapterReady, read_outcome, write_outcome
 from gpu_workers.train import __main__ as entry
 from gpu_workers.train.loop import launch
+from gpu_workers.train.loop.launch import Rank
+from gpu_workers.train.loop.process_group import first_rank_first
 from gpu_workers.train.model import sharding
 from gpu_workers.train.model.loading import load_model
 from gpu_workers.trainer.children.executor import MODULE
@@ -191,6 +194,16 @@ def test_shards_and_several_gpus_are_trained_by_ranks(tiny_model, tmp_path, monk
     (tmp_path / "spec.json").write_bytes(msgspec.json.encode(spec))
 
     assert (entry.main(tmp_path / "spec.json", tmp_path), started) == (7, [gpu_count])
+
+
+def test_processes_wait_for_one_that_downloads_a_large_model(monkeypatch):
+    asked: list[dict] = []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **options: asked.append(options))
+
+    with first_rank_first(Rank(is_launched=True)):
+        pass
+
+    assert asked[0]["timeout"] > timedelta(hours=6)
 
 
 def test_what_starts_the_processes_does_not_wait_for_torch():
