@@ -23,19 +23,22 @@ def evaluate(
     model: torch.nn.Module,
     rows: Rows | SomeRows,
     *,
+    device: torch.device,
     collate: Callable[..., dict[str, torch.Tensor]],
     batch_size: int,
     loss_parts: LossParts,
     should_stop: Callable[[], bool],
 ) -> Evaluation | None:
-    """Return the mean over trained tokens, or None if stopped in the middle."""
+    """Return the mean over trained tokens, or None if stopped in the middle.
+
+    `device` computes; the weights may be in the host's memory.
+    """
     was_training = model.training
     model.eval()
     totals = np.zeros(3)
     try:
         with torch.no_grad():
             order = np.argsort(rows.lengths, kind="stable")
-            device = next(model.parameters()).device
             for indices in np.array_split(order, max(1, -(-len(order) // batch_size))):
                 if should_stop():
                     return None

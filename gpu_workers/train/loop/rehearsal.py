@@ -44,6 +44,7 @@ def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> R
             evaluate(
                 trainer.model,
                 SomeRows(validation, longest),
+                device=trainer.args.device,
                 collate=trainer.eval_collator,
                 batch_size=size,
                 loss_parts=trainer.loss_parts,

@@ -258,6 +258,7 @@ def evaluate_rows(
     return evaluate(
         trainer.model,
         rows,
+        device=trainer.args.device,
         collate=trainer.eval_collator,
         batch_size=trainer.args.per_device_train_batch_size,
         loss_parts=trainer.loss_parts,

@@ -8,6 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOTrainer
+from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
@@ -16,6 +17,7 @@ from gpu_workers.train.data.rows import Pairs, encode_pairs, encode_text
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop import callbacks
 from gpu_workers.train.loop.dpo import DpoTrainer, dpo_config
+from gpu_workers.train.loop.evaluation import Evaluation, evaluate
 from gpu_workers.train.loop.orpo import OrpoTrainer, orpo_config
 from gpu_workers.train.model.loading import load_model
 from tests.support.engines.attempts import attempt
@@ -205,6 +207,27 @@ def test_the_reference_of_an_adapter_is_on_its_device_even_if_the_base_is_not(
         {"meta"} if method is Method.LORA else set()
     )
     assert {device for name, device in devices.items() if "lora_" not in name} == {"cpu"}
+
+
+def test_an_evaluation_gives_rows_to_the_device_that_computes_not_to_that_of_the_weights():
+    """Offloaded weights are in the host's memory, and a pair's reference must be where its loss is."""
+    pairs = Pairs([([3], [100, 200, 4], [101, 4])], n_dropped=0, n_truncated=0)
+
+    def loss_parts(_, batch):
+        assert {tensor.device.type for tensor in batch.values()} == {"cpu"}
+        return torch.tensor(1.0), torch.tensor(1), torch.tensor(1)
+
+    found = evaluate(
+        torch.nn.Linear(1, 1, device="meta"),
+        pairs,
+        device=torch.device("cpu"),
+        collate=DataCollatorForPreference(pad_token_id=0),
+        batch_size=1,
+        loss_parts=loss_parts,
+        should_stop=lambda: False,
+    )
+
+    assert found == Evaluation(valid_loss=1.0, valid_mean_token_accuracy=1.0)
 
 
 def test_pairs_are_tokenised_as_trl_does_it(tmp_path):
