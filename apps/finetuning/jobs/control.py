@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Collection
 from contextlib import suppress
 
+import msgspec
 from django.db import transaction
 from django.db.models import QuerySet
 from django.utils.translation import gettext
@@ -21,6 +22,7 @@ from apps.finetuning import events
 from apps.finetuning.lifecycle import JOB_TERMINAL, JOB_TRANSITIONS, RUN_ACTIVE, RUN_TRANSITIONS, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, QueueShare, Run
 from apps.finetuning.queries import find_region_obstacle
+from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs import attempts
 from apps.finetuning.usage import charges
 
@@ -96,9 +98,10 @@ def dismiss_failure(*, job: FineTuningJob, by: str, now: datetime.datetime) -> N
 def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nano: int | None = None) -> FineTuningJob:
     """Hold the rest of the cap (or of a new one) and queue a paused job again, from its last checkpoint.
 
-    A cap above the maximum of a firm price means that maximum. In a pool that the organization may not use any more,
-    the job waits to be moved. Raises InvalidState unless the job is paused and its cap leaves room, RegionRefused if no
-    pool may run it, InsufficientBalance, BudgetExceeded, and PermissionDenied for a viewer of its project.
+    A cap above the maximum of a firm price means that maximum. A new cap also counts where the job moves later. In a
+    pool that the organization may not use any more, the job waits to be moved. Raises InvalidState unless the job is
+    paused and its cap leaves room, RegionRefused if no pool may run it, InsufficientBalance, BudgetExceeded, and
+    PermissionDenied for a viewer of its project.
     """
     job = _locked(job, by)
     if job.status != JobStatus.PAUSED:
@@ -117,7 +120,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
     if obstacle := find_region_obstacle(organization=job.organization_id):
         raise RegionRefused(obstacle, param=_PARAM)
     if spend_cap_nano is not None:
-        job.spend_cap_nano = min(spend_cap_nano, job.firm_max_nano or spend_cap_nano)
+        _set_cap(job, spend_cap_nano)
     least_nano = charges.least_cap_of(job=job)
     if job.spend_cap_nano < least_nano:
         raise InvalidState(
@@ -144,6 +147,7 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
         pause_requested_at=None,
         pause_requested_by=None,
         spend_cap_nano=job.spend_cap_nano,
+        requested=job.requested,
         hold_id=held.pk,
     )
     events.append(job, type="state", message="Resumed", hold_nano=amount_nano)
@@ -151,6 +155,12 @@ def resume(*, job: FineTuningJob, by: str, now: datetime.datetime, spend_cap_nan
         organization=job.organization_id, by=by, action="job.resumed", target=job.pk, cap_nano=job.spend_cap_nano
     )
     return job
+
+
+def _set_cap(job: FineTuningJob, cap_nano: int) -> None:
+    """Set a new cap of the job, here and where it moves later."""
+    job.spend_cap_nano = min(cap_nano, job.firm_max_nano or cap_nano)
+    job.requested = msgspec.to_builtins(msgspec.structs.replace(stored_request(job), spend_cap_nano=cap_nano))
 
 
 @transaction.atomic

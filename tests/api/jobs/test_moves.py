@@ -24,7 +24,7 @@ from apps.finetuning.runs import members
 from apps.finetuning.runs.leases import reclaim_expired_leases
 from apps.finetuning.usage import quotas
 from tests.factories.market import Market
-from tests.support.attempts import Attempt
+from tests.support.attempts import Attempt, paused_at
 from tests.support.database import at_once
 from tests.support.pages import text
 
@@ -246,6 +246,25 @@ def test_a_job_that_began_moves_only_where_it_can_go_on(lost, key, api_client) -
     assert (error["code"], error["param"]) == ("cannot_launch", "option")
     assert "began on one GPU" in error["message"]
     assert FineTuningJob.objects.get(pk=lost.pk).pool.name == "h100"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cap", "new_cap"), [({}, "1"), ({"max_cost_usd": "0.5"}, "2")])
+def test_the_cap_set_at_a_resume_goes_with_the_job(market, key, api_client, cap: dict[str, str], new_cap: str) -> None:
+    client = api_client(key)
+    body = {"model": market.base_model.name, "training_file": market.version.pk, "compute": {"pool": "h100"}}
+    job = FineTuningJob.objects.get(pk=client.post(JOBS, body | {"budget": cap}, format="json").json()["id"])
+    paused_at(Attempt(claim("h100")).start(), job, step=5, seconds=660)  # for 49 cents
+    client.post(f"{JOBS}/{job.pk}/resume", {"budget": {"max_cost_usd": new_cap}}, format="json")
+    Worker.objects.filter(pool__name="h100").update(last_seen_at=db_now() - timedelta(hours=1))
+
+    (best,) = client.get(address(job)).json()["data"]
+    asked = {"option": best["option"], "quoted_max_usd": best["maximum_usd"]}
+    moved = client.post(address(job), asked, format="json").json()
+
+    assert (moved["pool"], moved["spend_cap_usd"], best["maximum_usd"]) == ("h200", new_cap, new_cap)
+    job.refresh_from_db()
+    assert Hold.objects.get(pk=job.hold_id).amount_nano == usd_to_nano(Decimal(new_cap)) - job.cost_nano
 
 
 @pytest.mark.slow
