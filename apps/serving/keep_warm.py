@@ -4,16 +4,17 @@ import datetime
 import logging
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_work_in
+from apps.accounts.models import Organization
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.billing.queries import get_balance
 from apps.billing.usage.metering import record_quantity
 from apps.catalog.models import BaseModel, PriceRule
-from apps.catalog.queries import active_price, warm_sku
+from apps.catalog.queries import active_price, list_all_active_prices, warm_sku
 from apps.core import audit
 from apps.core.database.tenancy import system
 from apps.core.errors import InvalidState, QuotaExceeded
@@ -27,9 +28,9 @@ MAX_KEPT_SHARE = 0.5  # of a base model's places
 MAX_OF_ONE_SHARE = 0.25  # of them, for one organization; one adapter always
 
 
-def warm_price(*, base_model: BaseModel) -> PriceRule | None:
-    """Return the price of keeping an adapter of this base model warm; None if that is not offered."""
-    return active_price(sku=warm_sku(base_model))
+def warm_price(*, base_model: BaseModel, organization: Organization | str) -> PriceRule | None:
+    """Return the organization's price of keeping an adapter of this base model warm; None if that is not offered."""
+    return active_price(sku=warm_sku(base_model), organization=organization)
 
 
 @transaction.atomic
@@ -40,7 +41,7 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
     """
     require_work_in(project_id=version.adapter.project_id, actor=by)
     base_model = version.adapter.base_model
-    price = warm_price(base_model=base_model)
+    price = warm_price(base_model=base_model, organization=version.organization_id)
     deployment = Deployment.objects.select_for_update().filter(adapter_version=version, removed_at=None).first()
     if price is None:
         raise InvalidState(
@@ -114,11 +115,12 @@ def charge_warm(*, now: datetime.datetime) -> int:
 
 def paying_deployments(*, base_model: BaseModel) -> QuerySet[Deployment]:
     """Return the deployments of the base model that are kept warm, can be loaded, and pay while they are loaded."""
-    if warm_price(base_model=base_model) is None:
-        return Deployment.objects.none()
     unloadable = (AdapterVersionStatus.REFUSED, AdapterVersionStatus.FILES_ONLY)
     kept = _kept().filter(adapter_version__adapter__base_model=base_model)
-    return kept.exclude(adapter_version__status__in=unloadable)
+    sku = warm_sku(base_model)
+    of_owner = Q(organization=None) | Q(organization=OuterRef("organization"))
+    prices = list_all_active_prices(prefix=sku).filter(of_owner, sku=sku)
+    return kept.exclude(adapter_version__status__in=unloadable).filter(Exists(prices))
 
 
 def _kept() -> QuerySet[Deployment]:
@@ -134,7 +136,7 @@ def _charge(deployment: Deployment, now: datetime.datetime) -> None:
     milliseconds = int((now - since).total_seconds() * 1000)
     if milliseconds <= 0:
         return
-    price = warm_price(base_model=version.adapter.base_model)
+    price = warm_price(base_model=version.adapter.base_model, organization=version.organization_id)
     is_loaded = answering().filter(adapter_version=version).exists()
     changed = Deployment.objects.filter(pk=deployment.pk, warm_billed_until=since).update(warm_billed_until=now)
     if changed and is_loaded and price is not None:

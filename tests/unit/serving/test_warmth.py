@@ -1,6 +1,7 @@
 """What is kept warm has its place, and pays by the millisecond while it is loaded."""
 
 import datetime
+from typing import Any
 
 import pytest
 
@@ -8,10 +9,11 @@ from apps.adapters.models import AdapterVersion
 from apps.billing.models import UsageSeries
 from apps.billing.queries import get_balance
 from apps.billing.usage.metering import rate_usage
+from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, QuotaExceeded
-from apps.serving.keep_warm import charge_warm, keep_warm, let_cool
+from apps.serving.keep_warm import charge_warm, keep_warm, let_cool, paying_deployments
 from apps.serving.models import Deployment, LoadedAdapter
 from apps.serving.placements import replan
 from tests.factories.serving import USD, give_credit, make_adapter, make_served_model
@@ -27,9 +29,9 @@ def version(db: None, organization) -> AdapterVersion:
     return make_adapter(organization, base_model)
 
 
-def price(version: AdapterVersion) -> None:
-    name = version.adapter.base_model.name
-    set_price(sku=f"warm:{name}", unit="warm_ms", price_nano=USD // 10, per=HOUR_MS, by="system", now=db_now())
+def price(version: AdapterVersion, price_nano: int = USD // 10, **fields: Any) -> PriceRule:
+    sku = f"warm:{version.adapter.base_model.name}"
+    return set_price(sku=sku, unit="warm_ms", price_nano=price_nano, per=HOUR_MS, by="system", now=db_now(), **fields)
 
 
 def test_an_hour_loaded_costs_an_hours_price_and_an_hour_unloaded_nothing(organization, version) -> None:
@@ -46,6 +48,26 @@ def test_an_hour_loaded_costs_an_hours_price_and_an_hour_unloaded_nothing(organi
     assert sum(UsageSeries.objects.values_list("quantity", flat=True)) == HOUR_MS
     assert get_balance(organization=organization).available_nano == USD - USD // 10
     assert charge_warm(now=now + 9 * HOUR) == 0
+
+
+@pytest.mark.parametrize("has_general_price", [True, False])
+def test_a_customer_pays_its_own_price(organization, rival, version, has_general_price: bool) -> None:
+    if has_general_price:
+        price(version, 3 * USD)
+    base_model = version.adapter.base_model
+    own = price(version, USD, organization=organization, approved_by="user_2")
+    base_model.replicas.update(capacity=8)
+    now = db_now()
+    keep_warm(version=version, by="user_1", now=now)
+    give_credit(rival, USD)
+    theirs = make_adapter(rival, base_model)
+    Deployment.objects.filter(adapter_version=theirs).update(pinned_at=now)
+
+    charge_warm(now=now + HOUR / 2)
+
+    assert UsageSeries.objects.get(organization=organization).price_rule == own
+    paying = set(paying_deployments(base_model=base_model).values_list("adapter_version", flat=True))
+    assert paying == {version.pk, *([theirs.pk] if has_general_price else [])}
 
 
 def test_it_is_placed_however_long_ago_it_was_asked_for(version) -> None:

@@ -8,7 +8,7 @@ from rest_framework.request import Request
 from apps.accounts.roles import Permission
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
-from apps.catalog.models import BaseModel
+from apps.catalog.models import PriceRule
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.finetuning.recipes.checkpoint_names import find_named
@@ -136,7 +136,8 @@ class ModelServing(ApiView):
         """
         if checkpoint := find_named(self.organization, model):
             base_model = checkpoint.job.base_model
-            return _serving_object(model, _NEVER_ASKED_FOR, base_model=base_model, is_kept_warm=False)
+            price = warmth.warm_price(base_model=base_model, organization=self.organization)
+            return _serving_object(model, _NEVER_ASKED_FOR, price=price, is_kept_warm=False)
         return serving_object(aliases.get_exact_version(organization=self.organization, model_name=model))
 
     def post(self, request: Request, model: str, body: ServingRequest) -> ServingObject:
@@ -164,18 +165,16 @@ def serving_object(version: AdapterVersion) -> ServingObject:
     deployment = Deployment.objects.filter(adapter_version=version, removed_at=None).first()
     # A whole model's own replica never unloads it, so there is nothing to pay for.
     is_whole = version.status == AdapterVersionStatus.FILES_ONLY
+    base_model, owner = version.adapter.base_model, version.organization_id
     return _serving_object(
         version.model_name,
         serving_states(versions=[version])[version.pk],
-        base_model=None if is_whole else version.adapter.base_model,
+        price=None if is_whole else warmth.warm_price(base_model=base_model, organization=owner),
         is_kept_warm=deployment is not None and deployment.pinned_at is not None,
     )
 
 
-def _serving_object(
-    name: str, state: ServingState, *, base_model: BaseModel | None, is_kept_warm: bool
-) -> ServingObject:
-    price = base_model and warmth.warm_price(base_model=base_model)
+def _serving_object(name: str, state: ServingState, *, price: PriceRule | None, is_kept_warm: bool) -> ServingObject:
     return {
         "object": "model.serving",
         "model": name,

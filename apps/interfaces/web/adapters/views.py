@@ -84,7 +84,7 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
         "comparison_url": comparison_url(version, siblings),
         "aliases": list_aliases(organization=request.organization).filter(adapter_id=version.adapter_id),
         "traffic": traffic_of(version),
-        "warm_price": warm_price(base_model=version.adapter.base_model),
+        "warm_price": warm_price(base_model=version.adapter.base_model, organization=request.organization),
         "is_kept_warm": Deployment.objects.filter(
             adapter_version=version, removed_at=None, pinned_at__isnull=False
         ).exists(),
