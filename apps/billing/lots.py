@@ -5,7 +5,8 @@ lock, so no other process draws at the same time.
 """
 
 import datetime
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 from django.db.models import F, QuerySet, Sum
 
@@ -14,6 +15,7 @@ from apps.billing.models import CreditLot, LotKind, LotMovement, PostingKind
 
 PROMOTIONAL_PRIORITY = 20
 PAID_PRIORITY = 50
+_MOVEMENTS_AT_ONCE = 500
 
 
 class LotsExhausted(Exception):
@@ -29,19 +31,46 @@ def spendable_lots(*, organization_id: str) -> QuerySet[CreditLot]:
 def returns_for(
     *, organization_id: str, sources: Collection[str], amount_nano: int, now: datetime.datetime
 ) -> dict[str, int]:
-    """Return how a refund of charges for `sources` is split over lots: the lots it was drawn from, last first.
+    """Return how a refund of jobs and conversions is split over lots: the lots they were paid from, last first.
 
     The share of a lot that has expired since goes into a new lot of the same kind without expiry: our fault must not
     cost the customer the credit.
     """
     drawn = (
         LotMovement.objects.filter(organization_id=organization_id, transaction__source__in=sources)
-        .exclude(transaction__kind=PostingKind.USAGE)
+        .exclude(transaction__kind=PostingKind.USAGE)  # as the index of sources does
         .values("lot")
         .annotate(nano=-Sum("amount_nano"))
         .filter(nano__gt=0)
     )
     given = {row["lot"]: row["nano"] for row in drawn}
+    return _split(organization_id, given, amount_nano, now)
+
+
+def returns_for_usage(
+    *, organization_id: str, sources: Collection[str], amount_nano: int, now: datetime.datetime
+) -> dict[str, int]:
+    """Return `returns_for` of usage series: the lots that paid them last.
+
+    Usage is charged every few seconds. So the movements are read from the newest back, and no further than the amount
+    reaches. `sources` include earlier refunds of the same series.
+    """
+    moved = LotMovement.objects.filter(
+        organization_id=organization_id,
+        transaction__organization_id=organization_id,
+        transaction__source__in=sources,
+    )
+    newest = moved.order_by("-transaction__created_at", "-transaction__pk").values_list("lot", "amount_nano")
+    net = Counter[str]()
+    for lot_id, nano in newest.iterator(chunk_size=_MOVEMENTS_AT_ONCE):
+        net[lot_id] -= nano
+        if sum(each for each in net.values() if each > 0) >= amount_nano:
+            break
+    return _split(organization_id, +net, amount_nano, now)
+
+
+def _split(organization_id: str, given: Mapping[str, int], amount_nano: int, now: datetime.datetime) -> dict[str, int]:
+    """Split a refund over the lots that gave credit, as `returns_for` says. What none gave is promotional."""
     back: dict[str, int] = {}
     for lot in CreditLot.objects.filter(pk__in=given).order_by("-priority", "-created_at", "-pk"):
         part = min(amount_nano - sum(back.values()), given[lot.pk])

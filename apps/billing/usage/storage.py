@@ -8,7 +8,7 @@ from django.db.models.functions import TruncMonth
 
 from apps.accounts.models import Organization, key_of
 from apps.billing.ledger import account, lock_wallet, post
-from apps.billing.lots import returns_for
+from apps.billing.lots import returns_for_usage
 from apps.billing.models import AccountKind, PostingKind, StorageSample, UsageSeries, VolumeRebate
 from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import record_quantity
@@ -87,7 +87,9 @@ def _rebate(of: tuple[str, str, datetime.date]) -> int:
         idempotency_key=f"{source}:{row.posted_nano + due}",
         request={"rebate": row.pk, "posted_nano": row.posted_nano + due},
         reason=f"Volume in {row.month:%B %Y}: {row.price_rule.sku}",
-        lots=returns_for(organization_id=wallet.owner_id, sources=[*charged, source], amount_nano=due, now=db_now()),
+        lots=returns_for_usage(
+            organization_id=wallet.owner_id, sources=[*charged, source], amount_nano=due, now=db_now()
+        ),
     )
     row.quantity, row.posted_nano = quantity, row.posted_nano + due
     row.save(update_fields=["quantity", "posted_nano"])

@@ -21,8 +21,8 @@ from apps.billing.budgets import Attribution, get_states
 from apps.billing.invoices import statements
 from apps.billing.invoices.files import CSV_HEADER, csv_rows, pdf_of
 from apps.billing.invoices.statements import cents_of, close_month, close_months, sum_by_label
-from apps.billing.models import Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
-from apps.billing.operations import grant_credit, refund_source
+from apps.billing.models import CreditLot, Hold, Invoice, InvoiceLine, StorageSample, UsageSeries
+from apps.billing.operations import grant_credit, grant_paid_credit, refund_source
 from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.billing.usage import labels
 from apps.billing.usage.charge_details import find_charge, list_hours, list_postings
@@ -262,6 +262,21 @@ def test_a_months_volume_beyond_a_tier_is_given_back_as_it_grows_and_once(rich):
     assert get_ledger_sum_nano() == 0
     invoice = close_month(organization=rich, month=OCTOBER)
     assert invoice.total_nano == 14 * USD
+
+
+def test_a_rebate_returns_to_the_lots_that_paid_last(organization):
+    for number in (1, 2):
+        grant_paid_credit(organization=organization, amount_nano=10 * USD, reference=f"stripe:pi:{number}", by="stripe")
+    first, second = CreditLot.objects.order_by("created_at")
+    rule = price("inference:input:m", 10 * USD, tiers=[Tier(1_000_000, 4 * USD)])
+    left = []
+    for number, tokens in enumerate((1_000_000, 400_000, 200_000)):  # of the second lot from the second use on
+        use(organization, rule, tokens, number=number, key_id=f"key_{number}")
+        post_rebates(now=IN_OCTOBER)
+        left.append(dict(CreditLot.objects.values_list("pk", "remaining_nano")))
+
+    assert [each.pop(first.pk) for each in left] == [0, 0, 0]
+    assert left == [{second.pk: each * USD // 10} for each in (100, 84, 76)]
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
