@@ -64,11 +64,15 @@ def tiers_of(rule: "PriceRule") -> list[Tier]:
     return [Tier(int(row["from_units"]), int(row["price_nano"])) for row in rule.tiers]
 
 
-def tiered_nano(*, quantity: int, price_nano: int, per: int, tiers: Sequence[Tier]) -> int:
-    """Return the cost of a calendar month's `quantity`: each tier at its own price, rounded once, half up."""
+def tiered_nano(*, quantity: int, price_nano: int, per: int, tiers: Sequence[Tier], after: int = 0) -> int:
+    """Return the cost of a calendar month's `quantity`: each tier at its own price, rounded once, half up.
+
+    The month's units before it, `after`, count for the tiers and are not in the cost.
+    """
     steps = [Tier(0, price_nano), *tiers]
-    ends = [*(tier.from_units for tier in steps[1:]), max(quantity, steps[-1].from_units)]
+    ends = [*(tier.from_units for tier in steps[1:]), max(after + quantity, steps[-1].from_units)]
     times_per = sum(
-        max(min(quantity, end) - step.from_units, 0) * step.price_nano for step, end in zip(steps, ends, strict=True)
+        max(min(after + quantity, end) - max(after, step.from_units), 0) * step.price_nano
+        for step, end in zip(steps, ends, strict=True)
     )
     return rated(quantity=times_per, price_nano=1, per=per)

@@ -47,7 +47,8 @@ def record_storage(*, organization: Organization | str, byte_count: int, at: dat
 def post_rebates(*, now: datetime.datetime) -> int:
     """Post the rebates that tiers give on each month's charged volume; return the nano posted.
 
-    Only the difference to earlier rebates of the month is posted.
+    A month's volume is that of the SKU at all its prices: what was used at an earlier price counts for the tiers of the
+    next one. Only the difference to earlier rebates of the month is posted.
     """
     tiered = PriceRule.objects.exclude(tiers=[])
     since = (now - _REBATED_FOR).date().replace(day=1)
@@ -66,13 +67,17 @@ def _rebate(of: tuple[str, str, datetime.date]) -> int:
     organization_id, price_rule_id, month = of
     wallet = lock_wallet(organization=organization_id)
     rule = PriceRule.objects.get(pk=price_rule_id)
-    series = UsageSeries.objects.filter(
-        organization_id=organization_id, price_rule=rule, day__year=month.year, day__month=month.month
+    of_sku = UsageSeries.objects.filter(
+        organization_id=organization_id, sku=rule.sku, day__year=month.year, day__month=month.month
     )
+    before = of_sku.filter(price_rule__effective_from__lt=rule.effective_from).aggregate(sum=Sum("rated_quantity"))
+    series = of_sku.filter(price_rule=rule)
     quantity = series.aggregate(sum=Sum("rated_quantity"))["sum"] or 0
     row, _ = VolumeRebate.objects.get_or_create(organization_id=organization_id, price_rule=rule, month=month)
     full = rated(quantity=quantity, price_nano=rule.price_nano, per=rule.per)
-    less = tiered_nano(quantity=quantity, price_nano=rule.price_nano, per=rule.per, tiers=tiers_of(rule))
+    less = tiered_nano(
+        quantity=quantity, price_nano=rule.price_nano, per=rule.per, tiers=tiers_of(rule), after=before["sum"] or 0
+    )
     due = full - less - row.posted_nano
     if due <= 0:
         return 0

@@ -264,6 +264,20 @@ def test_a_months_volume_beyond_a_tier_is_given_back_as_it_grows_and_once(rich):
     assert invoice.total_nano == 14 * USD
 
 
+def test_a_months_volume_goes_on_at_a_new_price(rich):
+    first = price("inference:input:m", 10 * USD, tiers=[Tier(1_000_000, 4 * USD)])
+    use(rich, first, 600_000)
+    new = {"unit": "tokens", "price_nano": 20 * USD, "per": 1_000_000, "tiers": [Tier(1_000_000, 5 * USD)]}
+    second = set_price(sku=first.sku, by="user_1", now=db_now(), **new)
+    posted = []
+    for number, (rule, tokens) in enumerate(((second, 600_000), (first, 100_000))):  # the last one arrives late
+        use(rich, rule, tokens, number=2 + number)
+        posted.append(post_rebates(now=IN_OCTOBER))
+
+    assert posted == [3 * USD, 3 * USD // 2]  # 200,000 and 100,000 tokens above the tier, for $5 instead of $20
+    assert get_balance(organization=rich).available_nano == (1000 - 19) * USD + 9 * USD // 2
+
+
 def test_a_rebate_returns_to_the_lots_that_paid_last(organization):
     for number in (1, 2):
         grant_paid_credit(organization=organization, amount_nano=10 * USD, reference=f"stripe:pi:{number}", by="stripe")
