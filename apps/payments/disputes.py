@@ -15,13 +15,17 @@ from apps.core.money import NANO_PER_CENT
 from apps.payments.models import CardDispute, TopUp
 from apps.payments.refunds import divided, divided_of_rest
 from apps.payments.stripe.objects import CashMovement, Dispute
+from apps.payments.topups import PaymentMismatch
 
 logger = logging.getLogger(__name__)
 
 
 @transaction.atomic
 def sync_dispute(*, dispute: Dispute, topup: TopUp) -> CardDispute:
-    """Bring the books to Stripe's state of a dispute. May be called any number of times, in any order."""
+    """Bring the books to Stripe's state of a dispute. May be called any number of times, in any order.
+
+    Raises PaymentMismatch for a movement in another currency.
+    """
     lock_wallet(organization=topup.organization_id)
     row, is_new = CardDispute.objects.get_or_create(
         stripe_id=dispute.id,
@@ -48,6 +52,8 @@ def sync_dispute(*, dispute: Dispute, topup: TopUp) -> CardDispute:
 
 
 def _post(row: CardDispute, topup: TopUp, movement: CashMovement) -> None:
+    if movement.obstacle:
+        raise PaymentMismatch(f"{movement.id}: {movement.obstacle}")
     divide = divided_of_rest if movement.amount_cents < 0 else divided
     credit_cents, tax_cents = divide(topup, abs(movement.amount_cents))
     credit_nano = credit_cents * NANO_PER_CENT

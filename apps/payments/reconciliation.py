@@ -2,7 +2,7 @@
 
 First the events that never arrived are read from Stripe's list and handled, so a lost webhook is no difference. Then
 the cash of each payment, refund and dispute is compared; Stripe's fees are posted from its list. A difference pages: a
-critical log line, and an entry in the operators' list until it is resolved.
+critical log line, and an entry in the operators' list until it is resolved. So does a movement in another currency.
 """
 
 import datetime
@@ -50,11 +50,13 @@ def reconcile(*, kind: ReconciliationKind, now: datetime.datetime) -> Reconcilia
         for movement in gateway.list_cash_movements(since=since, until=until)
         if movement.kind not in _NOT_CUSTOMERS
     ]
-    theirs, ours = _sum_by_source(movements), _ours(movements, since, until)
+    obstacles = {movement.source_id: movement.obstacle for movement in movements if movement.obstacle}
+    comparable = [movement for movement in movements if not movement.obstacle]
+    theirs, ours = _sum_by_source(comparable), _ours(movements, since, until)
     with transaction.atomic():
-        _post_fees(movements)
+        _post_fees(comparable)
         differing = {source for source in theirs.keys() | ours.keys() if theirs.get(source, 0) != ours.get(source, 0)}
-        _record_differences(differing, ours, theirs, now)
+        _record_differences(differing, ours, theirs, obstacles, now)
         return Reconciliation.objects.create(
             kind=kind, since=since, until=until, movement_count=len(movements), missed_events=missed,
             ours_cents=sum(ours.values()), theirs_cents=sum(theirs.values()),
@@ -138,19 +140,29 @@ def _post_fees(movements: Iterable[CashMovement]) -> None:
 
 
 def _record_differences(
-    differing: Iterable[str], ours: Mapping[str, int], theirs: Mapping[str, int], now: datetime.datetime
+    differing: Iterable[str],
+    ours: Mapping[str, int],
+    theirs: Mapping[str, int],
+    obstacles: Mapping[str, str],
+    now: datetime.datetime,
 ) -> None:
-    """Store and page each new or changed difference; close those that disappeared."""
-    named = set(differing)
+    """Store and page each new or changed difference; close those that disappeared.
+
+    `obstacles` are why Stripe's side of some objects, which counts as 0, cannot be compared.
+    """
+    named = {*differing, *obstacles}
     for source in sorted(named):
         amounts = {"ours_cents": ours.get(source, 0), "theirs_cents": theirs.get(source, 0)}
-        found, is_new = ReconciliationDifference.objects.get_or_create(source_id=source, defaults=amounts)
+        note = obstacles.get(source, "")
+        found, is_new = ReconciliationDifference.objects.get_or_create(
+            source_id=source, defaults=amounts | {"note": note}
+        )
         has_changed = any(getattr(found, name) != cents for name, cents in amounts.items())
         if has_changed:
-            reopened = {"resolved_at": None, "resolved_by": "", "note": ""}
+            reopened = {"resolved_at": None, "resolved_by": "", "note": note}
             ReconciliationDifference.objects.filter(pk=found.pk).update(**amounts, **reopened)
         if is_new or has_changed:
-            logger.critical("the books and Stripe differ on %s: %s", source, amounts)
+            logger.critical("the books and Stripe differ on %s: %s %s", source, amounts, note)
     agreeing = (ours.keys() | theirs.keys()) - named
     ReconciliationDifference.objects.filter(source_id__in=agreeing, resolved_at=None).update(
         resolved_at=now, resolved_by="system", note="They agree now."

@@ -30,8 +30,7 @@ from apps.payments.lifecycle import PAGE, TOPUP, TOPUP_IN_FLIGHT, PageStatus, To
 from apps.payments.models import AutoRecharge, HostedPage, PageKind, TopUp, TopUpOrigin
 from apps.payments.stripe import gateway
 from apps.payments.stripe.errors import StripeRefused, StripeUnavailable
-from apps.payments.stripe.gateway import CURRENCY
-from apps.payments.stripe.objects import Checkout, CheckoutStatus, InvoiceStatus, StripeInvoice
+from apps.payments.stripe.objects import CURRENCY, Checkout, CheckoutStatus, InvoiceStatus, StripeInvoice
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ _AN_HOUR = datetime.timedelta(hours=1)
 
 
 class PaymentMismatch(Exception):
-    """Stripe took another amount or currency than requested. Nothing is credited until an operator has looked."""
+    """Stripe moved another amount or currency than expected. Nothing is posted until an operator has looked."""
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------

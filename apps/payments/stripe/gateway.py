@@ -17,6 +17,7 @@ from apps.payments.stripe.client import keyed, services, translated
 from apps.payments.stripe.errors import BadSignature, StripeRefused
 from apps.payments.stripe.events import EVENTS
 from apps.payments.stripe.objects import (
+    CURRENCY,
     Card,
     CardLeft,
     CashMovement,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from stripe.params.billing_portal import SessionCreateParams as PortalCreateParams
     from stripe.params.checkout import SessionCreateParams
 
-CURRENCY = "usd"
 _PAGE = 100
 _OLDEST_SIGNATURE_SECONDS = 300
 

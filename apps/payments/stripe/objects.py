@@ -8,6 +8,8 @@ import msgspec
 
 from apps.payments.lifecycle import RefundStatus
 
+CURRENCY = "usd"  # of all amounts that we ask for, and of the books
+
 
 class CheckoutStatus(StrEnum):
     """A complete page may still wait for its payment: a bank transfer takes days."""
@@ -113,8 +115,15 @@ class CashMovement(msgspec.Struct, frozen=True, kw_only=True):
     source_id: str
     amount_cents: int
     fee_cents: int
-    currency: str
+    currency: str  # in which Stripe's account settles it
     created_at: datetime.datetime
+
+    @property
+    def obstacle(self) -> str:
+        """Return why the books cannot take the amount; "" if they can."""
+        if self.currency == CURRENCY:
+            return ""
+        return f"Stripe settles it in {self.currency}, not in {CURRENCY}. Have Stripe settle {CURRENCY} in {CURRENCY}."
 
 
 class Dispute(msgspec.Struct, frozen=True, kw_only=True):

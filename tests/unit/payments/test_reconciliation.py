@@ -11,7 +11,7 @@ from apps.billing.operations import grant_paid_credit
 from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.money import NANO_PER_CENT
-from apps.payments import reconciliation, refunds
+from apps.payments import reconciliation, refunds, webhooks
 from apps.payments.models import ReconciliationDifference, TopUp
 from tests.support.payments import open_topup, paid_topup, total
 from tests.twins.stripe import money
@@ -106,6 +106,26 @@ def test_credit_for_a_payment_that_stripe_never_took_pages(near_twin: Twin, orga
     reconcile()
 
     assert [(row.ours_cents, row.theirs_cents) for row in reconciliation.list_differences()] == [(2500, 0)]
+
+
+def test_a_movement_in_another_currency_is_not_booked_and_operators_see_why(
+    near_twin: Twin, organization: Organization
+) -> None:
+    topup = paid_topup(near_twin, organization, 2500)
+    money.open_dispute(near_twin, topup.payment_intent_id or "")
+    for movement in near_twin.cash:
+        movement |= {"currency": "eur", "amount": movement["amount"] * 9 // 10}
+
+    for _ in range(2):
+        reconcile()
+
+    booked = {AccountKind.WALLET: 2500, AccountKind.CASH_CLEARING: -2500, AccountKind.STRIPE_FEES: 0}
+    assert {kind: total(kind) for kind in booked} == booked
+    why = "Stripe settles it in eur, not in usd. Have Stripe settle usd in usd."
+    payment, dispute = sorted(reconciliation.list_differences(), key=lambda row: -row.ours_cents)
+    assert (payment.source_id, payment.ours_cents, payment.theirs_cents) == (topup.payment_intent_id, 2500, 0)
+    assert (dispute.ours_cents, payment.note, dispute.note) == (0, why, why)
+    assert {why in event.last_error for event in webhooks.list_stuck()} == {True}
 
 
 def test_a_payment_credited_twice_shows(near_twin: Twin, organization: Organization) -> None:
