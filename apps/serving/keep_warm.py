@@ -12,6 +12,7 @@ from apps.accounts.models import Organization
 from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.billing.queries import get_balance
+from apps.billing.tenant_batches import for_each
 from apps.billing.usage.metering import record_quantity
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import active_price, list_all_active_prices, warm_sku
@@ -102,15 +103,19 @@ def let_cool(*, version: AdapterVersion, by: str, now: datetime.datetime) -> Non
 def charge_warm(*, now: datetime.datetime) -> int:
     """Charge keep-warm for the time since the last charge; return how many were charged.
 
-    Keep-warm ends if the organization has no credit left.
+    Keep-warm ends if the organization has no credit left. One that cannot be charged does not hold up the others.
     """
-    kept = list(_kept())
-    for deployment in kept:
-        with transaction.atomic():
-            _charge(deployment, now)
-            if get_balance(organization=deployment.organization_id).available_nano <= 0:
-                let_cool(version=deployment.adapter_version, by="system", now=now)
-    return len(kept)
+    kept = [(deployment.organization_id, deployment) for deployment in _kept()]
+
+    @transaction.atomic
+    def charge(row: tuple[str, Deployment]) -> int:
+        organization_id, deployment = row
+        _charge(deployment, now)
+        if get_balance(organization=organization_id).available_nano <= 0:
+            let_cool(version=deployment.adapter_version, by="system", now=now)
+        return 1
+
+    return for_each(kept, charge, name="adapters kept warm are charged", now=now)
 
 
 def paying_deployments(*, base_model: BaseModel) -> QuerySet[Deployment]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from apps.adapters.models import AdapterVersion
-from apps.billing.models import UsageSeries
+from apps.billing.models import LedgerCheck, UsageSeries
 from apps.billing.queries import get_balance
-from apps.billing.usage.metering import rate_usage
+from apps.billing.usage.metering import rate_usage, record_quantity
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
@@ -68,6 +68,31 @@ def test_a_customer_pays_its_own_price(organization, rival, version, has_general
     assert UsageSeries.objects.get(organization=organization).price_rule == own
     paying = set(paying_deployments(base_model=base_model).values_list("adapter_version", flat=True))
     assert paying == {version.pk, *([theirs.pk] if has_general_price else [])}
+
+
+def test_one_that_cannot_be_charged_does_not_hold_up_the_others(organization, rival, version, monkeypatch) -> None:
+    price(version)
+    base_model = version.adapter.base_model
+    base_model.replicas.update(capacity=8)
+    give_credit(rival, USD)
+    others = [version, make_adapter(rival, base_model), make_adapter(organization, base_model)]
+    now = db_now()
+    for kept in others:
+        keep_warm(version=kept, by="user_1", now=now)
+    LoadedAdapter.objects.update(state="loaded")
+    broken = next(iter(Deployment.objects.exclude(pinned_at=None))).organization_id
+
+    def record(**fields: Any) -> None:
+        assert fields["organization_id"] != broken, "a bug"
+        record_quantity(**fields)
+
+    monkeypatch.setattr("apps.serving.keep_warm.record_quantity", record)
+    charged = charge_warm(now=now + HOUR)
+
+    assert charged == sum(each.organization_id != broken for each in others)
+    assert UsageSeries.objects.exclude(organization=broken).count() == charged
+    failed = LedgerCheck.objects.get(name="adapters kept warm are charged")
+    assert {row[0] for row in failed.differences} == {broken}
 
 
 def test_it_is_placed_however_long_ago_it_was_asked_for(version) -> None:
