@@ -43,6 +43,7 @@ MAX_FAILURES = 5
 _FINAL = ("price_not_set", TOO_SLOW_CODE)  # another attempt would end alike
 MAX_FAULTS = 10  # of a batch that makes no progress, over nine hours
 _POLL_SECONDS = 1.0
+_EARLY_SECONDS = 20.0  # between two validations that only tell customers earlier what is wrong
 _PAUSE_SECONDS = 2.0  # of a batch whose request the gateway could not take now
 _KEY_LIFETIME = datetime.timedelta(minutes=30)  # longer than a task sends
 _SUSPENDED = {"code": "insufficient_permissions", "message": "The organization is suspended."}
@@ -99,6 +100,8 @@ class _Worker:
         self._paused: dict[str, float] = {}  # batch -> when it may go on
         self._most_bytes: dict[str, int] = {}  # of answers, by batch
         self._recorded = 0
+        self._early: set[str] = set()  # files to validate of those who have a batch at work
+        self._early_at = 0.0  # when the next of them may be validated
 
     def run(self) -> int:
         prepare_types()
@@ -111,6 +114,8 @@ class _Worker:
                         if has_validated:
                             continue  # others' answers are recorded first
                         has_validated = True
+                        if batch.pk in self._early:
+                            self._early_at = time.monotonic() + _EARLY_SECONDS
                     _guarded(batch.pk, self._advance, batch, pool)
                 if not self._open:
                     if not batches:
@@ -126,8 +131,8 @@ class _Worker:
     def _current_batches(self) -> list[Batch]:
         """Return the next active batch of each share holder in each status; a cancelled one waits for its requests.
 
-        Those with the fewest requests in progress come first. Last come files to validate of those who have a batch at
-        work: they only learn earlier what is wrong.
+        Those with the fewest requests in progress come first. Last, and only now and then, come files to validate of
+        those who have a batch at work: they only learn earlier what is wrong.
         """
         is_due = Q(retry_at=None) | Q(retry_at__lte=db_now())
         active = Batch.objects.filter(is_due, status__in=ACTIVE).select_related("input_file", "organization")
@@ -142,12 +147,16 @@ class _Worker:
         in_flight = Counter(self._holder_of(request.organization_id) for request in self._open.values())
         at_work = {batch.holder for batch in next_ones if batch.status == BatchStatus.IN_PROGRESS}
 
-        def place(batch: Batch) -> tuple[bool, int, datetime.datetime]:
-            holder = self._holder_of(batch.organization_id)
-            is_early = batch.status == BatchStatus.VALIDATING and not batch.eval_run and holder in at_work
-            return is_early, in_flight[holder], batch.created_at
+        def is_early(batch: Batch) -> bool:
+            is_file = batch.status == BatchStatus.VALIDATING and not batch.eval_run
+            return is_file and self._holder_of(batch.organization_id) in at_work
 
-        return sorted(next_ones, key=place)
+        def place(batch: Batch) -> tuple[bool, int, datetime.datetime]:
+            return batch.pk in self._early, in_flight[self._holder_of(batch.organization_id)], batch.created_at
+
+        self._early = {batch.pk for batch in next_ones if is_early(batch)}
+        has_time = time.monotonic() >= self._early_at
+        return sorted((batch for batch in next_ones if has_time or batch.pk not in self._early), key=place)
 
     def _holder_of(self, organization_id: str) -> str:
         return self._holders.get(organization_id, organization_id)

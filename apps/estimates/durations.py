@@ -12,12 +12,12 @@ from apps.contracts.runs import Method
 from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import shape_of
 from apps.estimates.physics.gpus import Gpu
-from apps.estimates.physics.lengths import Laid, equal_rows
+from apps.estimates.physics.lengths import RowLayout, equal_rows
 from apps.estimates.physics.plans import TrainingPlan
 from apps.estimates.physics.stacks import ANNEAL
 from apps.estimates.physics.throughput import ProbeRow
 from apps.estimates.physics.timing import StepTime, step_time, timed
-from apps.estimates.placement import Task, laid_rows, shuffled_rows
+from apps.estimates.placement import Task, row_layout, shuffled_rows
 from apps.estimates.requests import PoolFacts, QuoteRequest
 
 # Packed rows are filled to this share on average (best-fit decreasing: Fewer Truncations Improve Language Modeling,
@@ -65,8 +65,8 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
     gpu = timed(pool.gpu)
     if pool.probe is None and not pool.gpu.reachable_flops:
         return None
-    request, laid = task.request, laid_rows(task, plan, pool.gpu)
-    step = _step(task, plan, pool, laid)
+    request, layout = task.request, row_layout(task, plan, pool.gpu)
+    step = _step(task, plan, pool, layout)
     factor = probe_factor(pool.probe, gpu) if pool.probe else 1.0
     micro_steps = _micro_steps(request, plan)
     steps = step_count(rows=math.ceil(_rows(request)), batch_size=request.batch_size, epochs=request.epochs)
@@ -88,7 +88,7 @@ def duration(task: Task, plan: TrainingPlan, pool: PoolFacts) -> Duration | None
         bottleneck="host_link" if plan.cpu_offload and step.bottleneck == "interconnect" else step.bottleneck,
         a100_seconds=micro_steps * plan.gpu_count * alone.micro_step,
         probe_factor=factor,
-        probe_distance=_probe_distance(pool.probe, task, plan, laid.tokens) if pool.probe else 0.0,
+        probe_distance=_probe_distance(pool.probe, task, plan, layout.tokens) if pool.probe else 0.0,
     )
 
 
@@ -118,7 +118,7 @@ def probe_factor(probe: ProbeRow, gpu: Gpu) -> float:
         plan=plan,
         gpu=gpu,
         stack=ANNEAL,
-        laid=equal_rows(probe.tokens_per_micro_step / rows),
+        layout=equal_rows(probe.tokens_per_micro_step / rows),
         rows=rows,
         trained_share=probe.trained_share,
     )
@@ -153,18 +153,18 @@ def _epoch_seconds(task: Task, plan: TrainingPlan, pool: PoolFacts, step: StepTi
     whole, left = divmod(-(-request.rows // plan.gpu_count), plan.micro_batch_size)
     if not left:
         return whole * step.micro_step
-    last = _step(task, plan, pool, laid_rows(task, plan, pool.gpu), left * request.sequences_per_row)
+    last = _step(task, plan, pool, row_layout(task, plan, pool.gpu), left * request.sequences_per_row)
     return whole * step.micro_step + last.micro_step
 
 
-def _step(task: Task, plan: TrainingPlan, pool: PoolFacts, laid: Laid, sequences: int | None = None) -> StepTime:
+def _step(task: Task, plan: TrainingPlan, pool: PoolFacts, layout: RowLayout, sequences: int | None = None) -> StepTime:
     """Return the time of a micro-step of so many sequences, the plan's if None."""
     return step_time(
         shape=task.shape,
         plan=plan,
         gpu=timed(pool.gpu),
         stack=task.stack,
-        laid=laid,
+        layout=layout,
         rows=sequences or plan.sequences,
         node_bytes_per_second=pool.node_bytes_per_second,
         gpus_per_node=max(pool.gpus_per_worker, 1) if pool.max_gpu_count else max(plan.gpu_count, 1),
@@ -177,8 +177,8 @@ def _evaluation_seconds(task: Task, plan: TrainingPlan, pool: PoolFacts) -> floa
     request = task.request
     if not request.evaluations or not request.evaluation_tokens:
         return 0.0
-    laid = task.lengths.alike()
-    per_token = _step(task, plan, pool, laid).forward(plan) / (laid.tokens * plan.sequences)
+    layout = task.lengths.unpadded()
+    per_token = _step(task, plan, pool, layout).forward(plan) / (layout.tokens * plan.sequences)
     return request.evaluations * request.evaluation_tokens * per_token
 
 
@@ -219,7 +219,7 @@ def _alone_on_a100(task: Task, plan: TrainingPlan, pool: PoolFacts) -> StepTime:
         plan=alone,
         gpu=A100,
         stack=task.stack,
-        laid=laid_rows(task, alone, pool.gpu),
+        layout=row_layout(task, alone, pool.gpu),
         rows=plan.sequences,
         trained_share=task.request.trained_share,
     )

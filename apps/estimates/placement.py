@@ -9,7 +9,7 @@ from apps.contracts.runs import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu
-from apps.estimates.physics.lengths import Laid, RowLengths, equal_rows
+from apps.estimates.physics.lengths import RowLayout, RowLengths, equal_rows
 from apps.estimates.physics.memory import MemoryEstimate, MemoryModel
 from apps.estimates.physics.plans import Parallelism, TrainingPlan, divisors
 from apps.estimates.physics.stacks import ANNEAL, STACKS, StackProfile, held_by
@@ -45,14 +45,14 @@ class ChosenPlan(msgspec.Struct, frozen=True, kw_only=True):
 class Task(msgspec.Struct, frozen=True, dict=True):
     """A request with the sums over its model, computed once for all placements.
 
-    `placements`, `laid` and `variants` cache earlier results: pools of equal cards have the same placement.
+    `placements`, `layouts` and `variants` cache earlier results: pools of equal cards have the same placement.
     """
 
     request: QuoteRequest
     shape: Shape
     stack: StackProfile
     placements: dict[tuple[object, ...], ChosenPlan] = msgspec.field(default_factory=dict)
-    laid: dict[tuple[int, int, int, bool, bool], Laid] = msgspec.field(default_factory=dict)
+    layouts: dict[tuple[int, int, int, bool, bool], RowLayout] = msgspec.field(default_factory=dict)
     variants: dict[tuple[object, ...], "Task"] = msgspec.field(default_factory=dict)
 
     @cached_property
@@ -63,7 +63,7 @@ class Task(msgspec.Struct, frozen=True, dict=True):
             request.row_lengths,
             mean=request.mean_tokens,
             longest=float(padded_length(request)),
-            is_least=request.is_preference,
+            is_lower_bound=request.is_preference,
         )
 
     def changed(self, changes: Mapping[str, object]) -> "Task":
@@ -192,37 +192,37 @@ def padded_length(request: QuoteRequest) -> int:
     return request.max_length if request.packing else min(request.max_length, request.longest_row_tokens)
 
 
-def shuffled_rows(task: Task, plan: TrainingPlan) -> Laid:
+def shuffled_rows(task: Task, plan: TrainingPlan) -> RowLayout:
     """Return the rows of micro-batches that are padded to their longest, in random order."""
     knows_pairs = bool(task.request.row_lengths)  # the longer answer of each
     return task.lengths.shuffled(plan.micro_batch_size if knows_pairs else plan.sequences)
 
 
-def laid_rows(task: Task, plan: TrainingPlan, gpu: Gpu) -> Laid:
+def row_layout(task: Task, plan: TrainingPlan, gpu: Gpu) -> RowLayout:
     """Return the rows as the trainer computes them, on the GPU that the others of the plan wait for."""
     kind = (_is_padded(task.request, gpu), gpu.is_cpu)
     key = (plan.micro_batch_size, plan.gradient_accumulation_steps, plan.gpu_count, *kind)
-    if key not in task.laid:
-        laid, a = _laid_rows(task, plan, is_padded=kind[0]), task.request.architecture
+    if key not in task.layouts:
+        layout, a = _row_layout(task, plan, is_padded=kind[0]), task.request.architecture
         # With a mask, as over padded rows and on a CPU, torch's kernels compute the scores outside of the window too.
         has_windows = a.windowed_layers and task.stack.packs_micro_batches and not any(kind)
-        task.laid[key] = laid.windowed(a.sliding_window, a.windowed_layers / a.n_layers) if has_windows else laid
-    return task.laid[key]
+        task.layouts[key] = layout.windowed(a.sliding_window, a.windowed_layers / a.n_layers) if has_windows else layout
+    return task.layouts[key]
 
 
-def _laid_rows(task: Task, plan: TrainingPlan, *, is_padded: bool) -> Laid:
+def _row_layout(task: Task, plan: TrainingPlan, *, is_padded: bool) -> RowLayout:
     request, stack, rows = task.request, task.stack, plan.micro_batch_size
     if request.packing:
         return equal_rows(float(min(request.max_length, request.tokens)))
     if stack.groups_lengths:
-        return task.lengths.alike() if rows == 1 else task.lengths.alike().stretched(_SORTED_PADDING)
+        return task.lengths.unpadded() if rows == 1 else task.lengths.unpadded().stretched(_SORTED_PADDING)
     if not stack.packs_micro_batches:
         return shuffled_rows(task, plan)
     if is_padded:
         pool = min(request.rows, _BATCHES_PER_POOL * request.batch_size)
         return task.lengths.grouped(rows * plan.gpu_count, pool=pool)
     micro_batches = plan.gradient_accumulation_steps * plan.gpu_count
-    return task.lengths.dealt(rows, micro_batches=micro_batches, gpu_count=plan.gpu_count)
+    return task.lengths.balanced(rows, micro_batches=micro_batches, gpu_count=plan.gpu_count)
 
 
 def _is_padded(request: QuoteRequest, gpu: Gpu) -> bool:
@@ -313,7 +313,7 @@ def _seconds_per_row(task: Task, plan: TrainingPlan, gpu: Gpu, node_bytes_per_se
         plan=plan,
         gpu=timed(gpu),
         stack=task.stack,
-        laid=laid_rows(task, plan, gpu),
+        layout=row_layout(task, plan, gpu),
         rows=plan.sequences,
         node_bytes_per_second=node_bytes_per_second,
         gpus_per_node=max(plan.gpu_count // task.request.node_count, 1),

@@ -72,6 +72,9 @@ CHECKS = {
 }
 
 
+LAST_CHECK = gettext_noop("rated series cost what was posted")  # recorded once all others are
+
+
 @dataclass(frozen=True)
 class CheckOutcome:
     name: str
@@ -82,7 +85,7 @@ def reconcile(*, now: datetime.datetime, days: int = 35) -> list[CheckOutcome]:
     """Run and record every check, and log a critical line for each one that finds a difference."""
     since = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=days)
     outcomes = [CheckOutcome(name, _differences(statement, since)) for name, statement in CHECKS.items()]
-    outcomes.append(CheckOutcome("rated series cost what was posted", _misrated(since)))
+    outcomes.append(CheckOutcome(LAST_CHECK, _misrated(since)))
     for outcome in outcomes:
         first = [[str(value) for value in row] for row in outcome.differences[:_KEPT]]
         LedgerCheck.objects.create(name=outcome.name, difference_count=len(outcome.differences), differences=first)

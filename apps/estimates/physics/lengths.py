@@ -29,19 +29,19 @@ class MicroBatch(NamedTuple):
     share: float = 1.0
 
 
-class Laid(NamedTuple):
+class RowLayout(NamedTuple):
     """Rows as a trainer computes them: the mean of all micro-batches, and their kinds."""
 
     tokens: float
     attended: float
     kinds: tuple[MicroBatch, ...]
 
-    def stretched(self, factor: float) -> "Laid":
+    def stretched(self, factor: float) -> "RowLayout":
         """Return all rows longer by this factor."""
         kinds = tuple(MicroBatch(tokens * factor, attended * factor, share) for tokens, attended, share in self.kinds)
-        return Laid(self.tokens * factor, self.attended * factor, kinds)
+        return RowLayout(self.tokens * factor, self.attended * factor, kinds)
 
-    def windowed(self, window: int, share: float) -> "Laid":
+    def windowed(self, window: int, share: float) -> "RowLayout":
         """Return rows of which attention reaches `window` tokens in this share of the layers."""
         kinds = []
         for tokens, attended, number in self.kinds:
@@ -49,16 +49,16 @@ class Laid(NamedTuple):
             kinds.append(MicroBatch(tokens, attended + share * (within - attended), number))
         total = sum(kind.share * kind.tokens for kind in kinds)
         attended = sum(kind.share * kind.tokens * kind.attended for kind in kinds) / total
-        return Laid(self.tokens, attended, tuple(kinds))
+        return RowLayout(self.tokens, attended, tuple(kinds))
 
 
-def equal_rows(length: float) -> Laid:
+def equal_rows(length: float) -> RowLayout:
     """Return rows of one length."""
-    return Laid(length, length, (MicroBatch(length, length),))
+    return RowLayout(length, length, (MicroBatch(length, length),))
 
 
 Part = tuple[float, float, int]  # micro-batches: mean tokens of a row, mean square of them, number
-Hand = tuple[int, ...]  # the rows of one micro-batch
+Ranks = tuple[int, ...]  # the rows of one micro-batch
 
 
 class RowLengths:
@@ -70,48 +70,50 @@ class RowLengths:
     the lengths are exponential with their mean.
     """
 
-    def __init__(self, histogram: Sequence[tuple[int, int]], *, mean: float, longest: float, is_least: bool) -> None:
-        """Take `is_least` if the mean may be more than `mean`: then it is at least that of the bars' middles."""
+    def __init__(
+        self, histogram: Sequence[tuple[int, int]], *, mean: float, longest: float, is_lower_bound: bool
+    ) -> None:
+        """Take `is_lower_bound` if the mean may be more than `mean`: then it is at least that of the bars' middles."""
         bars = sorted(histogram) if any(rows for _, rows in histogram) else []
         bounds = [0.0, *(min(float(bound), longest) for bound, _ in bars)]
         self._bars, self._counts = list(itertools.pairwise(bounds)), [rows for _, rows in bars]
         self._seen = list(itertools.accumulate(self._counts))
         self._longest, total = longest, self._seen[-1] if bars else 1
         low, high = (sum(map(operator.mul, ends, self._counts)) / total for ends in (bounds[:-1], bounds[1:]))
-        self._mean = min(max(mean, (low + high) / 2) if is_least else mean, longest)
+        self._mean = min(max(mean, (low + high) / 2) if is_lower_bound else mean, longest)
         place = (self._mean - low) / (high - low) if high > low else 1.0  # of the mean row in its bar
         self._place = min(max(place, 0.01), 1.0)
         self._rows = self._parts()
         self._sampled: list[float] = []
 
-    def alike(self) -> Laid:
+    def unpadded(self) -> RowLayout:
         """Return micro-batches with rows of one length: single rows, or rows sorted by length."""
-        return self._laid(self._rows)
+        return self._layout(self._rows)
 
-    def shuffled(self, rows: int) -> Laid:
+    def shuffled(self, rows: int) -> RowLayout:
         """Return micro-batches of `rows` random rows, each padded to its longest."""
-        return self.alike() if rows == 1 else self._laid([self._longest_of(rows)])
+        return self.unpadded() if rows == 1 else self._layout([self._longest_of(rows)])
 
-    def grouped(self, rows: int, *, pool: int) -> Laid:
+    def grouped(self, rows: int, *, pool: int) -> RowLayout:
         """Return groups of `rows` rows, each padded to its longest, cut from pools that are sorted by length.
 
         The longest rows of the groups are at evenly spaced quantiles, and the last one is the pool's longest.
         """
         if rows == 1:
-            return self.alike()
+            return self.unpadded()
         ends = [self._quantile(cut * rows / (pool + 1)) for cut in range(1, max(1, pool // rows))]
-        return self._laid([*((end, end * end, 1) for end in ends), self._longest_of(pool)])
+        return self._layout([*((end, end * end, 1) for end in ends), self._longest_of(pool)])
 
-    def dealt(self, rows: int, *, micro_batches: int, gpu_count: int) -> Laid:
+    def balanced(self, rows: int, *, micro_batches: int, gpu_count: int) -> RowLayout:
         """Return packed micro-batches of `rows` rows: of those that the GPUs compute at once, the fullest.
 
         `micro_batches` are those of a step. Without a histogram, all are taken to be equal.
         """
         if rows * gpu_count == 1 or not self._bars:
-            return self.alike()
+            return self.unpadded()
         lengths = self._sampled = self._sampled or [self._quantile((n + 0.5) / _SAMPLES) for n in range(_SAMPLES)]
         squares = [length * length for length in lengths]
-        together, ranks = _dealing(rows, micro_batches, gpu_count)
+        together, ranks = _balance(rows, micro_batches, gpu_count)
         fullest: list[Part] = []
         for hands in together:
             hand = max(hands, key=lambda hand: sum([lengths[rank] for rank in hand])) if gpu_count > 1 else hands[0]
@@ -123,7 +125,7 @@ class RowLengths:
             known * len(ranks) / sum([values[rank] for rank in ranks])
             for known, values in ((mean, lengths), (square, squares))
         )
-        return self._laid([(tokens * more, square * squared, number) for tokens, square, number in fullest])
+        return self._layout([(tokens * more, square * squared, number) for tokens, square, number in fullest])
 
     def _parts(self) -> list[Part]:
         """Return the rows without padding, a part for each bar."""
@@ -140,15 +142,15 @@ class RowLengths:
             parts.append((low + width * place, square, rows))
         return parts
 
-    def _laid(self, parts: list[Part]) -> Laid:
+    def _layout(self, parts: list[Part]) -> RowLayout:
         """Return the micro-batches, in a few kinds, with rows of at least the known mean."""
         if len(parts) > 2 * _KINDS:
             size, parts = -(-len(parts) // _KINDS), sorted(parts)
             parts = [_mean_of(parts[at : at + size]) for at in range(0, len(parts), size)]
         tokens, square, total = _mean_of(parts)
         more = max(self._mean / tokens, 1.0)
-        kinds = [MicroBatch(mean * more, of / mean * more, number / total) for mean, of, number in parts]
-        return Laid(tokens * more, square / tokens * more, tuple(kinds))
+        kinds = [MicroBatch(mean * more, squared / mean * more, number / total) for mean, squared, number in parts]
+        return RowLayout(tokens * more, square / tokens * more, tuple(kinds))
 
     def _longest_of(self, rows: int) -> Part:
         """Return the expected length of the longest of `rows` random rows, and the expected square of it.
@@ -177,7 +179,7 @@ class RowLengths:
 
 
 @lru_cache(maxsize=256)
-def _dealing(rows: int, micro_batches: int, gpu_count: int) -> tuple[tuple[tuple[Hand, ...], ...], Hand]:
+def _balance(rows: int, micro_batches: int, gpu_count: int) -> tuple[tuple[tuple[Ranks, ...], ...], Ranks]:
     """Return the micro-batches that the GPUs compute at once, and all rows in them: ranks by length of sampled rows.
 
     A step's rows are random, and dealt by length to its micro-batches, forth and back
@@ -187,7 +189,7 @@ def _dealing(rows: int, micro_batches: int, gpu_count: int) -> tuple[tuple[tuple
     random.Random(0).shuffle(ranks)  # noqa: S311 - the same order for each quote
     ranks *= -(-step // _SAMPLES)
     ranks = ranks[: len(ranks) // step * step]
-    together: list[tuple[Hand, ...]] = []
+    together: list[tuple[Ranks, ...]] = []
     for start in range(0, len(ranks), step):
         dealt = sorted(ranks[start : start + step])
         rounds = [dealt[at : at + micro_batches] for at in range(0, step, micro_batches)]

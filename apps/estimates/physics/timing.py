@@ -10,7 +10,7 @@ import msgspec
 from apps.contracts.runs import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
-from apps.estimates.physics.lengths import Laid
+from apps.estimates.physics.lengths import RowLayout
 from apps.estimates.physics.plans import Parallelism, TrainingPlan
 from apps.estimates.physics.stacks import StackProfile
 from apps.estimates.physics.states import DTYPE_BYTES, computed_weight_bytes, quantized_linear
@@ -123,7 +123,7 @@ def step_time(
     plan: TrainingPlan,
     gpu: Gpu,
     stack: StackProfile,
-    laid: Laid,
+    layout: RowLayout,
     rows: int,
     precision: str = "bf16",
     node_bytes_per_second: float = 50e9,
@@ -135,13 +135,13 @@ def step_time(
 
     `trained_share` of the tokens are trained: stacks that compute the head only for these take less time.
     """
-    k, tokens = constants, rows * laid.tokens
+    k, tokens = constants, rows * layout.tokens
     peak = gpu.reachable_flops
     bandwidth = float(gpu.memory_bandwidth_bytes_per_second or 0)
     is_full = plan.method == Method.FULL
     width = shape.hidden / (shape.hidden + k.narrow)
     rate = peak * k.gemm * width * (_FP8_GAIN if precision == "fp8" else 1.0)
-    scores = _PRODUCT * laid.attended * shape.query * shape.n_layers * tokens  # causal: half of the square
+    scores = _PRODUCT * layout.attended * shape.query * shape.n_layers * tokens  # causal: half of the square
     moves = 3 + (1 if plan.gradient_checkpointing else 0)
     fused = _FUSED_SHARE if stack.fused_kernels or stack.launch_share < 1 else 1.0
     products = moves - 1 + (1 if is_full else 0)  # of the blocks: forward, backward and recomputed
@@ -149,7 +149,7 @@ def step_time(
     reads = products * 2.0 * (shape.linear - shape.experts * (1 - touched)) / bandwidth
     attention = stack.attention_cost * _attention(shape, plan, gpu, k, scores)
     moving = k.elementwise * fused * moves / bandwidth
-    memory, scored = moving * _moved_bytes(shape, tokens), moving * _score_bytes(shape, plan, tokens * laid.attended)
+    memory, scored = moving * _moved_bytes(shape, tokens), moving * _score_bytes(shape, plan, tokens * layout.attended)
     headed = tokens * (trained_share if stack.heads_trained_only else 1.0)
     head = _head(shape, plan, stack, k, headed, peak, bandwidth)
     adapters, merged = (fused * seconds for seconds in _adapters(shape, plan, k, tokens, moves, rate, bandwidth))
@@ -158,7 +158,7 @@ def step_time(
     resting, growing, squared = reads + merged + dequantization, compute + memory + head + adapters, attention + scored
     launches = _launches(shape, plan, stack, k, touched)
     exchange = _exchange(shape, plan, gpu, stack, k, node_bytes_per_second, gpus_per_node)
-    computing, uncovered = _over_kinds(laid, resting, growing, squared, launches, hidden=(1 - k.exposed) * exchange)
+    computing, uncovered = _over_kinds(layout, resting, growing, squared, launches, hidden=(1 - k.exposed) * exchange)
     communication = k.exposed * exchange + uncovered
     fixed = computing - resting - growing - squared + k.micro_step_seconds
     useful = (3 if is_full else 2) * _PRODUCT * (shape.active_linear * tokens + shape.head * headed)
@@ -178,7 +178,7 @@ def step_time(
 
 
 def _over_kinds(
-    laid: Laid, resting: float, growing: float, squared: float, launches: float, *, hidden: float
+    layout: RowLayout, resting: float, growing: float, squared: float, launches: float, *, hidden: float
 ) -> tuple[float, float]:
     """Return the mean seconds of the micro-batches, and those of the `hidden` exchange that they cannot hide.
 
@@ -189,9 +189,9 @@ def _over_kinds(
     launches are slower.
     """
     computing = uncovered = 0.0
-    for kind in laid.kinds:
-        size = kind.tokens / laid.tokens
-        busy = resting + size * (growing + squared * kind.attended / laid.attended)
+    for kind in layout.kinds:
+        size = kind.tokens / layout.tokens
+        busy = resting + size * (growing + squared * kind.attended / layout.attended)
         slower = (busy**_SHARPNESS + launches**_SHARPNESS) ** (1 / _SHARPNESS)
         computing += kind.share * slower
         uncovered += kind.share * max(0.0, hidden - slower)

@@ -236,9 +236,10 @@ def limits_of_waiting(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) 
             use = read_use(holder=holder, jobs=[job.pk for job in own], now=now)
             has_members = any(each.allowance.member_id for each in use.allowances)
             names = names_of_creators(organization=organization_id) if has_members else {}
+            budgets = {each.pk: describe(each) for each in {each.pk: each for each in use.budgets.values()}.values()}
             for job in own:
                 if reached := _limit_reached(job, quota, use):
-                    found[job.pk] = reached.limit, _words_of(reached, job, quota, names)
+                    found[job.pk] = reached.limit, _words_of(reached, job, quota, names, budgets)
     return found
 
 
@@ -296,10 +297,17 @@ def _passed(
     return None
 
 
-def _words_of(reached: Reached, job: FineTuningJob, quota: Quota, names: Mapping[str, str] | None = None) -> str:
+def _words_of(
+    reached: Reached,
+    job: FineTuningJob,
+    quota: Quota,
+    names: Mapping[str, str] | None = None,
+    budgets: Mapping[str, str] | None = None,
+) -> str:
     if reached.budget is not None:
+        budget = budgets[reached.budget.pk] if budgets else describe(reached.budget)
         text = gettext("The budget of %(budget)s is used up. Raise it, or wait until next month.")
-        return text % {"budget": describe(reached.budget)}
+        return text % {"budget": budget}
     limits = reached.allowance or quota
     known = {"wanted": job.gpu_count, "gpus": limits.concurrent_gpus, "seconds": limits.gpu_seconds_per_month}
     if reached.allowance is not None:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from django.db.models import Case, CharField, Count, F, Q, Value, When
 
 from apps.batches.queries import oldest_pending
-from apps.billing.books.reconciliation import list_newest_checks
+from apps.billing.books.reconciliation import LAST_CHECK, list_newest_checks
 from apps.billing.models import UsageSeries
 from apps.billing.usage.traffic import BOUNDS_MS, TrafficSum, sum_traffic
 from apps.core.database.clock import db_now
@@ -77,9 +77,8 @@ def _books(now: datetime.datetime) -> Iterator[str]:
     yield format_series("anneal_ledger_differences", "gauge", "Rows that differ, by each check's newest outcome.", [
         ({"check": check.name}, float(check.difference_count)) for check in checks
     ])  # fmt: skip
-    newest = max((check.checked_at for check in checks), default=None)
     yield format_series("anneal_ledger_checked_seconds", "gauge", "How long ago the ledger was last checked.", [
-        ({}, (now - at).total_seconds()) for at in [newest] if at
+        ({}, (now - check.checked_at).total_seconds()) for check in checks if check.name == LAST_CHECK
     ])  # fmt: skip
     unrated = UsageSeries.objects.filter(request_count__gt=F("rated_request_count")).count()
     yield format_series(

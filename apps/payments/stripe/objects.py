@@ -123,7 +123,8 @@ class CashMovement(msgspec.Struct, frozen=True, kw_only=True):
         """Return why the books cannot take the amount; "" if they can."""
         if self.currency == CURRENCY:
             return ""
-        return f"Stripe settles it in {self.currency}, not in {CURRENCY}. Have Stripe settle {CURRENCY} in {CURRENCY}."
+        own, ours = self.currency.upper(), CURRENCY.upper()
+        return f"Stripe settled it in {own}, but the books are in {ours}. Add a bank account in {ours} at Stripe."
 
 
 class Dispute(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from django.db import connection, transaction
 
 from apps.batches import worker
 from apps.batches.models import Batch
+from apps.billing.books.reconciliation import LAST_CHECK
 from apps.billing.models import LedgerCheck, TrafficHour
 from apps.billing.usage.traffic import BOUNDS_MS
 from apps.config.monitored import Monitored
@@ -89,8 +90,8 @@ def seconds_of(name: str) -> float:
 def test_a_beat_that_sends_no_task_is_noticed_by_the_age_of_the_newest_check(floor) -> None:
     now = db_now()
     for hours in (5, 3):
-        LedgerCheck.objects.create(name="balances", difference_count=0, checked_at=now - hours * HOUR)
-    LedgerCheck.objects.create(name="given up", difference_count=0, checked_at=now - 90 * HOUR)
+        LedgerCheck.objects.create(name=LAST_CHECK, difference_count=0, checked_at=now - hours * HOUR)
+    LedgerCheck.objects.create(name="charges that failed", difference_count=1, checked_at=now)
 
     assert 3 * 3600 <= seconds_of("anneal_ledger_checked_seconds") < 3 * 3600 + 60
 
@@ -187,7 +188,7 @@ def series(floor, organization) -> dict[str, set[str]]:
     MeteringCheck.objects.create(
         replica=replica, day="2026-11-03", **counted, **metered, difference_share=0, is_within=True, checked_at=db_now()
     )
-    LedgerCheck.objects.create(name="balances", difference_count=0)
+    LedgerCheck.objects.create(name=LAST_CHECK, difference_count=0)
     matches = (_SAMPLE.match(line) for line in [*scrape().splitlines(), *scrape_web().splitlines()])
     return {found[1]: set(re.findall(r'(\w+)="', found[2] or "")) for found in matches if found}
 

@@ -158,7 +158,7 @@ def test_f7_full_training_of_a_70b_on_eight_cards_is_up_to_3_times_as_fast(model
     shape = shape_of(models[SEVENTY], rank=16, target_modules=("all-linear",), use_dora=False)
     seconds = [
         step_time(
-            shape=shape, plan=plan, gpu=gpu_types[key], stack=STACKS["anneal"], laid=equal_rows(4096), rows=4
+            shape=shape, plan=plan, gpu=gpu_types[key], stack=STACKS["anneal"], layout=equal_rows(4096), rows=4
         ).micro_step
         for key in ("a100-sxm-80", "h100-sxm-80")
     ]

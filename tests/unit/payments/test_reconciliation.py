@@ -121,7 +121,7 @@ def test_a_movement_in_another_currency_is_not_booked_and_operators_see_why(
 
     booked = {AccountKind.WALLET: 2500, AccountKind.CASH_CLEARING: -2500, AccountKind.STRIPE_FEES: 0}
     assert {kind: total(kind) for kind in booked} == booked
-    why = "Stripe settles it in eur, not in usd. Have Stripe settle usd in usd."
+    why = "Stripe settled it in EUR, but the books are in USD. Add a bank account in USD at Stripe."
     payment, dispute = sorted(reconciliation.list_differences(), key=lambda row: -row.ours_cents)
     assert (payment.source_id, payment.ours_cents, payment.theirs_cents) == (topup.payment_intent_id, 2500, 0)
     assert (dispute.ours_cents, payment.note, dispute.note) == (0, why, why)

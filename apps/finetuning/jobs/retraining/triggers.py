@@ -12,6 +12,7 @@ from apps.accounts.models import Organization
 from apps.core.database.clock import db_now
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
+from apps.finetuning.jobs.retraining.launches import MAX_FAILED_JOBS
 from apps.finetuning.jobs.retraining.schedules import schedule_of
 from apps.finetuning.jobs.retraining.versions import newest_ready
 from apps.finetuning.lifecycle import RETRAINING_OPEN, RetrainingTrigger
@@ -60,7 +61,7 @@ def begin(*, plan: RetrainingPlan, trigger: RetrainingTrigger, key: str, by: str
     """Begin a retraining of a locked plan; its job is created next."""
     _go_on_from_newest(plan, trigger, now)
     ended = plan.retrainings.exclude(status__in=RETRAINING_OPEN).order_by("-created_at", "-pk")
-    used = ended.filter(training_file__isnull=False).values("pk")[:1]  # tells which rows were trained on
+    used = ended.filter(training_file__isnull=False).values("pk")[:MAX_FAILED_JOBS]  # show what was tried
     plan.retrainings.filter(pk__in=list(ended.values_list("pk", flat=True)[MAX_KEPT:])).exclude(pk__in=used).delete()
     retraining = Retraining(
         organization_id=plan.organization_id, plan=plan, trigger=trigger, trigger_key=key, max_nano=plan.max_nano,

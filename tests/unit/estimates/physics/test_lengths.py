@@ -20,7 +20,7 @@ def lengths() -> list[int]:
 
 def test_a_row_is_padded_to_the_longest_of_its_micro_batch_and_a_histogram_says_how_long_that_is():
     known, unknown = (
-        RowLengths(lengths, mean=145, longest=1000, is_least=False) for lengths in (((50, 900), (1000, 100)), ())
+        RowLengths(lengths, mean=145, longest=1000, is_lower_bound=False) for lengths in (((50, 900), (1000, 100)), ())
     )
 
     assert known.shuffled(1).tokens == pytest.approx(145)
@@ -40,11 +40,11 @@ def test_padding_of_pairs_is_that_of_the_pools_they_are_sorted_in(batch, micro_b
     bars = tuple((end, sum(end - 20 < length <= end for length in lengths)) for end in range(20, 1001, 20))
     mean = sum(lengths) / len(lengths)
 
-    rows = RowLengths(bars if knows_lengths else (), mean=mean, longest=1000, is_least=False)
-    laid = rows.grouped(micro_batch, pool=4 * batch)
+    rows = RowLengths(bars if knows_lengths else (), mean=mean, longest=1000, is_lower_bound=False)
+    layout = rows.grouped(micro_batch, pool=4 * batch)
 
-    assert laid.tokens == pytest.approx(sum(ends) / len(ends), rel=0.05)
-    assert laid.attended == pytest.approx(sum(end * end for end in ends) / sum(ends), rel=0.1)
+    assert layout.tokens == pytest.approx(sum(ends) / len(ends), rel=0.05)
+    assert layout.attended == pytest.approx(sum(end * end for end in ends) / sum(ends), rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,8 @@ def test_the_bars_of_a_file_take_as_long_as_its_rows(ask, models, gpu_types, len
     )
 
     assert counted == pytest.approx(exact, rel=0.02)
-    alike = ((2000, 1000),)
-    assert (
-        RowLengths(histogram_of(Counter(dict(alike))), mean=2000, longest=2000, is_least=False).alike().attended == 2000
-    )
+    rows = RowLengths(histogram_of(Counter({2000: 1000})), mean=2000, longest=2000, is_lower_bound=False)
+    assert rows.unpadded().attended == 2000
 
 
 @pytest.mark.parametrize(("rows", "accumulation", "gpu_count"), [(1, 1, 8), (1, 4, 8), (2, 1, 8), (4, 2, 4), (8, 1, 2)])
@@ -101,12 +99,12 @@ def test_gpus_wait_for_the_fullest_of_their_micro_batches(lengths, rows, accumul
     tokens, squares = sum(map(sum, fullest)), sum(length * length for hand in fullest for length in hand)
 
     mean = sum(lengths) / len(lengths)
-    distribution = RowLengths(histogram_of(Counter(lengths)), mean=mean, longest=4000, is_least=False)
-    laid = distribution.dealt(rows, micro_batches=count, gpu_count=gpu_count)
+    distribution = RowLengths(histogram_of(Counter(lengths)), mean=mean, longest=4000, is_lower_bound=False)
+    layout = distribution.balanced(rows, micro_batches=count, gpu_count=gpu_count)
 
-    assert laid.tokens == pytest.approx(tokens / len(fullest) / rows, rel=0.06)
-    assert laid.attended == pytest.approx(squares / tokens, rel=0.1)
-    assert laid.tokens > 1.05 * mean
+    assert layout.tokens == pytest.approx(tokens / len(fullest) / rows, rel=0.06)
+    assert layout.attended == pytest.approx(squares / tokens, rel=0.1)
+    assert layout.tokens > 1.05 * mean
 
 
 def test_attention_within_a_window_takes_the_window_of_each_token(ask, models, gpu_types):
