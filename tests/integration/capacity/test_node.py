@@ -12,7 +12,7 @@ import pytest
 
 from gpu_workers.common.config import REPOSITORY, ConfigError
 from gpu_workers.serving.node import find_address
-from tests.services.ports import free_port
+from tests.services.ports import free_port, has_ipv6
 from tests.support.waiting import wait_until
 
 _PART = """
@@ -95,15 +95,20 @@ def test_a_killed_node_leaves_no_process(node: Node) -> None:
     node.wait_for("agent began", "engine began", "agent ended", "engine ended")
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_replica_is_reached_where_it_listens_on_ipv6() -> None:
+    six = find_address("::1")
+
+    assert six["ANNEAL_REPLICA_LISTEN"].startswith("::1:")
+    assert httpx.URL(six["ANNEAL_REPLICA_URL"]).host == "::1"
+
+
 def test_a_replica_is_reached_where_it_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (find_address("127.0.0.1") for _ in range(2))
     assert first["ANNEAL_REPLICA_URL"] == f"http://{first['ANNEAL_REPLICA_LISTEN']}"
     assert first != second, "two replicas on one machine"
     port = free_port()
     assert find_address("localhost", port=port)["ANNEAL_REPLICA_LISTEN"].endswith(f":{port}")
-    six = find_address("::1")
-    assert six["ANNEAL_REPLICA_LISTEN"].startswith("::1:")
-    assert httpx.URL(six["ANNEAL_REPLICA_URL"]).host == "::1"
     own_name = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     asked = socket.getaddrinfo
     monkeypatch.setattr(

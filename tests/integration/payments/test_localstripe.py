@@ -23,7 +23,7 @@ from apps.core.ids import new_id
 from apps.payments.stripe import gateway
 from apps.payments.stripe.client import translated
 from apps.payments.stripe.errors import CardDeclined, StripeRefused
-from tests.services.ports import free_port
+from tests.services.ports import free_port, has_ipv6
 from tests.support.waiting import wait_until
 from tests.twins.http_server import Answer, Request, serve_http
 
@@ -43,6 +43,8 @@ VISA, DECLINED, ASKS_ITS_OWNER = "4242424242424242", "4000000000000341", "400000
 def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not FOLDER.exists():
         pytest.skip("localstripe is not installed: make setup-dev does it")
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
     port = free_port("::1")
     log = tmp_path_factory.mktemp("localstripe") / "log"
     environ = os.environ | {"PYTHONPATH": str(FOLDER)}
