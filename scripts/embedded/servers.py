@@ -170,6 +170,6 @@ def package_dir(name: str) -> Path:
 
 
 def locked(path: Path, kind: int) -> IO[str]:
-    file = path.open("a")
+    file = path.open("a+")  # NFS wants a file that is open for reading for a shared lock
     fcntl.flock(file, kind)
     return file

@@ -1,5 +1,6 @@
 """The embedded PostgreSQL and Redis: private, restricted, shared between processes, back after kill -9."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -202,6 +203,12 @@ def test_a_loopback_port_asks_for_the_password_of_the_role(tmp_path: Path) -> No
         psycopg.connect(**place, password=embedded.tcp_passwords(tmp_path)["app"]).close()
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
             psycopg.connect(**place, password="guess")
+
+
+def test_a_shared_lock_is_taken_on_a_readable_file(tmp_path: Path) -> None:
+    """NFS refuses it on one that is open for writing only."""
+    with servers.locked(tmp_path / "users.lock", fcntl.LOCK_SH) as file:
+        assert file.readable() and file.writable()
 
 
 def test_a_path_too_long_or_too_odd_for_a_socket_moves_to_a_private_short_one(tmp_path: Path) -> None:
