@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.services.surroundings import go_around_proxies
+
 os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported
+go_around_proxies()
 gc.disable()  # until all tests are collected: imports leave almost no garbage
 
 REPLICA = "one_replica"  # the folder whose files share one replica with vLLM

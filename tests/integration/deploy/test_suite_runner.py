@@ -12,6 +12,7 @@ import pytest
 
 from scripts import test as runner
 from scripts.touched import find_changed
+from tests.services.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 PASSES = "def test_that_passes(): pass\n"
@@ -27,6 +28,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(runner, "DURATIONS", tmp_path / "durations.json")
     monkeypatch.setattr(runner, "CONFIGURATIONS", {"web": str(tmp_path / "pytest.ini")})
     return tmp_path
+
+
+CHECKS = """
+import os, threading, urllib.request
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+def test_that_the_settings_are_those_of_the_tests():
+    assert settings.SETTINGS_MODULE == "apps.config.settings.test"
+    assert Path(urlsplit(settings.OBJECT_STORE).path).is_relative_to(Path.cwd() / ".anneal/test")
+    assert not {"DATABASE_SYS_URL", "HF_ENDPOINT", "OTEL_TRACES_SAMPLER"} & set(os.environ)
+    assert os.environ["ANNEAL_TEST_DSTACK_URL"] and os.environ["STRIPE_TEST_KEY"]
+
+def test_that_a_server_is_reached_around_the_proxy():
+    with HTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/manage.py", timeout=20).status == 200
+"""
 
 
 def make_part(folder: Path, name: str, content: str, **options: Any) -> runner.Part:
@@ -93,6 +115,33 @@ def test_the_files_nearest_to_a_change_may_hold_nightly_tests_only(
 
     monkeypatch.setattr(runner, "pick_tests", lambda *parts, **options: list(broken.paths))
     assert runner.main(["--quick"]) == 1
+
+
+@pytest.mark.slow
+def test_a_shell_with_an_installation_and_a_proxy_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "test_checks.py"
+    path.write_text(CHECKS)
+    shell = {
+        "ANNEAL_OBJECT_STORE": f"file://{tmp_path}/real",
+        "DJANGO_SETTINGS_MODULE": "apps.config.settings.dev",
+        "DATABASE_SYS_URL": "postgresql://real",
+        "HF_ENDPOINT": "http://mirror.invalid",
+        "OTEL_TRACES_SAMPLER": "unknown",
+        "ANNEAL_TEST_DSTACK_URL": "http://dstack.invalid",
+        "STRIPE_TEST_KEY": "sk_test_x",
+        **dict.fromkeys(("http_proxy", "HTTP_PROXY"), f"http://127.0.0.1:{free_port()}"),
+        **dict.fromkeys(("no_proxy", "NO_PROXY"), ".example.com"),
+    }
+
+    command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", "--rootdir", ".", str(path)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | shell, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_port_of_an_address_that_this_machine_lacks_is_not_looked_for_for_ever() -> None:
+    with pytest.raises(OSError, match="assign"):
+        free_port("203.0.113.1")
 
 
 def test_without_git_the_change_is_unknown_and_nothing_passes(tmp_path: Path) -> None:
