@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import platform
+import re
 import shutil
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -24,6 +26,7 @@ KUBERNETES_SCHEMAS = DATA / "kubernetes/kubernetes_validate/kubernetes-json-sche
 _HELM = DATA / "kubernetes/bin/helm"
 # OpenAI's clients for Node.js and a generator of clients, at the versions of an npm lock file.
 NODE_CLIENTS = REPOSITORY / "tests/api/sdks/node"
+NODE_MAJOR = 20  # what they need at least
 # The shell draws the same pages with a third less CPU time than the whole browser.
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -85,17 +88,37 @@ def find_browser() -> str | None:
 
 
 def install_programs() -> None:
-    """Make sure that a browser and Node.js are on the PATH. Raises SetupFailed with the command."""
+    """Make sure that a browser and a recent Node.js are on the PATH. Raises SetupFailed with the command."""
     missing = [] if find_browser() else ["chromium-headless-shell"]
     missing += [package for package, program in (("nodejs", "node"), ("npm", "npm")) if not shutil.which(program)]
-    if not missing:
-        return
+    if missing:
+        _install_by_apt(missing)
+    _check_node()
+
+
+def _install_by_apt(missing: list[str]) -> None:
+    """Install Debian's packages as root. Raises SetupFailed with the command for other accounts and systems."""
+    hint = (
+        "The tests need Chromium or Google Chrome, and Node.js with npm. "
+        f"On Debian: sudo apt-get install -y {' '.join(missing)}. On Fedora: sudo dnf install chromium nodejs npm. "
+        "On Ubuntu, whose Chromium is a snap, install Google Chrome, nodejs and npm."
+    )
     if os.getuid() != 0 or not shutil.which("apt-get"):
-        raise SetupFailed(
-            "The tests need Chromium or Google Chrome, and Node.js with npm. "
-            f"On Debian: sudo apt-get install -y {' '.join(missing)}. On Fedora: sudo dnf install chromium nodejs npm. "
-            "On Ubuntu, whose Chromium is a snap, install Google Chrome, nodejs and npm."
-        )
+        raise SetupFailed(hint)
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    run(["apt-get", "update", "-qq"], environment=quiet)
-    run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], environment=quiet)
+    try:
+        run(["apt-get", "update", "-qq"], environment=quiet)
+        run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], environment=quiet)
+    except SetupFailed as failure:
+        raise SetupFailed(f"{failure}\n{hint}") from None
+
+
+def _check_node() -> None:
+    """Raise SetupFailed if the Node.js on the PATH is too old for the clients of the lock file."""
+    found = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    major = re.match(r"v(\d+)\.", found)
+    if not major or int(major[1]) < NODE_MAJOR:
+        raise SetupFailed(
+            f"The tests need Node.js {NODE_MAJOR} or later; {shutil.which('node')} is {found or 'not usable'}. "
+            "Newer ones are at https://nodejs.org/en/download."
+        )

@@ -227,3 +227,37 @@ def test_helm_on_the_path_is_enough_and_without_one_the_tests_say_so(
         clients.find_helm()
     (tmp_path / "helm").touch(mode=0o755)
     assert clients.find_helm() == tmp_path / "helm"
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the programs on the path of an administrator, with Node.js at a version that a test may change."""
+    found = {name: f"/usr/bin/{name}" for name in ("apt-get", "google-chrome", "npm", "node")} | {"version": "v20.0.0"}
+    monkeypatch.setattr(clients.os, "getuid", lambda: 0)
+    monkeypatch.setattr(clients.shutil, "which", found.get)
+    answer = SimpleNamespace(run=lambda *_, **__: SimpleNamespace(stdout=found["version"] + "\n"))
+    monkeypatch.setattr(clients, "subprocess", answer)
+    return found
+
+
+def test_where_apt_has_no_chromium_another_browser_is_named(
+    programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(command: list[str], **_: object) -> None:
+        if "chromium-headless-shell" in command:
+            raise SetupFailed("E: Unable to locate package chromium-headless-shell")
+
+    monkeypatch.setattr(clients, "run", refuse)
+    clients.install_programs()
+    del programs["google-chrome"]
+
+    with pytest.raises(SetupFailed, match=r"(?s)E: Unable to locate.*On Ubuntu.*install Google Chrome"):
+        clients.install_programs()
+
+
+@pytest.mark.parametrize("version", ["v18.19.0", ""])
+def test_an_old_node_is_named_with_what_is_needed(programs: dict[str, str], version: str) -> None:
+    programs["version"] = version
+
+    with pytest.raises(SetupFailed, match=rf"Node.js 20 or later; /usr/bin/node is {version or 'not usable'}\."):
+        clients.install_programs()
