@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import shlex
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ from urllib.parse import quote, unquote, urlsplit
 
 from apps.contracts.addresses.networks import is_loopback
 from scripts.embedded import ROLES, EmbeddedServices, services
+from scripts.launch.ports import choose_port, reach
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Program
 
 SECRETS = ("ANNEAL_SECRET_KEY", "ANNEAL_KEY_PEPPER", "ANNEAL_SIGNING_KEY")
-WEB_PORT, INTERNAL_PORT = 8000, 8001
+LOOPBACK, WEB_PORT, INTERNAL_PORT = "127.0.0.1", 8000, 8001
 LOCAL_POOL = "local-cpu"
 # The demo's matrices cannot use more; the trainer also limits itself to the free cores.
 MAX_TRAINER_THREADS = 4
@@ -83,8 +83,8 @@ def prepare(home: Path, *, is_debug: bool, is_launch: bool) -> Prepared:
     internal = internal if isinstance(internal, int) else INTERNAL_PORT
     ports = wanted = (web, internal)
     if is_launch:
-        web = _free_port(web, taken=0)
-        ports = web, _free_port(internal, taken=web)
+        web = choose_port(web, host=given.get("ANNEAL_WEB_HOST", LOOPBACK), taken=0)
+        ports = web, choose_port(internal, host=LOOPBACK, taken=web)
     known = _known_variables(home, runtime_dir, embedded, given, ports=ports, is_debug=is_debug)
     database_urls: dict[str, str] = {role: known.pop(f"DATABASE_{role.upper()}_URL") for role in ROLES}
     if is_launch:
@@ -152,7 +152,7 @@ def _require_public_url(given: Mapping[str, str]) -> None:
     The URL decides whether there is an operator account for the demonstration, and whether operators need a second
     factor.
     """
-    host = given.get("ANNEAL_WEB_HOST", "127.0.0.1")
+    host = given.get("ANNEAL_WEB_HOST", LOOPBACK)
     if "ANNEAL_PUBLIC_URL" not in given and not is_loopback(f"//[{host}]" if ":" in host else f"//{host}"):
         raise EnvironmentIncomplete(
             f"ANNEAL_WEB_HOST={host} lets other machines in. Also set ANNEAL_PUBLIC_URL to the address that people use."
@@ -170,9 +170,9 @@ def _known_variables(
 ) -> dict[str, str]:
     web_port, internal_port = ports
     defaults = _kept_secrets(home) | {
-        "ANNEAL_PUBLIC_URL": f"http://127.0.0.1:{web_port}",
-        "ANNEAL_WEB_HOST": "127.0.0.1",
-        "ANNEAL_INTERNAL_URL": f"http://127.0.0.1:{internal_port}",
+        "ANNEAL_PUBLIC_URL": f"http://{reach(given.get('ANNEAL_WEB_HOST', LOOPBACK), web_port)}",
+        "ANNEAL_WEB_HOST": LOOPBACK,
+        "ANNEAL_INTERNAL_URL": f"http://{LOOPBACK}:{internal_port}",
         "ANNEAL_GATEWAY_URL": f"unix://{runtime_dir}/web/gateway.sock",
         "ANNEAL_REPLICA_ADDRESSES": f"unix://{runtime_dir}/replica.sock",
         "ANNEAL_OBJECT_STORE": f"file://{quote(str(home))}/objects",
@@ -214,7 +214,7 @@ def _embedded_place(home: Path, runtime_dir: Path, known: Mapping[str, str]) -> 
             "home": str(home),
             "settings": known["DJANGO_SETTINGS_MODULE"],
             "web_listen": f"--host {known['ANNEAL_WEB_HOST']} --port {known['WEB_PORT']}",
-            "internal_listen": f"--host 127.0.0.1 --port {known['INTERNAL_PORT']}",
+            "internal_listen": f"--host {LOOPBACK} --port {known['INTERNAL_PORT']}",
             "gateway_listen": f"--uds {shlex.quote(gateway)}",
             "pool": known["ANNEAL_POOL"],
             "trainer_dir": str(home / "trainer"),
@@ -227,21 +227,7 @@ def _embedded_place(home: Path, runtime_dir: Path, known: Mapping[str, str]) -> 
     )
 
 
-# --- ports and secrets, kept between runs -----------------------------------------------------------------------------
-
-
-def _free_port(wanted: int, *, taken: int) -> int:
-    """Return the first free port from `wanted` on, or any free one if the next hundred are taken."""
-    for port in (*range(wanted, min(wanted + 100, 65_536)), 0):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            if probe.getsockname()[1] != taken:
-                return int(probe.getsockname()[1])
-    raise OSError("no free port on the loopback interface")
+# --- files kept between runs ------------------------------------------------------------------------------------------
 
 
 def _kept_secrets(home: Path) -> dict[str, str]:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from scripts.embedded import is_postgres_ready, is_redis_ready
-from scripts.environment import Prepared
+from scripts.environment import LOOPBACK, Prepared
+from scripts.launch.ports import reach
 from scripts.processes import Program
 from scripts.supervision import Supervision
 
@@ -20,9 +21,12 @@ def health_check(prepared: Prepared, supervision: Supervision, program: Program)
         case "redis":
             return lambda: services is not None and is_redis_ready(services)
         case "web":
-            return lambda: _answers(f"http://127.0.0.1:{known['WEB_PORT']}", "/accounts/login/")
+            address = reach(known["ANNEAL_WEB_HOST"], known["WEB_PORT"])
+            # Another program may answer at a port, while ours cannot listen there.
+            return lambda: supervision.is_running(program) and _answers(f"http://{address}", "/accounts/login/")
         case "internal":
-            return lambda: _answers(f"http://127.0.0.1:{known['INTERNAL_PORT']}", "/internal/v1/claim")
+            address = reach(LOOPBACK, known["INTERNAL_PORT"])
+            return lambda: supervision.is_running(program) and _answers(f"http://{address}", "/internal/v1/claim")
         case "gateway":
             return lambda: _answers(known["ANNEAL_GATEWAY_URL"], "/v1/chat/completions")
         case "vllm":

@@ -8,8 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from configparser import RawConfigParser
+from dataclasses import replace
+from http.server import HTTPServer, SimpleHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -20,8 +26,9 @@ from gpu_workers.engine.state import EnginePaths, ReplicaBase
 from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.launch import starting
+from scripts.launch.health import health_check
 from scripts.processes import PROGRAMS, REPOSITORY, Place, Tier
-from scripts.supervision import LAUNCH_MARK, LaunchFailed, find_leftovers, render_config
+from scripts.supervision import LAUNCH_MARK, LaunchFailed, Supervision, find_leftovers, render_config
 
 # The plugin that starts services for the tests sets these for Django; a launcher starts from a plain shell.
 PLAIN_SHELL = {
@@ -118,6 +125,37 @@ def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) 
 
     assert first.known["ANNEAL_SECRET_KEY"] == second.known["ANNEAL_SECRET_KEY"]
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("secrets.json", "env", "ports.json")] == [0o600] * 3
+
+
+def test_two_launches_at_once_choose_different_ports_although_nothing_listens_yet(tmp_path: Path) -> None:
+    chosen = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        known = prepare(tmp_path / name, is_debug=False, is_launch=True).known
+        chosen += [known["WEB_PORT"], known["INTERNAL_PORT"]]
+
+    assert len(set(chosen)) == 4
+
+
+@pytest.mark.parametrize(("host", "listening"), [("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1")])
+def test_the_dashboard_is_up_if_its_own_program_runs_and_answers_where_it_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, listening: str
+) -> None:
+    monkeypatch.setenv("ANNEAL_WEB_HOST", host)
+    prepared = prepare(tmp_path, is_debug=False, is_launch=False)
+    [web] = [program for program in PROGRAMS if program.name == "web"]
+    with HTTPServer((listening, 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        known = {**prepared.known, "WEB_PORT": str(server.server_port)}
+        checks = [
+            health_check(replace(prepared, known=known), cast(Supervision, supervision), web)
+            for supervision in (SimpleNamespace(is_running=lambda _: True), SimpleNamespace(is_running=lambda _: False))
+        ]
+        answers = [check() for check in checks]
+        server.shutdown()
+
+    assert urlsplit(prepared.public_url).hostname == listening
+    assert answers == [True, False]
 
 
 def test_supervisor_stops_the_trainer_first_and_postgres_last(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How a launch chooses ports, says what it does, and counts its seconds."""
 
+import errno
 import json
 import os
 import re
@@ -15,9 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from scripts import environment
 from scripts.environment import Prepared, prepare
-from scripts.launch import main_job
+from scripts.launch import main_job, ports
 from scripts.launch import starting as launch
 from scripts.processes import PROGRAMS, Tier
 from scripts.supervision import LaunchFailed, Supervision
@@ -50,16 +50,24 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Take:
         def setsockopt(self, *_: object) -> None:
             pass
 
-        def bind(self, address: tuple[str, int]) -> None:
+        def __init__(self, family: int) -> None:
+            pass
+
+        def bind(self, address: tuple[str, int] | str) -> None:
+            if isinstance(address, str):
+                return
             if address[1] in taken:
-                raise OSError("taken")
+                raise OSError(errno.EADDRINUSE, "taken")
             self.port = address[1] or next(any_free)
+
+        def detach(self) -> None:
+            pass
 
         def getsockname(self) -> tuple[str, int]:
             return "127.0.0.1", self.port
 
-    fake = SimpleNamespace(socket=Probe, SOL_SOCKET=1, SO_REUSEADDR=2)
-    monkeypatch.setattr(environment, "socket", fake)
+    fake = SimpleNamespace(socket=Probe, AF_UNIX=1, AF_INET=2, AF_INET6=10, SOL_SOCKET=1, SO_REUSEADDR=2)
+    monkeypatch.setattr(ports, "socket", fake)
 
     def take(*ports: int) -> None:
         taken.clear()
