@@ -30,6 +30,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from gpu_workers.common.process_tree import die_with_parent
+from gpu_workers.trainer.children.cpu_threads import count_cores
 from scripts.touched import UNKNOWN_SECONDS, pick_tests
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +43,7 @@ WITH_NIGHTLY = ("unit", "web", "api", "integration", "training", "serving", "e2e
 QUICK_SECONDS = 60
 STOP_SECONDS = 60
 SLOWEST = 10
+LONGEST_TEMPORARY = 46  # bytes; the path of a test's socket may have 107
 NO_TESTS_COLLECTED = 5  # pytest.ExitCode
 _PERCENT = re.compile(rb"\[ *(\d+)%\]")
 
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str] | None = None, *, all_parts: Sequence[Part] = 
     names = [part.name for part in all_parts]
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(names)}; all by default")
     # Two more than there are cores: each part is idle half of its time.
-    parser.add_argument("--at-once", type=int, default=(os.cpu_count() or 1) + 2, help="parts side by side")
+    parser.add_argument("--at-once", type=int, default=count_cores() + 2, help="parts side by side")
     parser.add_argument("--all", action="store_true", help="also the tests marked slow, as CI does")
     parser.add_argument("--quick", action="store_true", help="what the current change touches, within a minute")
     parser.add_argument("--record", action="store_true", help="keep what each file took in .ci/durations.json")
@@ -249,7 +251,9 @@ def _start(part: Part) -> Run:
     report = _report_of(part)
     report.unlink(missing_ok=True)
     # Each part has its own: pytest restricts the directory that it shares by default whenever it starts.
-    temporary = tempfile.mkdtemp(prefix="anneal-")
+    folder = tempfile.gettempdir()
+    folder = "/tmp" if len(folder) > LONGEST_TEMPORARY else folder  # noqa: S108  mkdtemp makes it private
+    temporary = tempfile.mkdtemp(prefix="anneal-", dir=folder)
     command = [str(PYTHONS[part.environment]), "-m", "pytest", "-c", CONFIGURATIONS[part.environment], "--rootdir", "."]
     command += [
         "-m",
@@ -261,6 +265,7 @@ def _start(part: Part) -> Run:
         *part.paths,
     ]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment["TMPDIR"] = folder
     with (LOGS / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(
             command,

@@ -101,6 +101,31 @@ def test_slow_tests_run_if_all_or_their_part_is_asked_for(folder: Path, capsys: 
 
 
 @pytest.mark.slow
+def test_tests_have_short_paths_for_sockets_and_as_many_parts_at_once_as_the_container_has_cores(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = folder / ("x" * 46)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(runner, "count_cores", lambda: 1)
+    counts: list[int] = []
+    run = runner._run
+
+    def count(parts: list[runner.Part], durations: dict[str, float], at_once: int) -> list[runner.Run]:
+        counts.append(at_once)
+        return run(parts, durations, at_once)
+
+    monkeypatch.setattr(runner, "_run", count)
+    short = (
+        "import tempfile\ndef test_it(tmp_path): assert len(str(tmp_path)) < 60 and tempfile.gettempdir() == '/tmp'\n"
+    )
+
+    assert runner.main([], all_parts=[make_part(folder, "short", short)]) == 0
+    assert counts == [3]
+
+
+@pytest.mark.slow
 def test_the_files_nearest_to_a_change_may_hold_nightly_tests_only(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
