@@ -35,6 +35,9 @@ _VARIABLES = {
     "cert": "SSL_CERT_FILE",
     "client-cert": "SSL_CLIENT_CERT",
 }
+# Names of older versions of uv, which prefers the newer ones, of which we set the first.
+_OLD_NAMES = {"UV_INDEX_URL": "UV_DEFAULT_INDEX", "UV_EXTRA_INDEX_URL": "UV_INDEX"}
+_LEFT_OUT = (*_OLD_NAMES, "UV_REQUIRE_HASHES")  # one lock has no hashes; uv requires those of the others by itself
 
 
 def prepare() -> None:
@@ -109,7 +112,10 @@ def variables() -> dict[str, str]:
             found[_VARIABLES[name]] = separator.join(value.split())
     kept = cache_directory()
     found |= {"UV_CACHE_DIR": str(kept / "uv")} if kept else {"UV_NO_CACHE": "1"}
-    return os.environ | found | {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    own = {name: value for name, value in os.environ.items() if name.startswith("UV_")}
+    own = {_OLD_NAMES[name]: own[name] for name in _OLD_NAMES if name in own} | own
+    plain = {name: value for name, value in os.environ.items() if name not in own}
+    return {name: value for name, value in (plain | found | own).items() if name not in _LEFT_OUT}
 
 
 def indexes() -> list[str]:

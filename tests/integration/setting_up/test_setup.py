@@ -325,6 +325,19 @@ def test_pips_settings_reach_the_installer_but_its_own_take_precedence(
 
 
 @pytest.mark.slow
+def test_the_older_names_of_the_installers_indexes_count_unless_the_newer_are_set(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_INDEX_URL", "https://mirror/simple")
+    monkeypatch.setenv("UV_EXTRA_INDEX_URL", "https://old/simple")
+    monkeypatch.setenv("UV_INDEX", "https://new/simple")
+    monkeypatch.setenv("UV_REQUIRE_HASHES", "1")
+
+    assert installer.indexes() == ["https://mirror/simple", "https://new/simple"]
+    assert not {"UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_REQUIRE_HASHES"} & installer.variables().keys()
+
+
+@pytest.mark.slow
 def test_without_a_writable_cache_packages_are_not_kept(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
