@@ -142,7 +142,7 @@ def _read_text(pid: int, name: str) -> str:
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
             return file.read().decode(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last: hidden, as others' processes may be
         return ""
 
 
