@@ -9,6 +9,7 @@ it raises the cap of a paused job, and starts a new job after a failed or cancel
 
 import argparse
 import fcntl
+import io
 import json
 import os
 import sys
@@ -42,6 +43,8 @@ def main() -> int:
         "--began-at", type=float, default=time.time(), help="Unix time that the printed seconds count from"
     )
     asked = parser.parse_args()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the bar's blocks exist in few encodings
     figures = run(asked)
     if asked.figures:
         asked.figures.write_text(json.dumps(figures) + "\n")

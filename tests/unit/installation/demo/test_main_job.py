@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from demo.main_job import __main__ as program
 from demo.main_job import jobs, pauses
 from demo.main_job.platform import DemoFailed
 from demo.main_job.state import State
@@ -21,6 +23,16 @@ STALLED = {
 }  # fmt: skip
 NO_WORKER = {"code": "cannot_launch", "blame": "customer", "message": "No worker is online."}
 Train = Callable[[], Any]
+
+
+def test_a_terminal_without_the_bars_signs_shows_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(program.sys, "stdout", io.TextIOWrapper(written, encoding="iso-8859-1"))
+    monkeypatch.setattr(program.sys, "argv", ["main_job", "--home", "."])
+    monkeypatch.setattr(program, "run", lambda _: program.Stage(is_terminal=True).bar(0.5, "training") or {})
+
+    assert program.main() == 0
+    assert b"????  50%  training" in written.getvalue()
 
 
 def test_a_job_is_created_with_a_cap_far_above_its_quote(scripted: ScriptedPlatform, train: Train) -> None:
