@@ -4,10 +4,11 @@ A scanner of entropy would report thousands of hashes here; the shapes below mat
 """
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.guards.code.tracked import list_tracked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Each begins with its literal, by which the search is fast.
@@ -47,8 +48,7 @@ def secrets_in(text: str) -> dict[str, int]:
 
 @pytest.mark.slow
 def test_no_tracked_file_holds_a_secret() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True).stdout
-    names = [name for name in listed.decode().split("\0") if (REPOSITORY / name).is_file()]
+    names = [name for name in list_tracked(REPOSITORY) if (REPOSITORY / name).is_file()]
 
     found = {name: secrets_in((REPOSITORY / name).read_text(errors="replace")) for name in names}
 

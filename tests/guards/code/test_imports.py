@@ -1,11 +1,12 @@
 """The tree shows where a line belongs: few entries in each folder, and contracts that name packages."""
 
-import subprocess
 from collections import defaultdict
 from pathlib import Path
 
 import grimp
 import pytest
+
+from tests.guards.code.tracked import list_tracked
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_ENTRIES = 15
@@ -15,9 +16,9 @@ MAX_ENTRIES = 15
     "top", ["apps", "gpu_workers", "demo", "scripts", "templates", "tests", "requirements", "deploy"]
 )
 def test_a_folder_has_few_entries(top: str) -> None:
-    listed = subprocess.run(["git", "ls-files", top], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = list_tracked(ROOT, top)
     entries = defaultdict(set)
-    for line in listed.splitlines():
+    for line in listed:
         path = Path(line)
         for part in (path, *path.parents):
             if part.name != "__init__.py" and Path(top) in part.parents:
@@ -25,6 +26,11 @@ def test_a_folder_has_few_entries(top: str) -> None:
 
     assert entries
     assert {folder: len(names) for folder, names in entries.items() if len(names) > MAX_ENTRIES} == {}
+
+
+def test_a_folder_that_is_no_repository_is_skipped_with_gits_message(tmp_path: Path) -> None:
+    with pytest.raises(pytest.skip.Exception, match="not a git repository"):
+        list_tracked(tmp_path)
 
 
 def test_the_matrix_of_families_runs_without_the_packages_of_the_web() -> None:
