@@ -12,8 +12,8 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
-from scripts.embedded import ROLES, ensure_running
-from scripts.environment import prepare
+from scripts.embedded import ROLES, EmbeddedServiceError, ensure_running
+from scripts.environment import EnvironmentIncomplete, prepare
 from scripts.processes import REPOSITORY
 
 
@@ -23,6 +23,14 @@ def main() -> int:
     parser.add_argument("--role", choices=ROLES, default="sys", help="whose database login (default sys)")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
+    try:
+        return _run(given)
+    except (EnvironmentIncomplete, EmbeddedServiceError) as failure:
+        sys.stderr.write(f"{failure}\n")
+        return 1
+
+
+def _run(given: argparse.Namespace) -> int:
     home = given.home.resolve()
     home.mkdir(parents=True, exist_ok=True)
     prepared = prepare(home, is_debug=True, is_launch=False)

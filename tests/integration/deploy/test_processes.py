@@ -23,6 +23,7 @@ from apps.contracts.serving import MAX_CHOICES
 from gpu_workers.common.config import EngineConfig, child_environment
 from gpu_workers.engine.command import build_command, build_environment
 from gpu_workers.engine.state import EnginePaths, ReplicaBase
+from scripts import with_services
 from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.launch import starting
@@ -119,6 +120,17 @@ def test_a_database_url_alone_is_refused_and_not_ignored(tmp_path: Path, monkeyp
         prepare(tmp_path, is_debug=False, is_launch=True)
 
 
+def test_a_command_with_services_says_what_is_incomplete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDIS_URL", "redis://elsewhere")
+    monkeypatch.setenv("ANNEAL_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["with_services", "--home", str(tmp_path), "true"])
+
+    assert with_services.main() == 1
+    assert capsys.readouterr().err.startswith("For external PostgreSQL and Redis also set: DATABASE_APP_URL")
+
+
 def test_secrets_are_made_once_and_readable_by_their_owner_only(tmp_path: Path) -> None:
     first = prepare(tmp_path, is_debug=False, is_launch=True)
     second = prepare(tmp_path, is_debug=False, is_launch=True)
@@ -190,6 +202,7 @@ SUPERVISE = """
 import json, sys, time
 from dataclasses import replace
 from pathlib import Path
+from scripts import with_services
 from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import Program, Tier
