@@ -79,8 +79,10 @@ def set_up(*, dev: bool = False, browser: bool = False, gguf: bool = False) -> f
     wanted = environments(dev=dev)
     stale = [environment for environment in wanted if not environment.is_up_to_date()]
     if stale:
-        check_machine()
-        sys.stdout.write("Installing packages: once, up to 1.2 GB to download, within a minute on a fast line\n")
+        has_gpu = has_nvidia_gpu()
+        check_machine(has_gpu=has_gpu)
+        download = (machine.GPU_DOWNLOAD_BYTES if has_gpu else machine.DOWNLOAD_BYTES) / machine.GB
+        sys.stdout.write(f"Installing packages: once, up to {download:g} GB to download, in minutes on a fast line\n")
         sys.stdout.flush()
         stage("installer (uv)", installer.prepare)  # before environments are changed: it may fail
         with ThreadPoolExecutor(len(stale)) as pool:
@@ -113,9 +115,9 @@ def alone() -> Iterator[None]:
         yield
 
 
-def check_machine() -> None:
+def check_machine(*, has_gpu: bool) -> None:
     """Print the requirements and the results. Raises SetupFailed if one is missing."""
-    found = machine.checks(REPOSITORY)
+    found = machine.checks(REPOSITORY, has_gpu=has_gpu)
     sys.stdout.write(f"What Anneal needs, and what this machine has:\n{machine.report(found)}")
     sys.stdout.flush()
     if missing := [check.name for check in found if check.fix]:

@@ -181,7 +181,7 @@ def test_where_no_index_answers_and_nothing_is_kept_set_up_makes_no_environment(
     environment: Environment, own_installer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point_to(monkeypatch, f"http://127.0.0.1:{free_port()}/simple")
-    monkeypatch.setattr(setup, "check_machine", lambda: None)
+    monkeypatch.setattr(setup, "check_machine", lambda **_: None)
     monkeypatch.setattr(setup, "environments", lambda *, dev: [environment])
 
     with pytest.raises(SetupFailed, match="does not answer"):

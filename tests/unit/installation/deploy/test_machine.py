@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,7 +104,13 @@ def test_free_memory_is_that_of_the_machine_or_the_container(tmp_path: Path, fil
 def test_a_disk_that_is_too_small_is_named_with_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DISK_BYTES", 10**18)
 
-    assert machine._disks(tmp_path)[0].fix == f"make room on the disk of {tmp_path}"
+    assert machine._disks(tmp_path, has_gpu=False)[0].fix == f"make room on the disk of {tmp_path}"
+
+
+def test_a_machine_with_a_gpu_needs_room_for_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=machine.DISK_BYTES))
+
+    assert [machine._disks(tmp_path, has_gpu=has_gpu)[0].fix == "" for has_gpu in (False, True)] == [True, False]
 
 
 @pytest.mark.parametrize(("system", "platform"), [("Darwin", "darwin"), ("Windows", "win32")])
@@ -142,8 +149,8 @@ def test_set_up_does_not_begin_on_a_machine_that_lacks_something(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lacking = machine.Check("memory", "4 GB free", "1.0 GB free", "close other programs")
-    monkeypatch.setattr(machine, "checks", lambda repository: [lacking])
+    monkeypatch.setattr(machine, "checks", lambda repository, has_gpu: [lacking])
 
     with pytest.raises(setup.SetupFailed, match="has not begun, because of: memory"):
-        setup.check_machine()
+        setup.check_machine(has_gpu=False)
     assert "memory: close other programs" in capsys.readouterr().out
