@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import boto3
 import msgspec
 import pytest
 from django.core.management import call_command
@@ -75,6 +76,7 @@ def test_the_bucket_of_a_backup_may_have_keys_of_its_own(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "own")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which keeps the keys that it read first
     targets: list[ObjectStore] = []
     monkeypatch.setattr(copyobjects, "copy_objects", lambda source, target: targets.append(target) or Copied(0, 0))
 
