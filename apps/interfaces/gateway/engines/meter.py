@@ -3,11 +3,8 @@
 import msgspec
 
 from apps.interfaces.gateway.engines.chunks import EngineChunk, EngineUsage
-from apps.interfaces.gateway.requests.engine_request import MAX_ANSWER_VALUES
 
-# No vocabulary has a longer token, so an answer beyond this length is faulty. An answer of nothing but tokens with 128
-# bytes, the longest that models write in a row (of blanks), is not.
-_MAX_TOKEN_BYTES, _MAX_ANSWER_BYTES = 1024, 128 * MAX_ANSWER_VALUES
+_MAX_TOKEN_BYTES = 1024  # no vocabulary has a longer token, so an answer with more bytes for each is faulty
 _MAX_SHOWN = 10**18  # cap of a count in a message, because JSON numbers can have any length
 # The ways in which a complete answer may end. The engine's "abort" and "error" are failures that look like answers.
 GOOD_ENDS = frozenset({"stop", "length", "content_filter", "tool_calls"})
@@ -140,8 +137,7 @@ class Meter(msgspec.Struct):
 
     @property
     def _is_endless(self) -> bool:
-        most = self.bounds.possible_output * _MAX_TOKEN_BYTES if self.bounds else _MAX_ANSWER_BYTES
-        return self.content_bytes > min(most, _MAX_ANSWER_BYTES)
+        return self.bounds is not None and self.content_bytes > self.bounds.possible_output * _MAX_TOKEN_BYTES
 
     @property
     def finish(self) -> str:

@@ -365,7 +365,7 @@ async def _held(answer: EngineAnswer, request: EngineRequest, meter: Meter, held
     """Yield the chunks of an answer while there is room to hold it. Raises AnswerTooLarge, Unavailable."""
     async for chunks in answer:
         try:
-            held.count(meter.output_tokens * request.held_bytes_per_token)
+            held.count(max(meter.output_tokens * request.held_bytes_per_token, meter.content_bytes))
         except RateLimited as full:
             raise AnswerTooLarge(full.message) from None
         yield chunks

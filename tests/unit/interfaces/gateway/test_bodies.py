@@ -127,7 +127,8 @@ def test_a_body_may_be_as_large_as_a_model_can_use():
     assert 0 < tokens_unread(4 * MIB) < 100_000
 
 
-def test_an_answer_ends_where_its_organization_has_no_room_for_more():
+@pytest.mark.parametrize(("content_bytes", "allowed"), [(0, 3), (600, 1)])
+def test_an_answer_ends_where_its_organization_has_no_room_for_more(content_bytes: int, allowed: int):
     request, meter = (
         parse_chat(b'{"model": "m", "messages": [{"role": "user", "content": "Hi"}], "logprobs": true}'),
         Meter(1),
@@ -137,6 +138,7 @@ def test_an_answer_ends_where_its_organization_has_no_room_for_more():
     async def answer() -> AsyncIterator[list[EngineChunk]]:
         for _ in range(20):
             meter.outputs[0] = meter.outputs.get(0, 0) + 1
+            meter.content_bytes += content_bytes
             yield []
 
     async def read() -> int:
@@ -145,5 +147,6 @@ def test_an_answer_ends_where_its_organization_has_no_room_for_more():
 
     with pytest.raises(AnswerTooLarge, match="Ask for less"):
         asyncio.run(read())
-    assert meter.output_tokens == 1_000 // request.held_bytes_per_token + 1
+    assert 1_000 // request.held_bytes_per_token == 3
+    assert meter.output_tokens == allowed + 1
     room.add("org", 1_000)  # the answer's were returned

@@ -148,6 +148,15 @@ def test_an_answer_that_says_more_than_its_tokens_can_is_none_and_its_replica_fa
     assert not found.is_sound and "without an end" in found.fault
 
 
+def test_an_answer_of_many_long_tokens_is_sound():
+    most = 128 * 20_000
+    found = Meter(128, TokenBounds(input=300, output=most, possible_input=2048, possible_output=most))
+    found.content_bytes = most * 128
+    found.observe(decode_chunk(chunk(0, "x", usage=(9, 20_000))))
+
+    assert found.is_sound and not found.fault
+
+
 def test_cached_tokens_are_some_of_those_read():
     details = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 10**12}}
     found = meter(1, json.dumps({"choices": [], "usage": details}).encode())
