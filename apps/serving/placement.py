@@ -30,7 +30,7 @@ MAX_REBALANCING_MOVES = 2  # per placement; loads that a customer waits for are 
 QUICK_SECONDS = 20.0  # decay time of the quick sum: a hot adapter spreads at once
 SLOW_SECONDS = 300.0  # decay time of the slow sum: it gives up replicas after minutes
 _UNEVEN = 1.25  # times the mean load; a replica above it gives adapters away
-_KEPT, _ACTIVE, _COPY, _RARE = range(4)
+_KEPT, _ACTIVE, _COPY, _RARE, _REFUSED = range(5)
 
 
 class AdapterDemand(msgspec.Struct, frozen=True):
@@ -45,6 +45,7 @@ class AdapterDemand(msgspec.Struct, frozen=True):
     last_used_at: float
     requests_per_second: float = 0.0
     is_kept: bool = False  # keep-warm is paid for: placed regardless of demand
+    is_refused: bool = False  # by an engine, and another may accept it: after all others
     regions: frozenset[str] | None = None
 
 
@@ -90,21 +91,21 @@ def place(
     rooms: Collection[ReplicaCapacity],
     *,
     holding: Mapping[str, Collection[str]],
-    loaded: Mapping[str, Collection[str]],
+    settled: Mapping[str, Collection[str]],
     now: float,
     unable: Collection[tuple[str, str]] = (),
 ) -> Placed:
     """Return the version ids that each replica should hold.
 
-    `holding` is what each should hold so far, and `loaded` the part that it has loaded. `unable` are the pairs
-    (replica, version) that failed.
+    `holding` is what each should hold so far, and `settled` the part that it has loaded or could not load. `unable` are
+    the pairs (replica, version) that failed.
     """
     known = {wish.version_id: wish for wish in wishes}
     open_rooms = sorted((room for room in rooms if not room.is_draining), key=lambda room: room.replica_id)
     plan = _Plan(known, open_rooms, holding, frozenset(unable))
     # Adapters that replicas are still loading count against those that may displace others now.
     missing = {room.replica_id: set(holding.get(room.replica_id, ())) for room in open_rooms}
-    most_pushed_out = sum(max(0, MAX_TO_LOAD - len(missing[id] - set(loaded.get(id, ())))) for id in missing)
+    most_pushed_out = sum(max(0, MAX_TO_LOAD - len(missing[id] - set(settled.get(id, ())))) for id in missing)
     plan.select(now, most_pushed_out=most_pushed_out)
     plan.settle()
     plan.rebalance()
@@ -191,7 +192,7 @@ class _Plan:
     def _wanted_copies(self, version_id: str) -> int:
         """Return how many replicas should hold the adapter. It rises at once, and falls only when demand has halved."""
         demand = self._wishes[version_id].requests_per_second
-        if 2 * demand <= self._share:
+        if self._wishes[version_id].is_refused or 2 * demand <= self._share:
             return 1
         wanted = math.ceil(demand / self._share)
         kept = min(len(self._holders.get(version_id, ())), math.ceil(2 * demand / self._share))
@@ -340,6 +341,8 @@ class _Plan:
 def _kind(wish: AdapterDemand, now: float) -> int | None:
     """Return how urgent a first copy is, lowest first; None if it is not needed."""
     age = now - wish.last_used_at
+    if wish.is_refused:
+        return _REFUSED if age <= IDLE_SECONDS else None
     if wish.is_kept:
         return _KEPT
     if age > IDLE_SECONDS:

@@ -8,6 +8,7 @@ from django.db import connection, transaction
 from django.db.models import Case, DateTimeField, F, Q, Value, When, Window
 from django.db.models.functions import Coalesce, Greatest, RowNumber
 
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
@@ -114,11 +115,12 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     held = {version_id for versions in holding.values() for version_id in versions}
     wishes = _wishes(base_model_id, now, held=held, places=sum(replica.capacity for replica in replicas))
     said = _said(replicas)
+    settled = (LoadState.LOADED, LoadState.FAILED, LoadState.REJECTED)
     placed = place(
         wishes,
         rooms,
         holding=holding,
-        loaded={id: said.get((id, LoadState.LOADED), set()) for id in holding},
+        settled={id: set().union(*(said.get((id, state), set()) for state in settled)) for id in holding},
         now=now.timestamp(),
         unable=_unable(replicas, said),
     )
@@ -171,6 +173,7 @@ def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], place
             "slow_demand",
             "demand_at",
             "pinned_at",
+            "adapter_version__status",
             "organization__regions",
         )
     )
@@ -182,9 +185,10 @@ def _wishes(base_model_id: str, now: datetime.datetime, *, held: set[str], place
             last_used_at=used_at.timestamp(),
             requests_per_second=demand_after(quick, slow, (now - demand_at).total_seconds()) if demand_at else 0.0,
             is_kept=pinned_at is not None,
+            is_refused=status == AdapterVersionStatus.REFUSED,
             regions=None if regions is None else frozenset(regions),
         )
-        for version_id, organization_id, rank, used_at, quick, slow, demand_at, pinned_at, regions in rows
+        for version_id, organization_id, rank, used_at, quick, slow, demand_at, pinned_at, status, regions in rows
     ]
 
 

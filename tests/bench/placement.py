@@ -74,7 +74,7 @@ class Fleet:
 
     def give_places(self, wishes: list[AdapterDemand], now: float) -> int:
         rooms = [room for room in self.rooms if room.replica_id not in self.gone]
-        after = place(wishes, rooms, holding=self.placed, loaded=self.loaded, now=now)
+        after = place(wishes, rooms, holding=self.placed, settled=self.loaded, now=now)
         moves = count_moves(self.placed, after)
         self.placed = {room.replica_id: after.get(room.replica_id, frozenset()) for room in self.rooms}
         return moves

@@ -11,10 +11,18 @@ NOW = 1_000_000.0
 
 
 def wish(
-    name: str, rate: float = 0.0, *, organization: str = "a", rank: int = 8, age: float = 60.0, kept=False, regions=""
+    name: str,
+    rate: float = 0.0,
+    *,
+    organization: str = "a",
+    rank: int = 8,
+    age: float = 60.0,
+    kept: bool = False,
+    refused: bool = False,
+    regions: str = "",
 ) -> AdapterDemand:
     limits = frozenset(regions.split()) or None
-    return AdapterDemand(name, organization, rank, NOW - age, rate, kept, limits)
+    return AdapterDemand(name, organization, rank, NOW - age, rate, kept, refused, limits)
 
 
 def room(
@@ -34,11 +42,11 @@ def placed(
     wishes: list[AdapterDemand],
     rooms: list[ReplicaCapacity],
     holding: Mapping[str, Collection[str]] | None = None,
-    loaded: Mapping[str, Collection[str]] | None = None,
+    settled: Mapping[str, Collection[str]] | None = None,
     unable: Collection[tuple[str, str]] = (),
 ) -> Placed:
     held = holding or {}
-    return place(wishes, rooms, holding=held, loaded=held if loaded is None else loaded, now=NOW, unable=unable)
+    return place(wishes, rooms, holding=held, settled=held if settled is None else settled, now=NOW, unable=unable)
 
 
 def holders(found: Placed, name: str) -> set[str]:
@@ -142,10 +150,20 @@ def test_a_customer_who_waits_gets_the_adapter_in_but_no_faster_than_replicas_lo
     rooms = [room("r1", capacity=20)]
 
     found = placed(held + waited_for, rooms, holding)
-    is_behind = placed(held + waited_for, rooms, holding, loaded={"r1": {f"v{i}" for i in range(MAX_TO_LOAD, 20)}})
+    is_behind = placed(held + waited_for, rooms, holding, settled={"r1": {f"v{i}" for i in range(MAX_TO_LOAD, 20)}})
 
     assert count_moves(holding, found) == MAX_TO_LOAD
     assert count_moves(holding, is_behind) == 0
+
+
+def test_a_refused_adapter_has_a_place_only_as_long_as_no_other_needs_it() -> None:
+    refused = [wish(f"bad{i}", 9.0, organization="bad", kept=i == 0, refused=True) for i in range(4)]
+    held = [*refused, wish("good", 0.1)]
+    rooms = [room("r1", capacity=5), room("r2", capacity=5)]
+
+    assert sum(name.startswith("bad") for versions in placed(held, rooms).values() for name in versions) == 4
+    found = placed([*held, wish("other", age=3_600)], rooms[:1], {"r1": {each.version_id for each in held}})
+    assert {"good", "other"} <= found["r1"] and len(found["r1"]) == 5
 
 
 def test_a_draining_replica_keeps_what_it_has_while_others_take_it_over() -> None:

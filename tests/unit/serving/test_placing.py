@@ -71,6 +71,19 @@ def test_a_request_brings_a_cold_adapter_back_and_the_replica_is_told(replica, v
     assert routes()[versions[0].pk] == (True, False)
 
 
+@pytest.mark.parametrize("state", [LoadState.FAILED, LoadState.REJECTED])
+def test_adapters_that_cannot_be_loaded_do_not_keep_others_out(organization, base_model, replica, state) -> None:
+    Replica.objects.filter(pk=replica.pk).update(capacity=56)
+    held = [make_adapter(organization, base_model) for _ in range(56)]
+    LoadedAdapter.objects.filter(adapter_version__in=held[:4]).update(state=state)
+    waiting = make_adapter(organization, base_model)
+    Placement.objects.filter(adapter_version=waiting).delete()
+
+    record_requests(counts={waiting.pk: 1}, now=db_now())
+
+    assert replica.placements.filter(adapter_version=waiting).exists() and replica.placements.count() == 56
+
+
 def test_a_request_for_a_placed_adapter_has_no_replica_look_again(replica, versions) -> None:
     replica.refresh_from_db()
     before = replica.generation
