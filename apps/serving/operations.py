@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Case, F, Value, When
+from django.db.models import Case, F, Q, Value, When
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_work_in
@@ -30,11 +30,12 @@ from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.serving.aliases import get_exact_version, lock_aliases, require_unaliased
 from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
-from apps.serving.placements import lock_around, lock_placements, replan, replan_around
+from apps.serving.placements import FAILURES, lock_around, lock_placements, replan, replan_around
 from apps.serving.reconciliation import record_count
 from apps.serving.whole_models import desired_whole_model, give_place, record_whole_model, require_replica, withdraw
 
 _URL_SECONDS = 3600
+_FAILURES_REMEMBERED = datetime.timedelta(minutes=10)
 MAX_DEPLOYMENTS_AN_HOUR = 10  # of a version
 
 
@@ -336,13 +337,17 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
 
 
 def _record_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
-    """Store reports about adapters placed on the replica, and ignore reports about others."""
+    """Store reports about adapters placed on the replica, and ignore reports about others.
+
+    Failures are remembered for a while, so that an adapter does not return to where it failed.
+    """
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(
         lora_name__in=states, placements__replica=replica, adapter__base_model=replica.base_model_id
     )
     known = {version.lora_name: version for version in versions}
-    replica.loaded.exclude(adapter_version__in=known.values()).delete()
+    failed_lately = Q(state__in=FAILURES, observed_at__gt=now - _FAILURES_REMEMBERED)
+    replica.loaded.exclude(failed_lately | Q(adapter_version__in=known.values())).delete()
     for lora_name, version in known.items():
         seen = states[lora_name]
         LoadedAdapter.objects.update_or_create(

@@ -68,6 +68,9 @@ class ReplicaCapacity:
     def is_allowed(self, wish: AdapterDemand) -> bool:
         return wish.regions is None or self.region in wish.regions
 
+    def fits(self, wish: AdapterDemand) -> bool:
+        return wish.rank <= self.max_rank and self.is_allowed(wish)
+
 
 @dataclass(slots=True)
 class _State:
@@ -154,9 +157,7 @@ class _Plan:
         self._limited: Counter[frozenset[str]] = Counter()  # copies of adapters that may be in these regions alone
 
     def _may_hold(self, state: _State, wish: AdapterDemand) -> bool:
-        room = state.room
-        is_able = wish.rank <= room.max_rank and (room.replica_id, wish.version_id) not in self._unable
-        return is_able and room.is_allowed(wish)
+        return state.room.fits(wish) and (state.room.replica_id, wish.version_id) not in self._unable
 
     # --- selection --------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from apps.serving.ready_replicas import standing_replicas
 # A replica silent for this long loses its adapters to others; a newly enrolled one has longer.
 SILENT_SECONDS = 60
 STARTING_SECONDS = 600
+FAILURES = (LoadState.FAILED, LoadState.REJECTED)
+_SETTLED = (LoadState.LOADED, *FAILURES)
 
 _NOTE = """
     UPDATE serving_deployment AS deployment
@@ -104,8 +106,8 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     """
     lock_placements(base_model_id=base_model_id)
     replicas = list(standing_replicas().filter(base_model_id=base_model_id, whole_model=None).order_by("pk"))
-    rooms = [replica.room for replica in replicas if _is_there(replica, now)]
-    if not rooms:
+    present = [replica for replica in replicas if _is_there(replica, now)]
+    if not present:
         return 0
     holding: dict[str, set[str]] = {replica.pk: set() for replica in replicas}
     for replica_id, version_id in Placement.objects.filter(replica__in=replicas).values_list(
@@ -115,14 +117,13 @@ def replan(*, base_model_id: str, now: datetime.datetime) -> int:
     held = {version_id for versions in holding.values() for version_id in versions}
     wishes = _wishes(base_model_id, now, held=held, places=sum(replica.capacity for replica in replicas))
     said = _said(replicas)
-    settled = (LoadState.LOADED, LoadState.FAILED, LoadState.REJECTED)
     placed = place(
         wishes,
-        rooms,
+        [replica.room for replica in present],
         holding=holding,
-        settled={id: set().union(*(said.get((id, state), set()) for state in settled)) for id in holding},
+        settled={id: set().union(*(said[id, state] for state in _SETTLED)) for id in holding},
         now=now.timestamp(),
-        unable=_unable(replicas, said),
+        unable=_unable(wishes, present, said),
     )
     return _write(holding, placed, {wish.version_id: wish.organization_id for wish in wishes})
 
@@ -210,17 +211,27 @@ def _said(replicas: Iterable[Replica]) -> dict[tuple[str, str], set[str]]:
     return said
 
 
-def _unable(replicas: Iterable[Replica], said: Mapping[tuple[str, str], set[str]]) -> set[tuple[str, str]]:
-    """Return the placements whose loading failed because of the replica, as long as another replica might succeed."""
-    ready = [replica.pk for replica in replicas if replica.is_ready]
-    failed = {id: said.get((id, LoadState.FAILED), set()) for id in ready}
-    hopeless = set.intersection(*failed.values()) if failed else set()
-    return {(id, version_id) for id, versions in failed.items() for version_id in versions - hopeless}
+def _unable(
+    wishes: Iterable[AdapterDemand], replicas: Iterable[Replica], said: dict[tuple[str, str], set[str]]
+) -> set[tuple[str, str]]:
+    """Return the pairs (replica, version) that failed, as long as another replica might load the version.
+
+    A version that an engine refused and none has accepted stays where it is.
+    """
+    rooms = [replica.room for replica in replicas if replica.is_ready and replica.draining_at is None]
+    failed = {(room.replica_id, id) for room in rooms for state in FAILURES for id in said[room.replica_id, state]}
+    versions = {version_id for _, version_id in failed}
+    unable: set[tuple[str, str]] = set()
+    for wish in wishes:
+        if wish.version_id in versions and not wish.is_refused:
+            pairs = {(room.replica_id, wish.version_id) for room in rooms if room.fits(wish)}
+            unable |= set() if pairs <= failed else pairs & failed
+    return unable
 
 
 def _write(before: Mapping[str, set[str]], after: Placed, owners: Mapping[str, str]) -> int:
     """Store the difference and notify the replicas that changed."""
-    gone, new, changed = Q(), [], []
+    gone, tried, new, changed = Q(), Q(), [], []
     for replica_id, held in before.items():
         wanted = after.get(replica_id, frozenset())
         if wanted == held:
@@ -228,12 +239,16 @@ def _write(before: Mapping[str, set[str]], after: Placed, owners: Mapping[str, s
         changed.append(replica_id)
         if leaving := held - wanted:
             gone |= Q(replica_id=replica_id, adapter_version_id__in=leaving)
+        if coming := sorted(wanted - held):
+            tried |= Q(replica_id=replica_id, adapter_version_id__in=coming)
         new += [
             Placement(replica_id=replica_id, adapter_version_id=version_id, organization_id=owners[version_id])
-            for version_id in sorted(wanted - held)
+            for version_id in coming
         ]
     if gone:
         Placement.objects.filter(gone).delete()
+    if new:
+        LoadedAdapter.objects.filter(tried, state__in=FAILURES).delete()  # failures of the last time
     Placement.objects.bulk_create(new, ignore_conflicts=True)
     if changed:
         Replica.objects.filter(pk__in=changed).update(generation=F("generation") + 1)

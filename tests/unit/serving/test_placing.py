@@ -45,6 +45,11 @@ def versions(organization, base_model: BaseModel, replica: Replica) -> list[Adap
     return versions
 
 
+def report(replica: Replica, *adapters: ObservedAdapter) -> None:
+    said = ObservedState(replica_id=replica.pk, generation=1, engine_generation="e1", is_ready=True, adapters=adapters)
+    record_observed(replica=replica, observed=said)
+
+
 def routes() -> dict[str, tuple[bool, bool]]:
     return {route.adapter_version_id: (route.is_loading, route.is_cold) for route in list_routes()}
 
@@ -134,6 +139,33 @@ def test_with_room_elsewhere_nothing_is_cold_and_each_adapter_has_one_place(base
 
     assert routes()[versions[0].pk] == (True, False)
     assert [one.version_id for one in desired_state(replica=other).adapters] == [versions[0].pk]
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "moves"),
+    [("failed", "ready", True), ("rejected", "ready", True), ("rejected", "checking", False)],
+)
+def test_an_adapter_that_a_replica_cannot_load_moves_once(
+    organization, base_model, replica, state: str, status: str, moves: bool
+) -> None:
+    other = make_replica(base_model, "unix:///elsewhere")
+    version = make_adapter(organization, base_model)
+    AdapterVersion.objects.filter(pk=version.pk).update(status=status)
+    other.placements.all().delete()
+    other.loaded.all().delete()
+    Replica.objects.update(generation=0)
+
+    for turn in range(4):
+        for each in (replica, other):
+            is_placed = each.placements.exists()
+            report(each, *[ObservedAdapter(lora_name=version.lora_name, state=LoadState(state))] * is_placed)
+        replan(base_model_id=base_model.pk, now=db_now())
+        assert [each.placements.count() for each in (replica, other)] == [not moves, moves], turn
+
+    assert set(Replica.objects.values_list("generation", flat=True)) == {int(moves)}
+    LoadedAdapter.objects.update(observed_at=db_now() - datetime.timedelta(minutes=11))
+    report(replica)
+    assert not replica.loaded.exists()
 
 
 def test_a_silent_replicas_adapters_move_to_one_that_speaks(base_model, replica, versions) -> None:
