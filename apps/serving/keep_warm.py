@@ -62,7 +62,8 @@ def keep_warm(*, version: AdapterVersion, by: str, now: datetime.datetime) -> De
         raise QuotaExceeded(gettext("Your balance is empty. Add credit to keep it warm."))
     with system():  # all tenants share the places; only sums leave this block
         lock_placements(base_model_id=base_model.pk)  # so that two at once do not share the last place
-        places = sum(ready_replicas().filter(base_model=base_model).values_list("capacity", flat=True))
+        staying = ready_replicas().filter(base_model=base_model, whole_model=None, draining_at=None)
+        places = sum(replica.room.capacity for replica in staying)
         if not places and able_fleets().filter(base_model=base_model).exists():
             places = Replica().capacity  # of the replica that starts for it
         kept = _kept().filter(adapter_version__adapter__base_model=base_model)

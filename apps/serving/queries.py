@@ -210,7 +210,7 @@ def _wanted_and_cold(
     for replica in ready:
         if replica.whole_model_id is None:
             ranks = most_ranks[replica.base_model_id]
-            ranks[replica.region_id] = max(ranks.get(replica.region_id, 0), replica.max_rank)
+            ranks[replica.region_id] = max(ranks.get(replica.region_id, 0), replica.room.max_rank)
     fitting = set()
     for deployment in deployments:
         version, regions = deployment.adapter_version, limited.get(deployment.organization_id)

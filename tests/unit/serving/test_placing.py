@@ -62,6 +62,13 @@ def test_an_adapter_without_a_place_is_cold_and_not_waited_for(organization, rep
     assert "no recent requests" in states[versions[0].pk].reason
 
 
+def test_an_adapter_of_a_rank_that_no_engine_supports_is_not_cold(replica, versions) -> None:
+    AdapterVersion.objects.filter(pk=versions[0].pk).update(rank=32)
+    Replica.objects.update(reported_room={"capacity": 2, "slots": 2, "max_rank": 16})
+
+    assert routes()[versions[0].pk] == (False, False)
+
+
 def test_a_request_brings_a_cold_adapter_back_and_the_replica_is_told(replica, versions) -> None:
     before = replica.generation
 

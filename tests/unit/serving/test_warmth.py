@@ -16,7 +16,8 @@ from apps.core.errors import InvalidState, QuotaExceeded
 from apps.serving.keep_warm import charge_warm, keep_warm, let_cool, paying_deployments
 from apps.serving.models import Deployment, LoadedAdapter
 from apps.serving.placements import replan
-from tests.factories.serving import USD, give_credit, make_adapter, make_served_model
+from tests.factories.accounts import make_organization, make_user
+from tests.factories.serving import USD, give_credit, make_adapter, make_replica, make_served_model
 
 HOUR_MS = 3_600_000
 HOUR = datetime.timedelta(hours=1)
@@ -130,6 +131,25 @@ def test_without_a_price_or_a_place_it_is_refused(version) -> None:
     version.refresh_from_db()
     with pytest.raises(InvalidState, match="refused this adapter"):
         keep_warm(version=version, by="user_1", now=db_now())
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_only_places_that_exist_are_sold(organization, rival, version, is_draining: bool) -> None:
+    price(version)
+    base_model = version.adapter.base_model
+    base_model.replicas.update(capacity=56, reported_room={"capacity": 8, "slots": 8, "max_rank": 16})
+    if is_draining:
+        make_replica(base_model, "unix:///elsewhere")
+        base_model.replicas.filter(url="unix:///elsewhere").update(draining_at=db_now())
+    give_credit(rival, USD)
+    others = [make_adapter(owner, base_model) for owner in (organization, rival, rival)]
+    for kept in (version, *others):
+        keep_warm(version=kept, by="user_1", now=db_now())
+
+    third = make_organization("Third", owner=make_user("third"))
+    give_credit(third, USD)
+    with pytest.raises(QuotaExceeded, match="can't keep more adapters warm"):
+        keep_warm(version=make_adapter(third, base_model), by="user_1", now=db_now())
 
 
 def test_one_organization_leaves_places_for_others(organization, rival, version) -> None:
