@@ -4,7 +4,7 @@ import datetime
 import logging
 
 from django.db import transaction
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Exists, Min, OuterRef, Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_work_in
@@ -136,16 +136,16 @@ def _kept() -> QuerySet[Deployment]:
 
 
 def _charge(deployment: Deployment, now: datetime.datetime) -> None:
-    """Record the milliseconds since the last charge if a replica has loaded the version; otherwise nothing."""
+    """Record the milliseconds since the last charge, or since a replica with the version is ready, if one is."""
     version = deployment.adapter_version
     since = deployment.warm_billed_until or now
-    milliseconds = int((now - since).total_seconds() * 1000)
-    if milliseconds <= 0:
+    if now <= since:
         return
     price = warm_price(base_model=version.adapter.base_model, organization=version.organization_id)
-    is_loaded = answering().filter(adapter_version=version).exists()
+    ready_at = answering().filter(adapter_version=version).aggregate(at=Min("replica__readiness_changed_at"))["at"]
+    milliseconds = int((now - max(since, ready_at)).total_seconds() * 1000) if ready_at else 0
     changed = Deployment.objects.filter(pk=deployment.pk, warm_billed_until=since).update(warm_billed_until=now)
-    if changed and is_loaded and price is not None:
+    if changed and milliseconds > 0 and price is not None:
         record_quantity(
             organization_id=version.organization_id,
             price=price,

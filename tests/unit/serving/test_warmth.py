@@ -51,6 +51,18 @@ def test_an_hour_loaded_costs_an_hours_price_and_an_hour_unloaded_nothing(organi
     assert charge_warm(now=now + 9 * HOUR) == 0
 
 
+def test_time_before_its_replica_was_ready_costs_nothing(version) -> None:
+    price(version)
+    now = db_now()
+    keep_warm(version=version, by="user_1", now=now - 8 * HOUR)
+    version.adapter.base_model.replicas.update(readiness_changed_at=now - HOUR / 60)
+
+    charge_warm(now=now)
+
+    assert sum(UsageSeries.objects.values_list("quantity", flat=True)) == HOUR_MS / 60
+    assert charge_warm(now=now) == 1 and UsageSeries.objects.count() == 1
+
+
 @pytest.mark.parametrize("has_general_price", [True, False])
 def test_a_customer_pays_its_own_price(organization, rival, version, has_general_price: bool) -> None:
     if has_general_price:
