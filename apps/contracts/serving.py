@@ -33,7 +33,8 @@ class DesiredAdapter(Struct, frozen=True, kw_only=True):
 
 
 class DesiredState(Struct, frozen=True, kw_only=True):
-    """Everything the replica should hold now. `generation` grows with every change; older states are ignored."""
+    """Everything the replica should hold now. `generation` grows with every change, but a restored
+    database may send a lower one."""
 
     replica_id: str
     base_lora_served_name: str  # the engine's own name of the base model, `b-<id>`

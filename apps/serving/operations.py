@@ -8,6 +8,7 @@ import msgspec
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Case, F, Q, Value, When
+from django.db.models.functions import Greatest
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_work_in
@@ -254,6 +255,12 @@ def retire_replica(*, replica: Replica) -> None:
     replica.placements.all().delete()
     replica.loaded.all().delete()
     Replica.objects.filter(pk=replica.pk).update(is_ready=False, retired_at=db_now())
+
+
+def send_desired_states() -> None:
+    """Have every agent read its desired state: give it a generation that no agent has seen, whatever was restored."""
+    milliseconds = int(db_now().timestamp() * 1000)  # generations grow by less than one in a millisecond
+    Replica.objects.update(generation=Greatest(F("generation") + 1, milliseconds))
 
 
 def give_token(*, replica: Replica, token: str) -> None:

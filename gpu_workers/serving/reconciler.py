@@ -168,7 +168,7 @@ class Reconciler:
     # --- desired ---------------------------------------------------------------------------------------------------
 
     async def _fetch_desired(self) -> None:
-        """Fetch a newer desired state. If the control plane cannot be reached, the last one stays."""
+        """Fetch the desired state if it changed. If the control plane cannot be reached, the last one stays."""
         current = self._memory.content.desired
         known = current.generation if current and not self._loader.has_stale_urls else None
         try:
@@ -176,7 +176,7 @@ class Reconciler:
         except (Unavailable, ApiError) as error:
             log.warning("desired state not read: %s", error)
             return
-        if fresh is None or (current is not None and fresh.generation < current.generation):
+        if fresh is None:
             return
         self._loader.has_stale_urls = False
         if fresh != current:

@@ -33,6 +33,17 @@ def test_an_older_engine_gets_no_adapter_and_its_replica_says_why(tmp_path: Path
     make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)
 
 
+def test_an_agent_follows_a_restored_control_plane(tmp_path: Path) -> None:
+    async def script(stage: Stage) -> None:
+        stage.plane.desired = msgspec.structs.replace(stage.plane.desired, generation=50)
+        await stage.turn(2)
+        stage.plane.desired = msgspec.structs.replace(stage.plane.desired, generation=7, adapters=())
+        await stage.turn(2)
+        assert (stage.reconciler.observe().generation, stage.shared.loaded) == (7, {})
+
+    make_stage(tmp_path, adapter(GOOD), has_canary=False)(script)
+
+
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The adapters that were compared with their trainer, in order."""

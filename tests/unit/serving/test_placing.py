@@ -1,8 +1,10 @@
 """Placements in the database: who has a place, how a request brings a cold adapter back, what replicas are told."""
 
 import datetime
+from io import StringIO
 
 import pytest
+from django.core.management import call_command
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
@@ -183,6 +185,18 @@ def test_a_silent_replicas_adapters_move_to_one_that_speaks(base_model, replica,
 
     assert other.placements.count() == 3
     assert replica.placements.count() == 0
+
+
+def test_after_a_restore_each_replica_reads_its_adapters_though_its_generation_was_higher(replica) -> None:
+    def restore() -> int:
+        Replica.objects.update(generation=7)
+        call_command("endleases", stdout=StringIO())
+        replica.refresh_from_db()
+        return replica.generation
+
+    first = restore()
+
+    assert restore() > first > 1_000_000
 
 
 def test_while_no_replica_speaks_nothing_changes(base_model, replica, versions) -> None:
