@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 
 from apps.contracts.addresses.replicas import AddressRules
-from apps.core.errors import DomainError, Unavailable
+from apps.core.errors import Unavailable
 from apps.interfaces.gateway.engines.chunks import (
     DONE,
     EngineChunk,
@@ -126,8 +126,6 @@ class Upstreams:
 
     def _record_failure(self, replica_id: str, call: Call, reason: BaseException) -> None:
         """Count a failure against the replica unless the request, the customer or load caused it."""
-        if isinstance(reason, DomainError) or (isinstance(reason, TryAnother) and reason.is_busy):
-            self._breaker.record_success(replica_id)
         if not isinstance(reason, TryAnother):
             return
         logger.warning("replica %s does not answer %s: %s", replica_id, call.request_id, reason)

@@ -261,6 +261,35 @@ def test_an_answer_that_failed_holds_neither_a_place_nor_a_connection(home, faul
         asyncio.run(scenario(own))
 
 
+@pytest.mark.parametrize("fault", ["a bad request", "full"])
+def test_a_refused_request_does_not_end_a_row_of_failures(home, fault):
+    refused = Script(status=400, error={"message": "no", "code": 400})
+    busy = Script(status=503, error={"message": "full", "code": "replica_busy"})
+    request = parse_completion(b'{"model": "m", "prompt": "Hi"}')
+    broken = Script(breaks_after=0)
+
+    async def ask(upstreams: Upstreams, tenant: str, script: Script) -> None:
+        engine.scripts["Hi"] = script
+        route = Route("m", None, "m", "m", "", CONTEXT_LENGTH, (Upstream("rep_1", engine.url, TOKEN),))
+        call = Call(tenant, "/v1/completions", request, "salt", new_ulid(), Meter(1), CallProgress())
+        with pytest.raises(DomainError):
+            await upstreams.begin(route, call)
+
+    async def scenario() -> None:
+        upstreams = Upstreams(places_per_replica=1)
+        for tenant in ("org_1", "org_2", "org_1", "org_2"):
+            await ask(upstreams, tenant, broken)
+        await ask(upstreams, "org_1", busy if fault == "full" else refused)
+        await ask(upstreams, "org_1", broken)
+        asked = len(engine.bodies)
+        await ask(upstreams, "org_2", broken)
+        assert len(engine.bodies) == asked == 6
+        upstreams.close()
+
+    with ScriptedEngine(home / "own.sock").running() as engine:
+        asyncio.run(scenario())
+
+
 def test_a_request_counts_as_sent_if_any_replica_may_have_worked_on_it(home):
     request = parse_completion(b'{"model": "m", "prompt": "Hi"}')
     breaks, busy = Script(breaks_after=0), Script(status=503, error={"message": "full", "code": "replica_busy"})
