@@ -31,7 +31,8 @@ from apps.core.secrets.sealing import place_of, seal, unseal
 from apps.serving.aliases import get_exact_version, lock_aliases, require_unaliased
 from apps.serving.keep_warm import let_cool
 from apps.serving.models import Deployment, LoadedAdapter, Replica, ReplicaToken
-from apps.serving.placements import FAILURES, lock_around, lock_placements, replan, replan_around
+from apps.serving.placements import lock_around, lock_placements, replan, replan_around
+from apps.serving.ready_replicas import FAILURES
 from apps.serving.reconciliation import record_count
 from apps.serving.whole_models import desired_whole_model, give_place, record_whole_model, require_replica, withdraw
 

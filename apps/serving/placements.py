@@ -23,12 +23,11 @@ from apps.serving.placement import (
     demand_after,
     place,
 )
-from apps.serving.ready_replicas import standing_replicas
+from apps.serving.ready_replicas import FAILURES, standing_replicas
 
 # A replica silent for this long loses its adapters to others; a newly enrolled one has longer.
 SILENT_SECONDS = 60
 STARTING_SECONDS = 600
-FAILURES = (LoadState.FAILED, LoadState.REJECTED)
 _SETTLED = (LoadState.LOADED, *FAILURES)
 
 _NOTE = """
@@ -231,7 +230,7 @@ def _unable(
 
 def _write(before: Mapping[str, set[str]], after: Placed, owners: Mapping[str, str]) -> int:
     """Store the difference and notify the replicas that changed."""
-    gone, tried, new, changed = Q(), Q(), [], []
+    gone, new, changed = Q(), [], []
     for replica_id, held in before.items():
         wanted = after.get(replica_id, frozenset())
         if wanted == held:
@@ -239,16 +238,12 @@ def _write(before: Mapping[str, set[str]], after: Placed, owners: Mapping[str, s
         changed.append(replica_id)
         if leaving := held - wanted:
             gone |= Q(replica_id=replica_id, adapter_version_id__in=leaving)
-        if coming := sorted(wanted - held):
-            tried |= Q(replica_id=replica_id, adapter_version_id__in=coming)
         new += [
             Placement(replica_id=replica_id, adapter_version_id=version_id, organization_id=owners[version_id])
-            for version_id in coming
+            for version_id in sorted(wanted - held)
         ]
     if gone:
         Placement.objects.filter(gone).delete()
-    if new:
-        LoadedAdapter.objects.filter(tried, state__in=FAILURES).delete()  # failures of the last time
     Placement.objects.bulk_create(new, ignore_conflicts=True)
     if changed:
         Replica.objects.filter(pk__in=changed).update(generation=F("generation") + 1)

@@ -2,12 +2,13 @@
 
 import datetime
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from apps.contracts.serving import LoadState
 from apps.serving.models import LoadedAdapter, Placement, Replica, ReplicaFleet
 
+FAILURES = (LoadState.FAILED, LoadState.REJECTED)
 _STALE = datetime.timedelta(seconds=30)  # a replica silent for this long gets no requests
 _ABLE = datetime.timedelta(seconds=90)  # pools are looked at every ten seconds, and half a minute after a fault
 
@@ -38,6 +39,11 @@ def spoken_lately() -> QuerySet[LoadedAdapter]:
 
 
 def credible() -> QuerySet[LoadedAdapter]:
-    """Return the reports of replicas about adapters that were placed on them. Other reports are left out."""
+    """Return the reports of replicas about adapters that were placed on them.
+
+    Other reports are left out, and so are failures from before the adapter was placed there again.
+    """
     placed = Placement.objects.filter(replica=OuterRef("replica"), adapter_version=OuterRef("adapter_version"))
-    return LoadedAdapter.objects.filter(Exists(placed), replica__isolated_at=None, replica__is_address_accepted=True)
+    is_new = ~Q(state__in=FAILURES) | Exists(placed.filter(placed_at__lte=OuterRef("observed_at")))
+    trusted = LoadedAdapter.objects.filter(replica__isolated_at=None, replica__is_address_accepted=True)
+    return trusted.filter(is_new, Exists(placed))

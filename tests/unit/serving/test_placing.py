@@ -19,6 +19,7 @@ from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Rep
 from apps.serving.operations import MAX_DEPLOYMENTS_AN_HOUR, deploy, desired_state, record_observed, undeploy
 from apps.serving.placements import record_requests, replan
 from apps.serving.queries import list_routes, serving_states
+from apps.serving.ready_replicas import credible
 from tests.factories.serving import make_adapter, make_replica, make_served_model
 
 
@@ -172,6 +173,9 @@ def test_an_adapter_that_a_replica_cannot_load_moves_once(
         assert [each.placements.count() for each in (replica, other)] == [not moves, moves], turn
 
     assert set(Replica.objects.values_list("generation", flat=True)) == {int(moves)}
+    assert (routes()[version.pk][0], credible().count()) == (False, 1)
+    Placement.objects.update(placed_at=db_now())
+    assert (routes()[version.pk][0], credible().count()) == (True, 0)
     LoadedAdapter.objects.update(observed_at=db_now() - datetime.timedelta(minutes=11))
     report(replica)
     assert not replica.loaded.exists()
