@@ -17,6 +17,7 @@ from apps.contracts.worker_api import JudgeAccess
 from apps.core.database.clock import db_now
 from apps.core.money import rated
 from apps.finetuning.usage.quotas import set_quota
+from apps.serving.models import Replica
 from gpu_workers.train.after.judge import Judge, Question
 from tests.factories.accounts import make_key, make_member_token
 from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, make_tenant
@@ -26,10 +27,10 @@ from tests.twins.scripted_engine import Script
 pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gateway, tenant, engine, is_streamed):
-    text = f"endless {is_streamed}"
-    engine.scripts[text] = Script(tokens=("word ",) * 400, delay_seconds=0.02, prompt_tokens=5, is_paced=True)
+@pytest.mark.parametrize(("is_streamed", "word"), [(True, "word "), (False, "word "), (False, "")])
+def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gateway, tenant, engine, is_streamed, word):
+    text = f"endless {is_streamed} {word}"
+    engine.scripts[text] = Script(tokens=(word,) * 400, delay_seconds=0.02, prompt_tokens=5, is_paced=True)
     body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": text}], "stream": is_streamed}
 
     with gateway.left(tenant.key, "/v1/chat/completions", body):
@@ -40,6 +41,8 @@ def test_a_customer_who_leaves_stops_the_engine_and_pays_for_what_it_wrote(gatew
     assert (event.finish, event.input_tokens) == ("aborted", 5)
     assert 0 < event.output_tokens <= written < 100
     assert written - event.output_tokens <= 2
+    assert (event.replica_id, event.engine_output_tokens) == (Replica.objects.get().pk, event.output_tokens)
+    assert (event.output_bytes is not None) is bool(word)
 
 
 def test_a_customer_who_leaves_before_the_first_token_pays_nothing_and_uses_up_the_minute(gateway, world, engine):

@@ -47,12 +47,14 @@ _TRUNCATED = (Broken, TimeoutError, ValueError, msgspec.DecodeError)
 class CallProgress(msgspec.Struct):
     """The progress of a request. `is_sent`: an engine has seen it and may have worked on it before it counted a token.
 
-    `model_name`: as sent, once it is read. `is_metered`: a usage record will have its outcome.
+    `model_name`: as sent, once it is read. `is_metered`: a usage record will have its outcome. `replica_id`: of the
+    replica that answers it.
     """
 
     is_sent: bool = False
     model_name: str = ""
     is_metered: bool = False
+    replica_id: str = ""
     trace: RequestTrace = UNTRACED
 
 
@@ -117,6 +119,7 @@ class Upstreams:
                 trace.fail_phase("replica_unavailable")
                 attempts += not reason.is_unreached
                 call.meter.reset()
+                call.progress.replica_id = ""
             else:
                 self._breaker.record_success(replica_id)
                 return answer
@@ -150,6 +153,7 @@ class Upstreams:
         try:
             if response.status != 200:
                 raise await read_refusal(response, call.request)
+            call.progress.replica_id = upstream.replica_id
             await answer.read_to_first_token()
         except BaseException as error:
             if isinstance(error, TryAnother) and (error.is_busy or error.is_down):

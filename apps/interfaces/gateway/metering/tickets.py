@@ -120,7 +120,8 @@ class Ticket(msgspec.Struct):
             replica_id=self.replica_id,
             engine_input_tokens=meter.engine_input_tokens if self.replica_id else 0,
             engine_output_tokens=written if self.replica_id else 0,
-            output_bytes=meter.content_bytes if self.replica_id else None,
+            # Before the first text arrives, the gateway cannot compare the tokens with it.
+            output_bytes=meter.content_bytes if self.first_token_ms is not None else None,
         )
 
 

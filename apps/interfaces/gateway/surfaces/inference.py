@@ -309,13 +309,13 @@ class Inference:
                 upstreams.end(call, answer)
                 progress.trace.record_usage(meter)
         except DomainError as error:
-            _finish(ticket, refusal_of(error), is_charged=isinstance(error, AnswerTooLarge))
+            _finish(ticket, progress, refusal_of(error), is_charged=isinstance(error, AnswerTooLarge))
             raise
         finally:
             # The task was cancelled, by a customer who left, too slow a reader, or a bug. The engine's output still
             # counts, except for a batch whose worker repeats the request: it does so unless it left after its time.
             is_last = client.is_gone and time.monotonic() - began > _LAST_BATCHED_SECONDS
-            _finish(ticket, "aborted", is_charged=is_last or not client.is_batched)
+            _finish(ticket, progress, "aborted", is_charged=is_last or not client.is_batched)
 
 
 def _parse_large(parse: Callable[[bytes], EngineRequest], raw: bytes) -> EngineRequest:
@@ -323,8 +323,9 @@ def _parse_large(parse: Callable[[bytes], EngineRequest], raw: bytes) -> EngineR
     return parse(raw)
 
 
-def _finish(ticket: Ticket, finish: str, *, is_charged: bool) -> None:
+def _finish(ticket: Ticket, progress: CallProgress, finish: str, *, is_charged: bool) -> None:
     if not ticket.is_finished:
+        ticket.replica_id = progress.replica_id  # it may have counted tokens before the first that was seen
         ticket.finish(finish, is_charged=is_charged)
 
 
