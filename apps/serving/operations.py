@@ -259,7 +259,7 @@ def retire_replica(*, replica: Replica) -> None:
 
 
 def send_desired_states() -> None:
-    """Have every agent read its desired state: give it a generation that no agent has seen, whatever was restored."""
+    """Have every agent read its desired state: give it a generation that no agent has seen."""
     milliseconds = int(db_now().timestamp() * 1000)  # generations grow by less than one in a millisecond
     Replica.objects.update(generation=Greatest(F("generation") + 1, milliseconds))
 
