@@ -72,11 +72,11 @@ class Reporter:
                 dropped = {event.sequence for event in steps[::2]}
                 self._buffer = [event for event in self._buffer if event.sequence not in dropped]
 
-    def flush(self, *, timeout_seconds: float) -> bool:
-        """Wait until all queued events are accepted; return whether they were."""
+    def flush(self, *, timeout_seconds: float, must_end: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until all queued events are accepted, or `must_end`; return whether they were."""
         deadline = time.monotonic() + timeout_seconds
-        while self._buffer and not self._keeper.is_lost and time.monotonic() < deadline:
-            self._wake.set()
+        self._wake.set()
+        while self._buffer and not self._keeper.is_lost and time.monotonic() < deadline and not must_end():
             self._ended.wait(0.02)
         return not self._buffer
 
@@ -102,6 +102,8 @@ class Reporter:
             self._send_singly(batch, error)
         else:
             self._accepted(batch)
+            if len(batch) == _BATCH_EVENTS:
+                self._wake.set()  # more are waiting
 
     def _send_singly(self, batch: tuple[RunEvent, ...], refusal: ApiError) -> None:
         """Send the events of a refused batch one by one; log the refused event and let the others through."""
@@ -216,13 +218,14 @@ class CheckpointUploader:
             shutil.rmtree(self._aside(replaced.step), ignore_errors=True)
         return None
 
-    def finish(self, *, timeout_seconds: float) -> None:
-        """Wait until the newest checkpoint is stored, or the time is up."""
+    def finish(self, *, timeout_seconds: float, must_end: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the newest checkpoint is stored, the time is up, or `must_end`."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        if self._thread.ident is not None:
-            self._thread.join(timeout=max(timeout_seconds, 0))
+        deadline = time.monotonic() + timeout_seconds
+        while self._thread.is_alive() and time.monotonic() < deadline and not must_end():
+            self._thread.join(timeout=0.05)
 
     def _run(self) -> None:
         while (event := self._next()) is not None:

@@ -32,6 +32,20 @@ class StopAsked(Exception):
     """A stop was requested before the child ran."""
 
 
+class Haste:
+    """The end of a wait that is cut short: `is_over` from `seconds` after `is_hurried` was first seen true."""
+
+    def __init__(self, is_hurried: Callable[[], bool], *, seconds: float) -> None:
+        self._is_hurried = is_hurried
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def is_over(self) -> bool:
+        if self._since is None and self._is_hurried():
+            self._since = time.monotonic()
+        return self._since is not None and time.monotonic() - self._since >= self._seconds
+
+
 def explain(error: Exception) -> tuple[FailureCode, str]:
     """Return the code and the customer's line for one of PREPARATION_ERRORS."""
     match error:

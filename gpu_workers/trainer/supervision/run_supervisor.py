@@ -51,6 +51,7 @@ from gpu_workers.trainer.supervision.escort import (
     CAUSE_SECONDS,
     PREPARATION_ERRORS,
     Forgotten,
+    Haste,
     StopAsked,
     accompany,
     explain,
@@ -60,13 +61,14 @@ from gpu_workers.trainer.tracking.points import FinalStatus
 
 log = logging.getLogger(__name__)
 
-# From SIGTERM to our return at most 110 s: 60 for the child, as `escort.py` says, then the upload and the report.
-_AFTER_CHILD_SECONDS = 45.0
+# From SIGTERM to our return at most 110 s: 60 for the child, as `escort.py` says, then the upload and the reports.
+_IN_HASTE_SECONDS = 40.0  # for the last checkpoint's upload and its report together
 _EVENTS_SECONDS = 20.0
+_EVENTS_IN_HASTE_SECONDS = 5.0
 _TRACKING_IN_HASTE_SECONDS = 5.0
 _TRACKING_SECONDS = 30.0
 _REFUSED = "The result of the attempt was refused."
-_PATIENT_SECONDS = 600.0  # for the last checkpoint's upload, and for its report, if nothing else wants the machine
+_PATIENT_SECONDS = 600.0  # for the last checkpoint's upload, and at a pause for its report, without haste
 _TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its retries
 
 
@@ -191,9 +193,12 @@ class RunSupervisor:
         outcome = read_outcome(self._work_dir)
         if self._keeper.is_lost:
             raise Forgotten
-        is_hurried = self._is_stopping() or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
-        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS if is_hurried else _PATIENT_SECONDS)
-        self._reporter.flush(timeout_seconds=_EVENTS_SECONDS if is_hurried else _PATIENT_SECONDS)
+        haste = Haste(self._is_hurried, seconds=_IN_HASTE_SECONDS)
+        self._checkpoints.finish(timeout_seconds=_PATIENT_SECONDS, must_end=haste.is_over)
+        is_pausing = self._stop_reason() is StopReason.PAUSED
+        self._reporter.flush(
+            timeout_seconds=_PATIENT_SECONDS if is_pausing else _EVENTS_SECONDS, must_end=haste.is_over
+        )
         match outcome:
             case AdapterReady() if self._stop_reason() is not StopReason.CANCELLED:
                 return self._store_adapter(outcome)
@@ -265,7 +270,7 @@ class RunSupervisor:
             file.write(f"{message}\n{ChildActivity(child.leader, self._work_dir).describe()}\n")
         child.end_with_stacks()
         self._pump()
-        self._checkpoints.finish(timeout_seconds=_AFTER_CHILD_SECONDS)
+        self._checkpoints.finish(timeout_seconds=_IN_HASTE_SECONDS)
         self._reporter.flush(timeout_seconds=_EVENTS_SECONDS)
         return self._stalled(message)
 
@@ -285,7 +290,7 @@ class RunSupervisor:
 
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
-        self._reporter.flush(timeout_seconds=30)
+        self._reporter.flush(timeout_seconds=_EVENTS_IN_HASTE_SECONDS if self._is_hurried() else 30)
         if self._keeper.is_lost:
             raise Forgotten
         log.info("%s attempt %d: %s", self._spec.run_id, self._spec.attempt, type(outcome).__name__)
@@ -337,6 +342,10 @@ class RunSupervisor:
     def _stop_reason(self) -> StopReason | None:
         """Return the reason for a stop. A customer's request takes precedence over this machine's."""
         return self._keeper.stop_reason or (StopReason.PREEMPTED if self._is_stopping() else None)
+
+    def _is_hurried(self) -> bool:
+        """Return whether the machine is wanted at once. A pause alone can wait until its checkpoint is stored."""
+        return self._is_stopping() or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
 
     def _check(self) -> None:
         if self._keeper.is_lost:

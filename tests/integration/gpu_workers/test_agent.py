@@ -240,6 +240,33 @@ def test_a_pause_waits_while_the_control_plane_reads_its_checkpoint(plane, model
     assert not unread and outcome.step == saved.step > 0
 
 
+@pytest.mark.slow
+def test_a_machine_that_is_wanted_ends_the_wait_of_a_pause(plane, models, tmp_path, monkeypatch):
+    for name, seconds in {"_PATIENT_SECONDS": 30.0, "_IN_HASTE_SECONDS": 0.5, "_EVENTS_IN_HASTE_SECONDS": 0.0}.items():
+        monkeypatch.setattr(run_supervisor, name, seconds)
+    add_run(plane, models)
+    take_events, refused_at = plane._events, []
+
+    def refuse_checkpoints(body, lease_id):
+        if b"checkpoint_saved" not in body:
+            return take_events(body, lease_id)
+        refused_at.append(time.monotonic())
+        return 500, b""
+
+    monkeypatch.setattr(plane, "_events", refuse_checkpoints)
+    agent = make_agent(plane, tmp_path, "wait")
+    draining = Draining(agent)
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    plane.is_pause_requested = True
+    plane.wait_for(lambda: len(refused_at) > 3)
+    assert refused_at[3] - refused_at[0] > 0.9, "it was sent again and again"
+
+    agent.request_stop()
+    draining.join(10)
+
+    assert [outcome.step for outcome in plane.outcomes] == [0]
+
+
 def test_a_stopping_agent_hands_its_run_back_and_claims_no_more(plane, models, tmp_path):
     add_run(plane, models)
     add_run(plane, models, attempt=2)
