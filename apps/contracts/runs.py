@@ -335,10 +335,11 @@ class Export(Struct, frozen=True, kw_only=True):
 
 
 class MissingPart(Struct, frozen=True, kw_only=True):
-    """A promised part besides the adapter that could not be made."""
+    """A promised part besides the adapter that could not be made or stored."""
 
     kind: str  # "evaluation" | "merged_16bit" | "gguf"
-    cause: str  # for the customer: follows "could not be made:", without a full stop
+    cause: str  # for the customer: follows a colon, without a full stop
+    is_made: bool = False  # it only could not be stored, so another attempt may deliver it
 
 
 class Succeeded(Outcome, frozen=True, kw_only=True, tag="succeeded"):

@@ -160,4 +160,4 @@ def _reason(error: Exception) -> str:
     """Return the cause without the URL, which is a credential."""
     if isinstance(error, httpx.HTTPStatusError):
         return f"the object store answered {error.response.status_code}"
-    return type(error).__name__
+    return f"the object store could not be reached ({type(error).__name__})"

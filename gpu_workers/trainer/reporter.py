@@ -164,8 +164,7 @@ def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader:
             raise
         except (StoreUnavailable, Unavailable, ApiError) as error:
             log.error("The export %s was not stored: %s", kind, error)
-            cause = str(error) if isinstance(error, StoreUnavailable) else "the platform did not accept it"
-            missing.append(MissingPart(kind=kind, cause=f"it could not be stored: {cause}"))
+            missing.append(MissingPart(kind=kind, cause=f"it was made, but {_refusal(error)}", is_made=True))
         else:
             exports.append(Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256))
     return Succeeded(
@@ -184,6 +183,15 @@ def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader:
         exports=tuple(exports),
         missing=tuple(missing),
     )
+
+
+def _refusal(error: StoreUnavailable | Unavailable | ApiError) -> str:
+    match error:
+        case StoreUnavailable():
+            return str(error)
+        case Unavailable():
+            return "the platform could not be reached"
+    return "the platform did not accept it"
 
 
 class CheckpointUploader:

@@ -19,8 +19,8 @@ _LABELS = {
 }
 _UNMADE = {
     _EVALUATION: "The evaluation, with the certificate's probe, could not be made",
-    "merged_16bit": "The merged model could not be made",
-    "gguf": "The GGUF file could not be made",
+    "merged_16bit": "The merged model could not be delivered",
+    "gguf": "The GGUF file could not be delivered",
 }
 _OTHER_FIX = "Start the job again if you need it."
 _FIXES = {
@@ -41,7 +41,7 @@ class UndeliveredPart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def message(self) -> str:
-        return f"{_UNMADE.get(self.kind, f'{self.label} could not be made')}: {self.cause}. {self.fix}"
+        return f"{_UNMADE.get(self.kind, f'{self.label} could not be delivered')}: {self.cause}. {self.fix}"
 
 
 def find_missing(job: FineTuningJob, outcome: wire.Succeeded) -> list[dict[str, str]]:

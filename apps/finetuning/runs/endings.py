@@ -95,9 +95,8 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         return
     upload = find_upload(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
     require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
-    if cause := _undelivered(job, outcome):
-        message = f"The result is delivered as a merged model, which could not be made: {cause}."
-        _finish_failed(run, job, wire.Failed(code=FailureCode.DELIVERY_FAILED, message=message), now)
+    if failure := _undelivered(job, outcome):
+        _finish_failed(run, job, failure, now)
         return
     try:
         with transaction.atomic():
@@ -123,11 +122,18 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
     forget_checkpoints(job=job)
 
 
-def _undelivered(job: FineTuningJob, outcome: wire.Succeeded) -> str:
-    """Return why the only form that the job delivers is missing; empty when there is one."""
+def _undelivered(job: FineTuningJob, outcome: wire.Succeeded) -> wire.Failed | None:
+    """Return the failure of a result whose only form is missing. What only could not be stored is tried again."""
     if job.method == wire.Method.FULL or _is_served(job):
-        return ""
-    return next((part["cause"] for part in find_missing(job, outcome) if part["kind"] == MERGED_16BIT), "")
+        return None
+    cause = next((part["cause"] for part in find_missing(job, outcome) if part["kind"] == MERGED_16BIT), None)
+    if cause is None:
+        return None
+    is_made = any(part.is_made for part in outcome.missing if part.kind == MERGED_16BIT)
+    return wire.Failed(
+        code=FailureCode.OBJECT_STORE_UNAVAILABLE if is_made else FailureCode.DELIVERY_FAILED,
+        message=f"The result is delivered as a merged model, which is missing: {cause}.",
+    )
 
 
 def _is_served(job: FineTuningJob) -> bool:

@@ -124,8 +124,8 @@ def test_the_page_names_what_was_promised_and_is_not_there(version, client_for, 
 
     page = text(client_for(vera).get(f"/adapters/{version.pk}"))
 
-    assert "could not be made" not in whole
-    assert "The merged model could not be made: the disk was full. Order it on the adapter" in page
+    assert "could not be delivered" not in whole
+    assert "The merged model could not be delivered: the disk was full. Order it on the adapter" in page
 
 
 def test_the_page_shows_where_it_came_from_and_how_to_use_it(version, client_for, vera):

@@ -296,7 +296,8 @@ def test_a_job_without_an_export_that_it_promised_says_so(floor, claim, reload, 
     assert job.status == "succeeded" and job.adapter_version.exports == []
     assert job.adapter_version.missing == [{"kind": "gguf", "cause": cause}]
     warning, end = [(event.level, event.message) for event in job.events.order_by("sequence")][-2:]
-    assert warning == ("warn", f"The GGUF file could not be made: {cause}. {list_missing(job.adapter_version)[0].fix}")
+    [part] = list_missing(job.adapter_version)
+    assert warning == ("warn", f"The GGUF file could not be delivered: {cause}. {part.fix}")
     assert end == ("info", "The job has successfully completed, without the GGUF file")
 
 

@@ -292,7 +292,7 @@ def test_exports_that_nobody_can_have_asked_for_are_not_read(whole, monkeypatch)
 
 
 @pytest.mark.parametrize("is_dora", [True, False])
-def test_a_result_whose_only_delivery_is_missing_fails_unbilled(floor, organization, claim, reload, is_dora):
+def test_a_result_whose_only_delivery_is_missing_fails_unless_it_was_made(floor, organization, claim, reload, is_dora):
     job = floor.job()
     recipe = job.hyperparameters | {"use_dora": is_dora}
     FineTuningJob.objects.update(hyperparameters=recipe, requested={"exports": ["merged_16bit"]})
@@ -301,9 +301,12 @@ def test_a_result_whose_only_delivery_is_missing_fails_unbilled(floor, organizat
         type(floor.base_model).objects.update(config=config)
     attempt = claim().start()
     attempt.checkpoint(step=5, seconds=20.0)
+    unstored = wire.MissingPart(kind="merged_16bit", cause="it was made, but the store answered 403", is_made=True)
+    attempt.succeed(floor.base_model, missing=(unstored,))
+    assert (reload(job).status, attempt.run.failure_code) == ("queued", "object_store_unavailable")
     missing = wire.MissingPart(kind="merged_16bit", cause="the disk was full")
 
-    attempt.succeed(floor.base_model, missing=(missing,))
+    claim().start().succeed(floor.base_model, missing=(missing,))
 
     job = reload(job)
     assert (job.status, job.error_code, job.cost_nano, charged(organization)) == ("failed", "delivery_failed", 0, 0)
