@@ -9,7 +9,8 @@ import torch.distributed
 
 from gpu_workers.train.loop.launch import Rank
 
-# All wait while one downloads the base model or writes a checkpoint. The agent ends what makes no progress.
+# All wait while one downloads the base model or writes a checkpoint. The agent of the first machine ends a run whose
+# processes there make no progress, so they wait no longer than that for another machine.
 _PATIENCE = datetime.timedelta(hours=12)
 
 
