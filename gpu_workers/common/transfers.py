@@ -134,7 +134,8 @@ class _Places:
         self.signed = self._sign()
 
     def urls(self, name: str) -> tuple[str, ...]:
-        return self.signed.parts.get(name) or (self.signed.files[name],)
+        """Return where the file is sent; nowhere if its parts were joined already."""
+        return self.signed.parts[name] if name in self.signed.parts else (self.signed.files[name],)
 
     def extent(self, path: Path, number: int) -> tuple[int, int]:
         """Return where a part, counted from 0, begins in its file, and its size."""

@@ -156,7 +156,7 @@ def create_upload(*, worker: Worker, conversion_id: str, request: UploadRequest)
     row.manifest = msgspec.to_builtins(request.manifest)
     row.manifest_sha256 = request.manifest_sha256
     row.save(update_fields=["object_prefix", "manifest", "manifest_sha256"])
-    return sign_places(row.pk, row.object_prefix, request.manifest)
+    return sign_places(row, request.manifest)
 
 
 def finish(*, worker: Worker, conversion_id: str, report: ConversionReport) -> None:

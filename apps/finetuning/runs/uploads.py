@@ -65,7 +65,7 @@ def create_upload(*, lease: Lease, manifest: Manifest, manifest_sha256: str) -> 
     )
     if is_new:
         _require_few_unused(run, most=_MAX_UNUSED * job.node_count)
-    return sign_places(upload.pk, upload.object_prefix, manifest)
+    return sign_places(upload, manifest)
 
 
 def _require_few_unused(run: Run, *, most: int) -> None:
@@ -78,20 +78,24 @@ def _require_few_unused(run: Run, *, most: int) -> None:
         delete_upload(upload)
 
 
-def sign_places(upload_id: str, prefix: str, manifest: Manifest) -> UploadResponse:
-    """Return a PUT URL for each file of the manifest and for the manifest itself; for a large file, for each part."""
-    small = {file.name: file.bytes for file in manifest.files if not _is_in_parts(file)}
-    sizes = small | {MANIFEST_NAME: len(msgspec.json.encode(manifest))}
+def sign_places(upload: RunUpload | Conversion, manifest: Manifest) -> UploadResponse:
+    """Return a PUT URL for each file of the manifest and for the manifest itself; of a large file also for each part.
+
+    The parts of verified files are deleted, so these get no URL.
+    """
+    prefix = upload.object_prefix
+    sizes = {file.name: file.bytes for file in manifest.files} | {MANIFEST_NAME: len(msgspec.json.encode(manifest))}
+    large = [file for file in manifest.files if _is_in_parts(file)]
     return UploadResponse(
-        upload_id=upload_id,
+        upload_id=upload.pk,
         files={name: _sign_put(f"{prefix}/{name}", size) for name, size in sizes.items()},
-        parts={
-            file.name: tuple(_sign_put(key, size) for key, size in _parts_of(prefix, file))
-            for file in manifest.files
-            if _is_in_parts(file)
-        },
+        parts={file.name: _sign_parts(prefix, file) if upload.verified_at is None else () for file in large},
         part_bytes=PART_BYTES,
     )
+
+
+def _sign_parts(prefix: str, file: ManifestFile) -> tuple[str, ...]:
+    return tuple(_sign_put(key, size) for key, size in _parts_of(prefix, file))
 
 
 def _sign_put(key: str, content_bytes: int) -> str:
@@ -193,7 +197,8 @@ def require_contents(
 def record_verified(upload: RunUpload | Conversion, rows: QuerySet[RunUpload] | QuerySet[Conversion]) -> None:
     """Record in `rows` that the upload's files were read, and have the parts of large files deleted.
 
-    The parts stay while their URLs are valid, so that no URL replaces one while another process still joins them.
+    No parts are signed from now on. They stay while their last URLs are valid: no URL replaces one while another
+    process still joins them, or writes one again after its deletion.
     """
     now = db_now()
     rows.update(verified_at=now)
@@ -241,7 +246,7 @@ def _read_all(prefix: str, manifest: Manifest, *, is_hashed: bool) -> None:
 
 
 def _join(prefix: str, file: ManifestFile) -> None:
-    """Write a large file from its parts, unless that was done. No URL writes it. Raises ObjectMissing."""
+    """Write a large file from its parts, unless it exists. Raises ObjectMissing."""
     key = f"{prefix}/{file.name}"
     try:
         store().stat(key)

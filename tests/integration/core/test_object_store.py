@@ -289,12 +289,16 @@ class TestEveryStore:
         )
         manifest = read_manifest(tmp_path / "sealed")
         upload = RunUpload(
-            kind="model", manifest=msgspec.to_builtins(manifest), manifest_sha256=digest, object_prefix=prefix
+            pk="up_1",
+            kind="model",
+            manifest=msgspec.to_builtins(manifest),
+            manifest_sha256=digest,
+            object_prefix=prefix,
         )
 
         with closing(Transfers()) as transfers:
             for _ in range(2):  # the second finds every part there
-                transfers.upload_folder(tmp_path / "sealed", lambda: uploads.sign_places("up_1", prefix, manifest))
+                transfers.upload_folder(tmp_path / "sealed", lambda: uploads.sign_places(upload, manifest))
         uploads.require_contents(upload=upload, manifest_sha256=digest, owner="worker_1")
 
         assert hash_object(f"{prefix}/model.gguf").sha256 == hashlib.sha256(content).hexdigest()

@@ -2,6 +2,7 @@ import hashlib
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
 from apps.contracts.runs import Manifest, SignedFile
@@ -122,8 +123,7 @@ def test_a_large_file_is_sent_in_parts_each_of_which_is_repeated_alone(tmp_path)
     stored, tries = {}, []
     whole = sign()
     parts = tuple(f"http://store/parts/{number}" for number in range(3))
-    rest = {name: url for name, url in whole.files.items() if name != "a.bin"}
-    places = UploadResponse(upload_id="up_1", files=rest, parts={"a.bin": parts}, part_bytes=3000)
+    places = msgspec.structs.replace(whole, parts={"a.bin": parts}, part_bytes=3000)
 
     def answer(request: httpx.Request) -> httpx.Response:
         tries.append(request.url.path)
@@ -138,6 +138,9 @@ def test_a_large_file_is_sent_in_parts_each_of_which_is_repeated_alone(tmp_path)
     assert tries == ["/parts/0", "/parts/1", "/parts/1", "/parts/2", "/b.json", "/manifest.json"]
     assert [len(stored[f"/parts/{number}"]) for number in range(3)] == [3000, 3000, 1000]
     assert b"".join(stored[f"/parts/{number}"] for number in range(3)) == CONTENT
+    tries.clear()
+    make_transfers(answer).upload_folder(folder, lambda: msgspec.structs.replace(places, parts={"a.bin": ()}))
+    assert tries == ["/b.json", "/manifest.json"], "joined parts are not sent again"
 
 
 def test_an_upload_replaces_nothing_and_what_is_there_already_is_left(tmp_path):

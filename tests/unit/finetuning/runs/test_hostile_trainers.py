@@ -255,8 +255,8 @@ def test_a_large_file_is_joined_from_parts_that_no_url_replaces_afterwards(whole
     monkeypatch.setattr(uploads, "PART_BYTES", len(content) - 1)
     upload = whole.upload("model", 10, WHOLE)
     joined, parts = f"{upload.object_prefix}/model.safetensors", f"{upload.object_prefix}/parts"
-    places = uploads.sign_places(upload.pk, upload.object_prefix, msgspec.convert(upload.manifest, Manifest))
-    assert "model.safetensors" not in places.files, "the whole has no URL"
+    manifest = msgspec.convert(upload.manifest, Manifest)
+    places = uploads.sign_places(upload, manifest)
     first, last = (key_of(url) for url in places.parts["model.safetensors"])
 
     store().delete(last)
@@ -270,6 +270,21 @@ def test_a_large_file_is_joined_from_parts_that_no_url_replaces_afterwards(whole
     sweep = OutboxMessage.objects.get(topic="objects.delete")
     assert sweep.payload == {"prefix": parts} and first.startswith(parts)
     assert sweep.next_attempt_at > db_now() + datetime.timedelta(seconds=uploads._PUT_SECONDS)
+    upload.refresh_from_db()
+    assert uploads.sign_places(upload, manifest).parts == {"model.safetensors": ()}, "one can come after the deletion"
+
+
+@pytest.mark.parametrize("part_bytes", [len(WHOLE["model.safetensors"]) - 1, len(WHOLE["model.safetensors"])])
+def test_a_worker_that_knows_no_parts_stores_a_file_whole(whole, monkeypatch, part_bytes):
+    upload, manifest = whole.upload("model", 10, WHOLE), manifest_of("model", whole.run.pk, 1, 10, WHOLE)
+    monkeypatch.setattr(uploads, "PART_BYTES", part_bytes)
+
+    assert key_of(uploads.sign_places(upload, manifest).files["model.safetensors"]).startswith(upload.object_prefix)
+    whole.finish(succeeded(upload))
+
+    assert FineTuningJob.objects.get().status == "succeeded"
+    is_large = part_bytes < len(WHOLE["model.safetensors"])
+    assert OutboxMessage.objects.filter(topic="objects.delete").exists() is is_large
 
 
 def test_parts_of_another_content_are_refused(whole, monkeypatch):
