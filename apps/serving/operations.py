@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Case, F, Q, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, Value, When
 from django.db.models.functions import Greatest
 from django.utils.translation import gettext
 
@@ -347,14 +347,16 @@ def record_observed(*, replica: Replica, observed: ObservedState) -> None:
 def _record_adapters(replica: Replica, observed: ObservedState, now: datetime.datetime) -> None:
     """Store reports about adapters placed on the replica, and ignore reports about others.
 
-    Failures are remembered for a while, so that an adapter does not return to where it failed.
+    Failures are remembered for a while, all as long as a version's newest, so that an adapter does not return to where
+    it failed.
     """
     states = {adapter.lora_name: adapter for adapter in observed.adapters}
     versions = AdapterVersion.objects.filter(
         lora_name__in=states, placements__replica=replica, adapter__base_model=replica.base_model_id
     )
     known = {version.lora_name: version for version in versions}
-    failed_lately = Q(state__in=FAILURES, observed_at__gt=now - _FAILURES_REMEMBERED)
+    failures = LoadedAdapter.objects.filter(adapter_version=OuterRef("adapter_version"), state__in=FAILURES)
+    failed_lately = Q(state__in=FAILURES) & Exists(failures.filter(observed_at__gt=now - _FAILURES_REMEMBERED))
     replica.loaded.exclude(failed_lately | Q(adapter_version__in=known.values())).delete()
     for lora_name, version in known.items():
         seen = states[lora_name]

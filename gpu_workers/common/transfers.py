@@ -83,6 +83,8 @@ class Transfers:
                 target.write(chunk)
 
     def _upload_once(self, path: Path, places: "_Places", number: int) -> None:
+        if number >= len(places.urls(path.name)):  # verified meanwhile
+            return
         start, size = places.extent(path, number)
         # An explicit length avoids chunked encoding. The URLs of a bucket are signed for the other header.
         headers = {"Content-Length": str(size), "If-None-Match": "*"}

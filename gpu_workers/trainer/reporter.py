@@ -164,7 +164,8 @@ def deliver(ready: AdapterReady, published: Published, work_dir: Path, uploader:
             raise
         except (StoreUnavailable, Unavailable, ApiError) as error:
             log.error("The export %s was not stored: %s", kind, error)
-            missing.append(MissingPart(kind=kind, cause=f"it was made, but {_refusal(error)}", is_made=True))
+            may_be_stored = not isinstance(error, ApiError)  # the platform's refusal is final
+            missing.append(MissingPart(kind=kind, cause=f"it was made, but {_refusal(error)}", is_made=may_be_stored))
         else:
             exports.append(Export(kind=kind, upload_id=stored.upload_id, manifest_sha256=sealed.manifest_sha256))
     return Succeeded(

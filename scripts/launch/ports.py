@@ -10,15 +10,15 @@ def choose_port(wanted: int, *, host: str, taken: int) -> int:
     Another error than a taken port is left to the server, whose log names it.
     """
     for port in (*range(wanted, min(wanted + 100, 65_536)), 0):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
+        try:
+            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, port))
                 found = int(probe.getsockname()[1])
-            except OSError as error:
-                if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                    continue
-                found = port
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                continue
+            found = port
         if found != taken and _hold(found):
             return found
     raise OSError(f"no free port on {host}")

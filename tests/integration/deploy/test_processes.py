@@ -202,7 +202,6 @@ SUPERVISE = """
 import json, sys, time
 from dataclasses import replace
 from pathlib import Path
-from scripts import with_services
 from scripts.embedded import runtime_dir
 from scripts.environment import EnvironmentIncomplete, plain_environment, prepare
 from scripts.processes import Program, Tier

@@ -119,7 +119,8 @@ def test_an_export_that_cannot_be_stored_is_missing(plane, promised, tmp_path, m
     assert isinstance(outcome, Succeeded) and outcome.exports == ()
     assert "manifest.json" in plane.stored_files(outcome.upload_id)
     assert [each.kind for each in outcome.missing] == ["gguf", "merged_16bit"]
-    assert all(each.is_made and each.cause == f"it was made, but {cause}" for each in outcome.missing)
+    assert all(each.is_made is not is_refused for each in outcome.missing), "a refusal is final"
+    assert all(each.cause == f"it was made, but {cause}" for each in outcome.missing)
 
 
 @pytest.mark.slow
