@@ -8,7 +8,7 @@ import math
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.models.architectures import active_linear_parameter_count
 from apps.estimates.models.shapes import shape_of
 from apps.estimates.physics.gpus import Gpu

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.durations import duration
 from apps.estimates.intervals import memory_interval, time_interval
 from apps.estimates.physics.gpus import GIB, Gpu

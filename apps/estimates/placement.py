@@ -5,7 +5,7 @@ from functools import cached_property
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.gpus import Gpu

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.physics.gpus import Gpu

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from gpu_workers.train.model.hardware import Engine
 from gpu_workers.train.model.loading import Linear4bit, attention_implementation, quantization_config
 

@@ -22,7 +22,8 @@ from transformers import AutoConfig, TrainerCallback, TrainerControl, TrainerSta
 
 from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.chat import RenderedRow
-from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import BaseModelRef, DatasetRef, RunSpec
 from apps.contracts.worker_api import PROBE_TRAINED_SHARE, ProbeReport, ProbeRequest
 from gpu_workers.bench import made_up
 from gpu_workers.common.events import EVENTS_FILE, EventWriter

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from gpu_workers.train.model.hardware import Engine
 from gpu_workers.train.model.loading import Linear4bit, attention_implementation, quantization_config
 

@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from apps.contracts.chat import RenderedRow
-from apps.contracts.runs import BaseModelRef, DatasetRef, MemoryRequest, Method, RunSpec
+from apps.contracts.hyperparameters import Method
+from apps.contracts.runs import BaseModelRef, DatasetRef, MemoryRequest, RunSpec
 from apps.estimates.physics.stacks import ANNEAL, STACKS
 from gpu_workers.common.events import EventWriter
 from gpu_workers.rehearsal.bases import build_fake_base

@@ -14,7 +14,8 @@ from transformers import set_seed
 
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, LogLine, Manifest, Phase, PhaseChanged, RunSpec, Stopped
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import LogLine, Manifest, Phase, PhaseChanged, RunSpec, Stopped
 from gpu_workers.common.artifacts import BrokenArtifact, folder_bytes, read_manifest
 from gpu_workers.common.events import (
     ADAPTER_FOLDER,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from gpu_workers.common.config import read_launch_environment
 
 

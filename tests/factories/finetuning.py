@@ -12,7 +12,8 @@ from apps.catalog.models import BaseModel, GpuType
 from apps.catalog.operations import set_price
 from apps.contracts import worker_api as wire
 from apps.contracts.adapter_files import base_reference, expected_tensors
-from apps.contracts.runs import Hyperparameters, Manifest, ManifestFile
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import Manifest, ManifestFile
 from apps.core.database.clock import db_now
 from apps.core.ids import new_id
 from apps.core.objects.store import object_key, store

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from apps.contracts.runs import Hyperparameters, RunSpec
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import RunSpec
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.trainer.agent import Agent

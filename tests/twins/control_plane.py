@@ -15,12 +15,12 @@ from pathlib import Path
 import msgspec
 
 from apps.contracts.addresses.machines import NodeGroup
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.contracts.runs import (
     BaseModelRef,
     CheckpointRef,
     CheckpointSaved,
     DatasetRef,
-    Hyperparameters,
     Manifest,
     RunEvent,
     RunOutcome,

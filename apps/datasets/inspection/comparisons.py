@@ -7,7 +7,7 @@ import zlib
 
 from django.db import transaction
 
-from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
+from apps.contracts.splits.held_rows import Repeats, ValidationIndex, repeats_of
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.datasets.intake.lanes import lane_of_rows

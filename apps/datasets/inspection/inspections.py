@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 from django.db import transaction
 
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.core.database.clock import db_now
 from apps.core.messages import outbox
 from apps.core.objects.store import ObjectMissing, read_object, store

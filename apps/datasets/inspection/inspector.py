@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from apps.contracts.chat import ChatRow, Row
-from apps.contracts.split import RowGroups, row_contents, row_identity
+from apps.contracts.splits.split import RowGroups, row_contents, row_identity
 from apps.datasets.inspection.personal_data import Hint, find_hints
 
 # Increased when a pass could find something else. A version inspected under older rules is inspected again.

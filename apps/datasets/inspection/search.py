@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from apps.contracts.chat import Line, RowError, RowKind, parse_line_as
-from apps.contracts.split import row_contents
+from apps.contracts.splits.split import row_contents
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import MAX_LINE_BYTES
 from apps.datasets.queries import RowPreview, iterate_lines, lines_at, preview_of

@@ -5,7 +5,7 @@ import datetime
 from django.db import transaction
 from django.utils.translation import gettext
 
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.core.errors import InvalidState, InvalidValue
 from apps.datasets.inspection import inspections
 from apps.datasets.inspection.inspector import FindingCode

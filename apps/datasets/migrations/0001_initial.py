@@ -196,7 +196,7 @@ class Migration(InitialMigration):
                 ('rules', models.PositiveIntegerField(help_text='apps.datasets.inspection.comparisons.COMPARISON_VERSION it was made by.')),
                 ('equal_rows', models.BigIntegerField(help_text='Stand in the other version too, but for case and spacing.')),
                 ('near_rows', models.BigIntegerField(help_text='Nearly repeat one of it.')),
-                ('marks', models.BinaryField(help_text='A byte for each row, apps.contracts.held_rows.Repeats, as zlib.')),
+                ('marks', models.BinaryField(help_text='A byte for each row, apps.contracts.splits.held_rows.Repeats, as zlib.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={

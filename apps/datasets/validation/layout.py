@@ -2,7 +2,7 @@
 
 import msgspec
 
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.datasets.validation.formats import Mapping
 
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.plans import TrainingPlan

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.models.architectures import Architecture
 from apps.estimates.models.shapes import Shape, shape_of
 from apps.estimates.physics.activations import TokenBytes

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.errors import EstimateError
 
 DEFAULT_TARGET_MODULES = ("all-linear",)

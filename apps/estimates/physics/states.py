@@ -6,7 +6,7 @@ memory.
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.models.architectures import target_layers
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import GIB, MIB

@@ -7,7 +7,7 @@ bytes, partly while they compute. All stacks and GPU types share the constants.
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.models.shapes import Shape
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.lengths import RowLayout

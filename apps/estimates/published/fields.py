@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import cast
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.names import gpu_key
 from apps.estimates.published.rows import MeasurementRow

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import MemoryRequest
 from apps.estimates.models.architectures import Architecture, linear_layers
 from apps.estimates.physics.memory import MemoryModel
 from apps.estimates.physics.stacks import STACKS

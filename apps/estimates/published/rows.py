@@ -10,7 +10,7 @@ from typing import TypedDict
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.errors import EstimateError
 from apps.estimates.models.architectures import Architecture, linear_layers, parameter_count
 from apps.estimates.models.names import gpu_key

@@ -23,7 +23,7 @@ from apps.catalog.licences import require_licence
 from apps.catalog.models import PriceRule
 from apps.catalog.pricing import CONVERSION_SKU
 from apps.catalog.queries import ModelNotFound, active_price
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import try_advance

@@ -14,7 +14,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.models import Organization
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance

@@ -11,7 +11,7 @@ from apps.accounts.members.projects import require_project
 from apps.accounts.models import Membership, Organization, default_project_id, key_of
 from apps.billing.budgets import attribution_of_actor
 from apps.catalog.licences import require_licence
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core import audit
 from apps.core.database import locks
 from apps.core.errors import InvalidValue

@@ -9,7 +9,7 @@ from django.db import transaction
 from apps.accounts.models import Organization
 from apps.catalog.licences import LicenceNotAccepted
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core.errors import DomainError, QuotaExceeded
 from apps.datasets.inspection.comparisons import find_or_compare
 from apps.datasets.queries import get_version

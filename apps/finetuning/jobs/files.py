@@ -6,7 +6,7 @@ from apps.accounts.models import Organization
 from apps.batches.models import BatchFile
 from apps.batches.queries import find_file
 from apps.contracts.chat import RowKind
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 from apps.core.errors import DomainError
 from apps.core.messages.translation import translated
 from apps.datasets.inspection.comparisons import find_comparison, find_or_compare

@@ -10,7 +10,7 @@ from django.utils.translation import gettext, ngettext
 
 from apps.accounts.members.projects import require_work_in
 from apps.billing.operations import InsufficientBalance, insufficient_balance
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core import audit
 from apps.core.database.transitions import try_advance
 from apps.core.errors import DomainError, InvalidState, InvalidValue

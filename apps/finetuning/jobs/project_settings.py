@@ -7,7 +7,7 @@ from django.utils.translation import gettext
 from apps.accounts.members.projects import change_project, get_project
 from apps.accounts.models import Organization, Project, User
 from apps.catalog.queries import list_base_models
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.errors import InvalidValue, MissingParameter
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.queries import names_of_pools

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from django.utils.translation import gettext
 
 from apps.contracts.evaluation import EvaluationPlan
-from apps.contracts.runs import Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
 from apps.core.errors import InvalidValue
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import find_token_count

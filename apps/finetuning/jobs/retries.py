@@ -9,7 +9,7 @@ from django.db import transaction
 from django.utils.translation import gettext
 
 from apps.accounts.members.projects import require_work_in
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 from apps.core.database import locks
 from apps.core.errors import DomainError, InvalidState
 from apps.core.messages.translation import translated

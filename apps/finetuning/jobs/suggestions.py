@@ -16,7 +16,7 @@ from django.utils.translation import gettext
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import MAX_RANK, MAX_SCALE, get_scale
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.core.errors import DomainError
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount

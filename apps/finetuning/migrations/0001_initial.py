@@ -198,7 +198,7 @@ class Migration(InitialMigration):
                 ('node_count', models.PositiveSmallIntegerField(default=1, help_text='Machines that share these GPUs evenly.')),
                 ('suffix', models.CharField(blank=True, max_length=64)),
                 ('method', models.CharField(max_length=16)),
-                ('hyperparameters', models.JSONField(help_text='apps.contracts.runs.Hyperparameters, every field resolved')),
+                ('hyperparameters', models.JSONField(help_text='apps.contracts.hyperparameters.Hyperparameters, every field resolved')),
                 ('requested', models.JSONField(default=dict, help_text='The request as sent, for the API to echo.')),
                 ('metadata', models.JSONField(default=dict)),
                 ('seed', models.BigIntegerField()),

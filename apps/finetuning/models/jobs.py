@@ -143,7 +143,7 @@ class FineTuningJob(OrganizationModel):
     node_count = models.PositiveSmallIntegerField(default=1, help_text="Machines that share these GPUs evenly.")
     suffix = models.CharField(max_length=64, blank=True)
     method = models.CharField(max_length=16)
-    hyperparameters = models.JSONField(help_text="apps.contracts.runs.Hyperparameters, every field resolved")
+    hyperparameters = models.JSONField(help_text="apps.contracts.hyperparameters.Hyperparameters, every field resolved")
     requested = models.JSONField(default=dict, help_text="The request as sent, for the API to echo.")
     metadata = models.JSONField(default=dict)
     project = models.ForeignKey("accounts.Project", on_delete=models.PROTECT, related_name="+")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from apps.catalog.models import BaseModel, PriceRule
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core.money import rated
 from apps.estimates.errors import EstimateError
 from apps.estimates.fixes import Fix

@@ -8,7 +8,7 @@ from apps.accounts.models import Organization
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.pricing import GB_MONTH_BYTE_HOURS, STORAGE_SKU, batch_sku
 from apps.catalog.queries import active_price, active_prices, inference_sku
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import translated
 from apps.core.money import rated

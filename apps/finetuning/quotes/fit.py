@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.finetuning.models import GpuPool
 from apps.finetuning.quotes.computation import quote_pools
 from apps.finetuning.quotes.pool_facts import find_open_pools

@@ -8,7 +8,7 @@ from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import adapted_modules
-from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Objective
 from apps.contracts.worker_api import PROBE_TRAINED_SHARE, ProbeReport
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import translated

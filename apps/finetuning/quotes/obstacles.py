@@ -4,7 +4,7 @@ from django.utils.translation import gettext
 
 from apps.accounts.models import is_allowed
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core.errors import InvalidValue
 from apps.estimates.machines import MAX_NODES
 from apps.estimates.quote import Estimate

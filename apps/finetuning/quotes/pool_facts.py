@@ -21,7 +21,7 @@ from apps.accounts.models import Organization
 from apps.accounts.queries import regions_of
 from apps.catalog.models import BaseModel, PriceRule
 from apps.catalog.queries import list_active_prices
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.tenancy import system
 from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction

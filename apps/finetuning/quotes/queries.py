@@ -7,7 +7,7 @@ from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core.errors import Unavailable
 from apps.datasets.inspection.comparisons import find_comparison, find_or_compare
 from apps.datasets.lifecycle import DatasetVersionStatus

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import MemoryReport, MemoryRequest
 from apps.core.database.prepared import fetch_prepared
 from apps.estimates.physics.memory import device_bytes
 from apps.estimates.physics.plans import TrainingPlan

@@ -4,7 +4,7 @@ from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK, model_name_of
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.ids import ulid_of
 from apps.finetuning.models import Checkpoint, FineTuningJob
 

@@ -13,7 +13,7 @@ from django.utils.translation import gettext, gettext_noop
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import MAX_SCALE, get_scale
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.datasets.token_counts import LIMITS
 from apps.estimates.durations import step_count

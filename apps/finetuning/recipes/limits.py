@@ -10,8 +10,8 @@ from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files import TARGET_MODULES, Served, adapted_modules, find_support
-from apps.contracts.runs import Hyperparameters, Method, Objective
-from apps.contracts.split import MAX_SHARE
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
+from apps.contracts.splits.split import MAX_SHARE
 from apps.core.errors import InvalidValue
 
 # accepted by every replica; an adapter of another rank could be trained but not served

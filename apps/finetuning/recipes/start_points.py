@@ -16,7 +16,8 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import get_base_model
-from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, Method, SignedFile
+from apps.contracts.hyperparameters import Method
+from apps.contracts.runs import CheckpointRef, Manifest, ManifestFile, SignedFile
 from apps.core.errors import InvalidValue, NotFound
 from apps.core.objects.store import store
 from apps.finetuning.models import Checkpoint, FineTuningJob, Run

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from apps.contracts.evaluation import EvaluationPlan
-from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Objective
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.completion import RecipeChoice
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from apps.contracts.chat import RowKind, TrainOn
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.rows import kind_of
 from apps.estimates.requests import pieces_of

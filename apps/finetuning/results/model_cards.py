@@ -8,7 +8,7 @@ from apps.adapters.models import AdapterVersion
 from apps.catalog.models import BaseModel
 from apps.contracts.adapter_files.loading import loading_code
 from apps.contracts.evaluation import EvaluationReport
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.core.money import dollars
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import report_of

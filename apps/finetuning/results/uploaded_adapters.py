@@ -33,7 +33,8 @@ from apps.contracts.adapter_files import (
     clean_adapter_config,
     parse_config,
 )
-from apps.contracts.runs import Manifest, ManifestFile, Method
+from apps.contracts.hyperparameters import Method
+from apps.contracts.runs import Manifest, ManifestFile
 from apps.core.errors import InvalidValue, QuotaExceeded, RateLimited
 from apps.core.ids import new_ulid
 from apps.core.messages.translation import translated

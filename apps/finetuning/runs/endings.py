@@ -10,6 +10,7 @@ from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import AdapterRejected, NewVersion
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance, try_advance
 from apps.core.errors import InvalidValue
@@ -93,7 +94,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
         for upload in run.uploads.exclude(kind="checkpoint"):
             outbox.publish(topic="objects.delete", key=f"delete:{upload.pk}", payload={"prefix": upload.object_prefix})
         return
-    upload = find_upload(run, outcome.upload_id, kind="model" if job.method == wire.Method.FULL else "adapter")
+    upload = find_upload(run, outcome.upload_id, kind="model" if job.method == Method.FULL else "adapter")
     require_complete(upload=upload, manifest_sha256=outcome.manifest_sha256)
     if failure := _undelivered(job, outcome):
         _finish_failed(run, job, failure, now)
@@ -124,7 +125,7 @@ def _finish_succeeded(run: Run, job: FineTuningJob, outcome: wire.Succeeded, now
 
 def _undelivered(job: FineTuningJob, outcome: wire.Succeeded) -> wire.Failed | None:
     """Return the failure of a result whose only form is missing. What only could not be stored is tried again."""
-    if job.method == wire.Method.FULL or _is_served(job):
+    if job.method == Method.FULL or _is_served(job):
         return None
     cause = next((part["cause"] for part in find_missing(job, outcome) if part["kind"] == MERGED_16BIT), None)
     if cause is None:

@@ -7,7 +7,7 @@ from django.db.models import Q
 
 from apps.catalog.models import BaseModel
 from apps.catalog.references import base_model_ref
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue, NotFound, PermissionDenied, RateLimited

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.contracts.worker_api import ProbeReport
 from apps.estimates.calibration import predict_point
 from apps.estimates.errors import EstimateError

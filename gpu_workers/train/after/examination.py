@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from apps.contracts.adapter_files import WEIGHTS_FILE
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, GraderKind
+from apps.contracts.hyperparameters import Method, Objective
 from apps.contracts.parity import ParityProbe
-from apps.contracts.runs import Method, Objective, RunSpec
+from apps.contracts.runs import RunSpec
 from gpu_workers.common.events import TRAINING_FILE
 from gpu_workers.train.after.comparison import Examiner, Findings
 from gpu_workers.train.after.judge import Judge

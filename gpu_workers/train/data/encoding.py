@@ -24,7 +24,7 @@ from apps.contracts.chat import (
     split_lines,
 )
 from apps.contracts.failures import FailureCode
-from apps.contracts.split import Split, split_keys
+from apps.contracts.splits.split import Split, split_keys
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.failures import TrainingFailed
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from apps.contracts.chat import ChatRenderer, RenderedPair, RenderedRow, RowError, RowKind, TrainOn
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import DatasetRef, Hyperparameters, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Objective
+from apps.contracts.runs import DatasetRef
 from gpu_workers.train.data.encoding import Encoded, TokenRow, bad_row, encode_file, read_rows
 from gpu_workers.train.failures import TrainingFailed
 

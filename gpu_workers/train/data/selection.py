@@ -8,9 +8,9 @@ from pathlib import Path
 
 from apps.contracts.chat import RowError
 from apps.contracts.failures import FailureCode
-from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
 from apps.contracts.runs import DatasetRef, RunSpec
-from apps.contracts.split import Split
+from apps.contracts.splits.held_rows import Repeats, ValidationIndex, repeats_of
+from apps.contracts.splits.split import Split
 from apps.contracts.struct import Struct
 from gpu_workers.common.events import TRAINING_FILE, VALIDATION_FILE
 from gpu_workers.train.data.encoding import bad_row, read_rows, split_keys_of, split_off

@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from transformers.trainer_callback import TrainerState
 
 from apps.contracts.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from apps.contracts.runs import Manifest, Method, RunSpec
+from apps.contracts.hyperparameters import Method
+from apps.contracts.runs import Manifest, RunSpec
 from gpu_workers.common.artifacts import MANIFEST_FILE, seal_folder, verify_folder
 from gpu_workers.train.loop.random_state import State, save_states
 from gpu_workers.train.loop.trainer_protocol import ResumableTrainer

@@ -10,7 +10,7 @@ import datasets
 import torch
 from trl import DPOConfig, DPOTrainer
 
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.data.rows import Pairs
 from gpu_workers.train.loop.preferences import PairTrainer

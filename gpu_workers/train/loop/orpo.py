@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from trl.import_utils import TRLExperimentalWarning
 from trl.trainer.utils import add_fused_lm_head
 
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from gpu_workers.train.data.encoding import IGNORED
 from gpu_workers.train.data.rows import PairRow, Pairs
 from gpu_workers.train.loop.preferences import PairTrainer

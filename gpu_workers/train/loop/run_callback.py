@@ -10,10 +10,10 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from apps.contracts.failures import FailureCode
+from apps.contracts.hyperparameters import Method
 from apps.contracts.runs import (
     EvaluationCompleted,
     LogLine,
-    Method,
     Phase,
     PhaseChanged,
     RunSpec,

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from apps.contracts.runs import Hyperparameters, Method, Objective, RunSpec
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
+from apps.contracts.runs import RunSpec
 from gpu_workers.common.events import CHECKPOINTS_FOLDER, EventWriter
 from gpu_workers.train.data.encoding import (
     IGNORED,

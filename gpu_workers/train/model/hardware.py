@@ -8,7 +8,8 @@ from enum import StrEnum
 
 import torch
 
-from apps.contracts.runs import Hyperparameters, Method, Struct
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import Struct
 from gpu_workers.trainer.children.cpu_threads import count_cores
 
 FLASH_CAPABILITY = (8, 0)  # FlashAttention 2 needs Ampere

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, GraniteMoeCon
 
 from apps.contracts.adapter_files import adapted_modules
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model.attention import attention_of, register_attention
 from gpu_workers.train.model.hardware import Engine, choose_engine, detect

@@ -7,7 +7,8 @@ import numpy as np
 import peft
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from apps.contracts.runs import MAX_SAMPLES, SAMPLE_CHARACTERS, Hyperparameters, Objective, Sample
+from apps.contracts.hyperparameters import Hyperparameters, Objective
+from apps.contracts.runs import MAX_SAMPLES, SAMPLE_CHARACTERS, Sample
 from gpu_workers.train.data.encoding import TokenRow
 from gpu_workers.train.data.examples import Example, ExampleReader
 from gpu_workers.train.data.rows import PairRow, Rows, SomeRows

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Manifest, Method, RunSpec
+from apps.contracts.hyperparameters import Method
+from apps.contracts.runs import Manifest, RunSpec
 from gpu_workers.common.artifacts import seal_folder
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model.adapter_export import adapter_tensors, write_adapter

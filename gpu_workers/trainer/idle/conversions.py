@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.contracts.worker_api import ConversionClaim, ConversionReport, ConversionRequest, UploadRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, StaleLease, Unavailable
 from gpu_workers.common.artifacts import read_manifest

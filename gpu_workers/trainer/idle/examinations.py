@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import Hyperparameters
 from apps.contracts.worker_api import ExaminationReport, ExaminationRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.base_models import NotInstalled, locate_base_model

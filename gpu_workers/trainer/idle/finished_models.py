@@ -5,7 +5,8 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, RunSpec
 from gpu_workers.common.events import ADAPTER_FOLDER, SPEC_FILE, AdapterReady
 from gpu_workers.common.files import PRIVATE, replace_file
 from gpu_workers.common.transfers import Transfers

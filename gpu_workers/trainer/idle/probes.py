@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from gpu_workers.common.api_client import ApiClient, ApiError, Unavailable
 from gpu_workers.common.base_models import NotInstalled, locate_base_model

@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from apps.accounts.roles import SCOPES
 from apps.adapters.models import Adapter, AdapterVersion
 from apps.contracts.adapter_files import base_reference
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.models import AuditEntry

@@ -15,8 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from apps.contracts.adapter_files import SUPPORT, Served
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe, problem_of
-from apps.contracts.runs import Hyperparameters, Method, StepCompleted, Stopped
+from apps.contracts.runs import StepCompleted, Stopped
 from apps.contracts.serving import DesiredAdapter, LoadState
 from apps.estimates.quote import PoolFacts, QuoteRequest, quote
 from apps.interfaces.cli.catalog import find_gpus

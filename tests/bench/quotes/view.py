@@ -16,7 +16,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.finetuning.quotes.queries import get_quotes
 from apps.finetuning.recipes.completion import resolve

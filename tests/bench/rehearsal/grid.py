@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from apps.contracts.runs import Hyperparameters, MemoryRequest, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
+from apps.contracts.runs import MemoryRequest
 from apps.estimates.models.architectures import Architecture, from_catalog_row, linear_layers
 from apps.estimates.physics.plans import TrainingPlan
 

@@ -22,7 +22,8 @@ from peft import LoraConfig
 from transformers import set_seed
 from trl import SFTConfig, SFTTrainer
 
-from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Method, RunSpec
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import BaseModelRef, DatasetRef, RunSpec
 from gpu_workers.common.events import EVENTS_FILE, EventWriter
 from gpu_workers.train.data.encoding import encode_file, load_renderer
 from gpu_workers.train.loop.callbacks import StopFlag

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import WorkerConfig
 from gpu_workers.train.loop import callbacks

@@ -11,7 +11,8 @@ import torch
 from bitsandbytes.nn import Linear4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apps.contracts.runs import BaseModelRef, Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import BaseModelRef
 from apps.contracts.worker_api import ProbeReport, ProbeRequest
 from apps.estimates.models.architectures import from_config, parameter_count
 from apps.estimates.physics import gpus

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from apps.contracts.runs import Hyperparameters, MemoryRequest, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import MemoryRequest
 from apps.estimates.models.architectures import from_catalog_row
 from apps.estimates.physics.gpus import Gpu
 from apps.estimates.physics.memory import peak_memory

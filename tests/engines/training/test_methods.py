@@ -12,7 +12,8 @@ from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from apps.contracts.chat import ChatRenderer
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import EvaluationCompleted, Method, Objective, StepCompleted
+from apps.contracts.hyperparameters import Method, Objective
+from apps.contracts.runs import EvaluationCompleted, StepCompleted
 from gpu_workers.train.data.rows import Pairs, encode_pairs, encode_text
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.loop import callbacks
@@ -35,6 +36,19 @@ def report_every_step(monkeypatch):
 
 def recipe_of(**changes):
     return msgspec.structs.replace(SMALL, **changes)
+
+
+def trainer_arguments(config, recipe, model, work_dir):
+    """Return what a trainer outside a run needs besides its model and rows."""
+    return {
+        "args": config({"output_dir": str(work_dir), "use_cpu": True, "bf16": False, "report_to": []}, recipe),
+        "validation": None,
+        "pad_id": 0,
+        "processing_class": AutoTokenizer.from_pretrained(model),
+        "spec": None,
+        "work_dir": work_dir,
+        "sampler": None,
+    }
 
 
 @pytest.mark.slow
@@ -142,18 +156,8 @@ def test_a_pair_costs_what_trl_says_without_a_reference(tiny_model, tmp_path):
     ids = {"prompt_ids": [3], "chosen_ids": [100, 200, 4], "rejected_ids": [101, 4]}
     pairs = Pairs([(ids["prompt_ids"], ids["chosen_ids"], ids["rejected_ids"])], n_dropped=0, n_truncated=0)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    arguments = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}
-    trainer = OrpoTrainer(
-        args=orpo_config(arguments, recipe_of(orpo_beta=0.7)),
-        model=model,
-        rows=pairs,
-        validation=None,
-        pad_id=0,
-        processing_class=AutoTokenizer.from_pretrained(tiny_model),
-        spec=None,
-        work_dir=tmp_path,
-        sampler=None,
-    )
+    arguments = trainer_arguments(orpo_config, recipe_of(orpo_beta=0.7), tiny_model, tmp_path)
+    trainer = OrpoTrainer(model=model, rows=pairs, **arguments)
     theirs = {}
     for name in ("chosen", "rejected"):
         whole = torch.tensor([ids["prompt_ids"] + ids[f"{name}_ids"]])
@@ -190,16 +194,10 @@ def test_the_reference_of_an_adapter_is_on_its_device_even_if_the_base_is_not(
         lambda _, dataset, *__: dataset.add_column(REFERENCES[0], [0.0]).add_column(REFERENCES[1], [0.0]),
     )
     trainer = DpoTrainer(
-        args=dpo_config({"output_dir": str(tmp_path), "use_cpu": True, "bf16": False, "report_to": []}, recipe),
         model=load_model(tiny_model, recipe),
         rows=pairs,
         train_dataset=pairs.as_dataset(),
-        validation=None,
-        pad_id=0,
-        processing_class=AutoTokenizer.from_pretrained(tiny_model),
-        spec=None,
-        work_dir=tmp_path,
-        sampler=None,
+        **trainer_arguments(dpo_config, recipe, tiny_model, tmp_path),
     )
 
     devices = {name: parameter.device.type for name, parameter in trainer.model.named_parameters()}

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 from apps.contracts.chat import ChatRenderer, parse_line, parse_row, split_lines
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
-from apps.contracts.split import Split, split_keys
+from apps.contracts.splits.split import Split, split_keys
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.artifacts import BrokenArtifact, seal_folder

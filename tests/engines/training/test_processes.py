@@ -16,7 +16,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Failed, LogLine, Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
+from apps.contracts.runs import Failed, LogLine
 from gpu_workers.common.config import REPOSITORY, child_environment, rank_environment
 from gpu_workers.common.events import AdapterReady, read_outcome, write_outcome
 from gpu_workers.train import __main__ as entry

@@ -9,16 +9,8 @@ import safetensors.torch
 import torch
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import (
-    EvaluationCompleted,
-    LogLine,
-    Method,
-    Objective,
-    SamplesGenerated,
-    StepCompleted,
-    Stopped,
-    TrainingStarted,
-)
+from apps.contracts.hyperparameters import Method, Objective
+from apps.contracts.runs import EvaluationCompleted, LogLine, SamplesGenerated, StepCompleted, Stopped, TrainingStarted
 from gpu_workers.common.events import AdapterReady, CheckpointReady, EventWriter
 from gpu_workers.train.attempt import _smaller
 from gpu_workers.train.failures import TrainingFailed
@@ -333,7 +325,7 @@ def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny
 
 
 def test_a_large_validation_file_is_read_in_part_while_training(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("apps.contracts.runs.MIN_EVALUATED_ROWS", 4)
+    monkeypatch.setattr("apps.contracts.hyperparameters.MIN_EVALUATED_ROWS", 4)
     recipe = msgspec.structs.replace(SMALL, epochs=1, eval_steps=4)  # 16 rows between two evaluations
     read = []
     original = run_callback.evaluate

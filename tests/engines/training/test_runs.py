@@ -13,13 +13,13 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from apps.contracts.failures import FailureCode
+from apps.contracts.hyperparameters import Method
 from apps.contracts.parity import PARITY_FILE
 from apps.contracts.runs import (
     CheckpointSaved,
     EvaluationCompleted,
     Failed,
     LogLine,
-    Method,
     RunSpec,
     StepCompleted,
     Stopped,

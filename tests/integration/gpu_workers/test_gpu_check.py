@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.estimates.calibration import predict_point
 from apps.estimates.physics.gpus import load
 from apps.estimates.requests import PoolFacts

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from apps.contracts.failures import Blame, FailureCode
-from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Hyperparameters, Phase, RunOutcome, Succeeded
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import BaseModelRef, CheckpointSaved, Failed, Phase, RunOutcome, Succeeded
 from apps.contracts.worker_api import ProbeRequest
 from gpu_workers.common.process_tree import list_descendants, read_command
 from gpu_workers.trainer import agent, lease_keeper

@@ -7,7 +7,8 @@ import msgspec
 import safetensors.torch
 import torch
 
-from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Event, Hyperparameters, RunSpec
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Event, RunSpec
 from gpu_workers.common.events import (
     ADAPTER_FOLDER,
     CHECKPOINTS_FOLDER,

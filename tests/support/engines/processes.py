@@ -7,7 +7,8 @@ import msgspec
 import pytest
 import torch
 
-from apps.contracts.runs import Hyperparameters, Objective, StepCompleted
+from apps.contracts.hyperparameters import Hyperparameters, Objective
+from apps.contracts.runs import StepCompleted
 from gpu_workers.common.config import child_environment, rank_environment
 from gpu_workers.common.events import EVENTS_FILE
 from gpu_workers.trainer.children.executor import MODULE

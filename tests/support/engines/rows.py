@@ -5,7 +5,7 @@ import random
 
 import msgspec
 
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 
 RECIPE = Hyperparameters(
     epochs=8,

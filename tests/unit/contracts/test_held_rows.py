@@ -1,7 +1,7 @@
 """Which rows of a training file repeat one of the validation file."""
 
 from apps.contracts.chat import RowKind, TextRow, parse_row_as
-from apps.contracts.held_rows import Repeats, ValidationIndex, repeats_of
+from apps.contracts.splits.held_rows import Repeats, ValidationIndex, repeats_of
 
 LONG = "the quick brown fox jumps over the lazy dog while the cat looks on from the warm window sill in the"
 OTHER = "a slow grey wolf walks under one tired cow since a mouse hears nothing at any cold kitchen door of"

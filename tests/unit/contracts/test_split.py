@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.contracts.chat import RowKind, parse_row, parse_row_as
-from apps.contracts.split import Split, row_identity, split_keys
+from apps.contracts.splits.split import Split, row_identity, split_keys
 from tests.factories.chat import assistant, line, user
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apps.contracts.held_rows import Repeats
+from apps.contracts.splits.held_rows import Repeats
 from apps.core.models import OutboxMessage
 from apps.datasets.inspection import comparisons
 from apps.datasets.models import DatasetVersion, VersionComparison

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from apps.contracts.chat import RowKind, parse_row_as
-from apps.contracts.near_copies import NearCopies
-from apps.contracts.split import Split
+from apps.contracts.splits.near_copies import NearCopies
+from apps.contracts.splits.split import Split
 from apps.datasets import operations
 from apps.datasets.inspection import inspections, inspector
 from apps.datasets.inspection.inspector import Finding, inspect_rows

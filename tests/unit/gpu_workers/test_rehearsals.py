@@ -5,7 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import MemoryReport, MemoryRequest
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
 from gpu_workers.trainer.idle import rehearsals
 from gpu_workers.trainer.idle.rehearsals import Interrupted, NotRehearsed, Rehearser, rehearse

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, Hyperparameters, RunSpec, SignedFile
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import BaseModelRef, CheckpointRef, DatasetRef, RunSpec, SignedFile
 from gpu_workers.common.preflight import GpuMemory
 from gpu_workers.trainer import run_checks
 from gpu_workers.trainer.run_checks import Refused, check_run, needed_disk_bytes

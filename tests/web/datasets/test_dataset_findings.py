@@ -6,7 +6,7 @@ import re
 import pytest
 
 from apps.catalog.models import BaseModel
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.core.models import OutboxMessage
 from apps.datasets.inspection import comparisons
 from apps.datasets.inspection.inspections import find_inspection, held_out_rows

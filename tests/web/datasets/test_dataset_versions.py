@@ -6,7 +6,7 @@ import pytest
 from django.contrib.messages import get_messages
 from django.urls import reverse
 
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.core.objects.store import read_object

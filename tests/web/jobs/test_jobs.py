@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import usd
 from apps.finetuning.models import FineTuningJob, JobEvent

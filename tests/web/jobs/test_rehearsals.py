@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from apps.accounts.models import Organization
-from apps.contracts.runs import Hyperparameters, MemoryReport, MemoryRequest
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import MemoryReport, MemoryRequest
 from apps.contracts.worker_api import RehearsalReport, RehearsalRequest
 from apps.core.database.clock import db_now
 from apps.estimates.physics.memory import device_bytes
@@ -18,20 +19,14 @@ from apps.finetuning.models import GpuPool, MemoryRehearsal
 from apps.finetuning.pools import rehearsals
 from apps.finetuning.quotes.rehearsals import QuotedRehearsal, stored_rehearsal
 from tests.factories.accounts import make_organization
-from tests.factories.finetuning import CREDENTIAL, make_training_file, make_worker
+from tests.factories.finetuning import CREDENTIAL, make_worker
 from tests.factories.market import make_gpu_pool
 
 
 @pytest.fixture
-def chosen(floor, organization) -> dict[str, str]:
-    version = make_training_file(organization, floor.base_model)
-    return {
-        "dataset": version.pk,
-        "model": floor.base_model.name,
-        "method": "lora",
-        "epochs": "5",
-        "pool": floor.pool.name,
-    }
+def chosen(chosen, floor) -> dict[str, str]:
+    """Everything the review needs."""
+    return chosen | {"epochs": "5", "pool": floor.pool.name}
 
 
 def review(client, chosen: dict[str, str], **more: str):

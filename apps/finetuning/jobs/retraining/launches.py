@@ -9,7 +9,7 @@ from django.utils.translation import gettext
 from apps.accounts.members.projects import may_see
 from apps.accounts.queries import find_actor
 from apps.accounts.roles import Permission, has_permission
-from apps.contracts.runs import Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
 from apps.core.database.transitions import advance
 from apps.core.errors import InvalidState, PermissionDenied
 from apps.core.money import dollars

@@ -16,7 +16,7 @@ from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
 from apps.accounts.shares import get_share_holder, share_of
 from apps.contracts.evaluation.graders import StringCheckGrader
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
 from apps.core.database.locks import lock, lock_row

@@ -14,7 +14,7 @@ from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, list_versions, list_with_deleted
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.objects.store import CHUNK_BYTES
 from apps.finetuning.queries import find_jobs_of_adapters

@@ -13,7 +13,7 @@ from apps.batches.completions.operations import create_dataset
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, get_base_model
 from apps.contracts.chat import ChatRenderer, PreferenceRow, RenderedRow, RowError, TrainOn
-from apps.contracts.split import row_contents
+from apps.contracts.splits.split import row_contents
 from apps.contracts.templating.process import PAGE_SECONDS, renders_within
 from apps.core.database.clock import db_now
 from apps.datasets import operations, queries

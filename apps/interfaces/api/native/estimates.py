@@ -11,7 +11,7 @@ from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
 from apps.catalog.queries import get_base_model
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.core.money import usd_decimal

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from apps.contracts.evaluation import EvaluationPlan, Grader, GraderKind, problem_of
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 from apps.core.errors import InvalidValue
 from apps.estimates.machines import MAX_NODES
 from apps.finetuning.jobs.creation import JobRequest

@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from apps.contracts.failures import Blame, FailureCode
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 from apps.core.database.clock import db_now
 from apps.finetuning.jobs.explanations import Explanation
 from apps.finetuning.jobs.progress import JobProgress, finish_of, list_progress

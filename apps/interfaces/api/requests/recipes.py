@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from apps.contracts.runs import Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
 from apps.core.errors import InvalidValue
 from apps.finetuning.recipes.limits import LIMITS_OF_EVERY_MODEL, NOT_OFFERED, Limit, as_json
 from apps.interfaces.api.requests.sent_names import OF_LORA

@@ -16,7 +16,7 @@ from apps.accounts.roles import Permission, has_permission
 from apps.billing.budgets import get_states, list_budgets, spent_by_project
 from apps.billing.models import BudgetScope
 from apps.catalog.queries import list_base_models
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm

@@ -14,7 +14,7 @@ from apps.accounts.models import Project
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version, list_versions
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from apps.accounts.roles import Permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import get_version
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import list_base_models
 from apps.contracts.chat import RowKind, TrainOn
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.core.messages.translation import later
 from apps.datasets import queries
 from apps.datasets.models import DatasetVersion, TokenCount

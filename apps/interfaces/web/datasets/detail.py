@@ -12,7 +12,7 @@ from apps.accounts.members.visibility import visible
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.contracts.chat import RowKind, TrainOn
-from apps.contracts.held_rows import Repeats
+from apps.contracts.splits.held_rows import Repeats
 from apps.core.messages.translation import later, translated
 from apps.datasets import queries
 from apps.datasets.inspection import comparisons

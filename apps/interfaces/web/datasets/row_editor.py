@@ -9,7 +9,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission
-from apps.contracts.split import Split
+from apps.contracts.splits.split import Split
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import say_undoable

@@ -11,8 +11,8 @@ from django.utils.translation import gettext
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import ChatMessage, ChatRow, PreferenceRow, RenderedRow, Row, RowError, TextRow, TrainOn
-from apps.contracts.held_rows import Repeats
-from apps.contracts.split import row_contents
+from apps.contracts.splits.held_rows import Repeats
+from apps.contracts.splits.split import row_contents
 from apps.contracts.templating.process import PAGE_SECONDS, renders_within
 from apps.core.messages.translation import later
 from apps.datasets import queries

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from apps.accounts.models import Project
 from apps.accounts.queries import names_of_creators, names_of_keys
 from apps.accounts.roles import Permission, has_permission
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later

@@ -3,7 +3,7 @@
 import msgspec
 from django.utils.translation import gettext, ngettext
 
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.core.money import usd_decimal
 from apps.finetuning.jobs.requests import unmarked
 from apps.finetuning.models import FineTuningJob

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from django.conf import settings
 
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 
 _KEY = "$ANNEAL_API_KEY"
 _JOBS = "/v1/fine_tuning/jobs"

@@ -20,7 +20,7 @@ from apps.billing.queries import get_balance
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer, list_base_models
 from apps.contracts.chat import RowKind, parse_line_as, split_lines
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of

@@ -9,7 +9,7 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils.http import urlencode
 
-from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Objective
 from apps.core.errors import NotFound
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.limits import kind_of

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
 from apps.contracts.chat import TrainOn
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import later, translated
 from apps.finetuning.recipes import completion

@@ -2,7 +2,7 @@
 
 from django.utils.translation import gettext, ngettext
 
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.core.templatetags.ui import number, tokens
 from apps.finetuning.quotes.options import PoolQuote
 from apps.finetuning.recipes.limits import TrainingKind

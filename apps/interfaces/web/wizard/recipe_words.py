@@ -6,7 +6,7 @@ from typing import Any
 
 from django.utils.translation import gettext, ngettext
 
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.core.messages.translation import later, translated
 from apps.core.templatetags.ui import percent
 from apps.estimates.machines import network_share

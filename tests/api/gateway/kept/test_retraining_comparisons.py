@@ -6,7 +6,7 @@ import pytest
 from apps.accounts.models import default_project_id
 from apps.adapters.models import AdapterVersion
 from apps.batches import worker
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.core.database.clock import db_now
 from apps.core.messages.outbox import deliver_due
 from apps.finetuning.jobs.retraining.plans import EXACT

@@ -12,8 +12,9 @@ import msgspec
 import pytest
 
 from apps.contracts.adapter_files import ALL_LINEAR, CONFIG_FILE
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, RunSpec
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
 from apps.contracts.serving import LoadState, ObservedAdapter
 from gpu_workers.common.artifacts import seal_folder
 from gpu_workers.train.after.publish import examine

@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 
 from apps.contracts.addresses.machines import NodeGroup
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Hyperparameters, LogLine, Method, StepCompleted, Stopped
+from apps.contracts.hyperparameters import Hyperparameters, Method
+from apps.contracts.runs import LogLine, StepCompleted, Stopped
 from gpu_workers.common.config import child_environment, rank_environment
 from gpu_workers.common.events import RESUME_FOLDER, AdapterReady, read_outcome
 from gpu_workers.train.loop.checkpoint import BEST_FILE

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from apps.contracts.chat import RenderedRow
-from apps.contracts.runs import Hyperparameters, StepCompleted
+from apps.contracts.hyperparameters import Hyperparameters
+from apps.contracts.runs import StepCompleted
 from gpu_workers.train.data.encoding import ShuffledSampler
 from gpu_workers.train.loop import callbacks
 from tests.support.engines.attempts import Tried, attempt

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from apps.contracts.adapter_files import SUPPORT, expected_tensors
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.estimates.models.architectures import from_config, lora_parameter_count, parameter_count
 from gpu_workers.train.failures import TrainingFailed
 from gpu_workers.train.model.loading import load_model, lora_config

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from transformers import Gemma2Config, GptOssConfig, LlamaConfig, MistralConfig, Qwen3Config, Qwen3NextConfig
 
-from apps.contracts.runs import Hyperparameters, Method, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from gpu_workers.train.model.attention import attention_of
 from gpu_workers.train.model.hardware import Attention, Hardware, choose_engine, detect
 from gpu_workers.train.model.loading import attention_implementation

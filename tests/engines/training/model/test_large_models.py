@@ -17,8 +17,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from apps.contracts.adapter_files import ALL_LINEAR
 from apps.contracts.evaluation import EvaluationPlan
+from apps.contracts.hyperparameters import Method
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import Manifest, Method
+from apps.contracts.runs import Manifest
 from apps.estimates.physics.states import reading_bytes
 from gpu_workers.common.artifacts import seal_folder
 from gpu_workers.train.after import examination

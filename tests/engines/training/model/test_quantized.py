@@ -6,7 +6,7 @@ import torch
 from bitsandbytes.nn import Params4bit
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from apps.contracts.runs import Hyperparameters, Method
+from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.estimates.models.architectures import from_config
 from apps.estimates.physics.memory import weight_bytes
 from apps.estimates.physics.plans import TrainingPlan

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from apps.contracts.evaluation import EvaluationPlan, EvaluationReport, Grader, GraderKind
+from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.contracts.parity import PARITY_FILE, ParityProbe
-from apps.contracts.runs import BaseModelRef, DatasetRef, Hyperparameters, Manifest, Method, Objective, RunSpec
+from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
 from apps.contracts.worker_api import JudgeAccess
 from gpu_workers.common.artifacts import seal_folder, verify_folder
 from gpu_workers.train.after.merge import NotMergeable, merge_adapter

@@ -3,7 +3,7 @@
 import pytest
 
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
 from apps.core.errors import InvalidValue
 from apps.estimates.durations import step_count
 from apps.finetuning.recipes.completion import DataFacts, choose

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.billing.queries import get_balance
 from apps.contracts.evaluation import EvaluationPlan
 from apps.contracts.failures import FailureCode
-from apps.contracts.runs import Objective
+from apps.contracts.hyperparameters import Objective
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.core.objects.store import store

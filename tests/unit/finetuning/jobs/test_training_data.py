@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Hyperparameters
+from apps.contracts.hyperparameters import Hyperparameters
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.estimates.requests import QuoteRequest
 from apps.finetuning.quotes.inputs import task_of_job

@@ -1,18 +1,11 @@
-"""Fixtures of the wizard: what a person chose before the method, and its pages."""
+"""The wizard's pages as a member reads them."""
 
 from urllib.parse import urlencode
 
 import pytest
 
-from tests.factories.finetuning import make_training_file
 from tests.support.pages import text
 from tests.web.pages import WIZARD_URL
-
-
-@pytest.fixture
-def chosen(floor, organization) -> dict[str, str]:
-    version = make_training_file(organization, floor.base_model)
-    return {"dataset": version.pk, "model": floor.base_model.name, "method": "lora"}
 
 
 @pytest.fixture

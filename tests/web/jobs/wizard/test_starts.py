@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import pytest
 
 from apps.adapters.models import AdapterVersion
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.jobs.creation import create_job

@@ -13,7 +13,7 @@ from apps.core.templatetags.ui import usd
 from apps.finetuning.models import FineTuningJob
 from tests.factories.catalog import make_listed_model
 from tests.factories.datasets import make_ready_version
-from tests.factories.finetuning import make_pool, make_training_file
+from tests.factories.finetuning import make_pool
 from tests.factories.market import POOLS, Market, make_gpu_pool
 from tests.support.pages import text
 
@@ -21,20 +21,9 @@ URL = "/jobs/new"
 
 
 @pytest.fixture
-def version(floor, organization):
-    return make_training_file(organization, floor.base_model)
-
-
-@pytest.fixture
-def chosen(floor, version) -> dict[str, str]:
+def chosen(chosen, floor) -> dict[str, str]:
     """Everything the review needs."""
-    return {
-        "dataset": version.pk,
-        "model": floor.base_model.name,
-        "method": "lora",
-        "epochs": "5",
-        "pool": floor.pool.name,
-    }
+    return chosen | {"epochs": "5", "pool": floor.pool.name}
 
 
 def page(client, **query: str):

@@ -7,7 +7,7 @@ from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
 from apps.catalog.models import BaseModel
-from apps.contracts.runs import Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
 from apps.finetuning.recipes.completion import choose
 from apps.finetuning.recipes.limits import Limit, TrainingKind, get_limits
 from apps.finetuning.recipes.start_points import find_start_point

@@ -5,7 +5,7 @@ from functools import partial
 
 from django.utils.translation import gettext
 
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.errors import DomainError
 from apps.core.money import usd_decimal
 from apps.estimates.ranking import Ranking

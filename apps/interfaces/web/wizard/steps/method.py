@@ -10,7 +10,7 @@ from apps.catalog.models import BaseModel
 from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import RowError, TrainOn
 from apps.contracts.evaluation import EvaluationPlan
-from apps.contracts.runs import Method, Objective
+from apps.contracts.hyperparameters import Method, Objective
 from apps.core.errors import DomainError
 from apps.core.messages.translation import later
 from apps.core.templatetags.ui import bytes_, usd

@@ -4,7 +4,7 @@ from django.utils.translation import gettext
 
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
-from apps.contracts.runs import Method
+from apps.contracts.hyperparameters import Method
 from apps.core.messages.translation import translated
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.plan import Plan, StepContext

@@ -8,7 +8,7 @@ from django.utils.translation import gettext
 
 from apps.billing.queries import get_balance
 from apps.catalog.licences import is_licence_missing
-from apps.contracts.runs import Hyperparameters, Objective
+from apps.contracts.hyperparameters import Hyperparameters, Objective
 from apps.core.messages.translation import later
 from apps.core.money import NANO_PER_CENT
 from apps.finetuning.quotes.options import PoolQuote

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
 from apps.contracts.chat.rows import Row
-from apps.contracts.near_copies import NearCopies
-from apps.contracts.split import own_words, row_identity
+from apps.contracts.splits.near_copies import NearCopies
+from apps.contracts.splits.split import own_words, row_identity
 
 
 class Repeats(IntEnum):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from apps.contracts.chat.rows import ChatMessage, ChatRow, PreferenceRow, Row, TextRow
-from apps.contracts.near_copies import NearCopies
+from apps.contracts.splits.near_copies import NearCopies
 
 IDENTITY_BYTES = 8
 MAX_SHARE = 0.5
