@@ -164,6 +164,7 @@ class Migration(InitialMigration):
                 ('accepted_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('revoked_at', models.DateTimeField(null=True)),
                 ('only_for_address', models.BooleanField(default=False, help_text='Only an account that has verified this address may accept it.')),
+                ('made_with', models.CharField(blank=True, db_default='', help_text='The API key that sent it, with which it is revoked.', max_length=64)),
             ],
             options={
                 'constraints': [
@@ -195,6 +196,7 @@ class Migration(InitialMigration):
                 ('made_with', models.CharField(blank=True, db_default='', help_text='The key that made this one, and is revoked with it.', max_length=64)),
                 ('first_key', models.CharField(blank=True, db_default='', help_text='Of a rotated key: the first, whose budget it shares.', max_length=64)),
                 ('project', models.ForeignKey(help_text='Of all that is created with it.', on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
+                ('spend_limit_nano', models.BigIntegerField(help_text='Of its whole life; null: no limit of its own.', null=True)),
             ],
             options={
                 'indexes': [
@@ -298,6 +300,8 @@ class Migration(InitialMigration):
                 ('paused_at', models.DateTimeField(null=True)),
                 ('disabled_because', models.CharField(blank=True, db_default='', max_length=200)),
                 ('failing_since', models.DateTimeField(null=True)),
+                ('name', models.CharField(blank=True, db_default='', default='', max_length=100)),
+                ('updated_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='When its settings or its secret changed last.')),
             ],
             options={
                 'abstract': False,
@@ -338,11 +342,13 @@ class Migration(InitialMigration):
                 ('id', apps.core.ids.IdField(editable=False, max_length=31, prefix='proj', primary_key=True, separator='_', serialize=False)),
                 ('name', models.CharField(max_length=80)),
                 ('is_private', models.BooleanField(db_default=False, help_text='Only its members and the owners see what is in it.')),
-                ('default_model', models.CharField(blank=True, db_default='', help_text='The base model that the wizard offers first.', max_length=200)),
-                ('default_pool', models.CharField(blank=True, db_default='', help_text='The pool, likewise.', max_length=64)),
+                ('default_model', models.CharField(blank=True, db_default='', help_text='The base model of a new job that names none.', max_length=200)),
+                ('default_pool', models.CharField(blank=True, db_default='', help_text='Its pool, if it can run it.', max_length=64)),
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('archived_at', models.DateTimeField(null=True)),
+                ('default_method', models.CharField(blank=True, db_default='', help_text='Its method, if the model has it.', max_length=8)),
+                ('default_suffix', models.CharField(blank=True, db_default='', help_text='Its suffix.', max_length=64)),
             ],
             options={
                 'constraints': [
@@ -370,7 +376,7 @@ class Migration(InitialMigration):
                 ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='projm', primary_key=True, separator='_', serialize=False)),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='members', to='accounts.project')),
                 ('membership', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='accounts.membership')),
-                ('role', models.CharField(choices=[('member', 'member'), ('viewer', 'viewer')], max_length=8)),
+                ('role', models.CharField(choices=[('member', 'member'), ('viewer', 'viewer'), ('admin', 'admin')], max_length=8)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
             ],
             options={

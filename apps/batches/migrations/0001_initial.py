@@ -27,6 +27,7 @@ class Migration(InitialMigration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField(null=True)),
                 ('deleted_at', models.DateTimeField(null=True)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
             ],
             options={
                 'indexes': [
@@ -69,6 +70,7 @@ class Migration(InitialMigration):
                 ('failed_at', models.DateTimeField(null=True)),
                 ('expired_at', models.DateTimeField(null=True)),
                 ('cancelled_at', models.DateTimeField(null=True)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
             ],
             options={
                 'indexes': [

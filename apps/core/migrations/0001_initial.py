@@ -64,6 +64,7 @@ class Migration(InitialMigration):
                 ('sent_at', models.DateTimeField(null=True)),
                 ('last_error', models.CharField(blank=True, max_length=500)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('traceparent', models.CharField(blank=True, db_default='', help_text='The trace that it continues.', max_length=55)),
             ],
             options={
                 'indexes': [

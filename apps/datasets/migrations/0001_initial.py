@@ -24,10 +24,11 @@ class Migration(InitialMigration):
                 ('created_by', models.CharField(max_length=64)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('deleted_at', models.DateTimeField(null=True)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
             ],
             options={
                 'constraints': [
-                    models.UniqueConstraint(models.F('organization'), models.F('name'), condition=models.Q(('deleted_at', None)), name='dataset_name_once'),
+                    models.UniqueConstraint(models.F('organization'), models.F('project'), models.F('name'), condition=models.Q(('deleted_at', None)), name='dataset_name_once'),
                 ],
             },
         ),
@@ -104,6 +105,7 @@ class Migration(InitialMigration):
                 ('cuts', models.JSONField(default=list, help_text='What each usual limit would cut: apps.datasets.token_counts.Cut.')),
                 ('refusal', models.JSONField(help_text="The first row that the model's template cannot render, as a LineError.", null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('starts', models.JSONField(db_default=[], default=list, help_text="Ascending [from, to, rows], by the position of the rows' first trained token.")),
             ],
             options={
                 'constraints': [
@@ -132,6 +134,7 @@ class Migration(InitialMigration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('expires_at', models.DateTimeField()),
                 ('file_id', models.CharField(default='', help_text='The file it became, if that is no version.', max_length=64)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
             ],
             options={
                 'indexes': [
@@ -181,6 +184,7 @@ class Migration(InitialMigration):
                 ('distinct_rows', models.BigIntegerField()),
                 ('identities_key', models.CharField(help_text='Eight bytes for each row: what decides its split.', max_length=300)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('line_steps', models.BinaryField(db_default=b'', help_text='Four bytes for each row, as zlib: how many lines it is after the one before. Empty: one each.')),
             ],
             options={
                 'abstract': False,

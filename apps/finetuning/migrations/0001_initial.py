@@ -121,12 +121,14 @@ class Migration(InitialMigration):
                 ('calibration_pinned_at', models.DateTimeField(help_text='Set: new versions wait for an operator.', null=True)),
                 ('calibration_pinned_by', models.CharField(max_length=64, null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('borrows_from', models.ForeignKey(help_text='Its runs use free machines of that pool, and give them back when runs of that pool wait.', null=True, on_delete=django.db.models.deletion.PROTECT, related_name='borrowers', to='finetuning.gpupool')),
             ],
             options={
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(models.Q(('calibration_pinned_at', None), ('calibration_pinned_by', None)), models.Q(('calibration_pinned_at__isnull', False), ('calibration_pinned_by__isnull', False)), _connector='OR'), name='pool_calibration_pin_pair'),
                     models.CheckConstraint(condition=models.Q(models.Q(('interruptions_per_hour__gt', 0), ('is_spot', True)), models.Q(('interruptions_per_hour', 0), ('is_spot', False)), _connector='OR'), name='pool_interruptions_iff_spot'),
                     models.CheckConstraint(condition=models.Q(('firm_factor__gte', 1), ('firm_factor__lte', 10)), name='pool_firm_factor'),
+                    models.CheckConstraint(condition=models.Q(('borrows_from', None), ('is_spot', True), _connector='OR'), name='pool_borrower_is_spot'),
                 ],
             },
         ),
@@ -236,6 +238,7 @@ class Migration(InitialMigration):
                 ('moved_nano', models.BigIntegerField(default=0, help_text='What these cost, at the prices of the pools before.')),
                 ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
                 ('checked_at', models.DateTimeField(help_text='When it was last looked at while it waited for its files.', null=True)),
+                ('traceparent', models.CharField(blank=True, db_default='', help_text='The trace of its creation.', max_length=55)),
             ],
             options={
                 'indexes': [
@@ -378,6 +381,7 @@ class Migration(InitialMigration):
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('leased_at', models.DateTimeField(null=True)),
                 ('finished_at', models.DateTimeField(null=True)),
+                ('return_requested_at', models.DateTimeField(help_text='The pool that lent the machine wants it back.', null=True)),
             ],
             options={
                 'indexes': [
@@ -508,6 +512,8 @@ class Migration(InitialMigration):
                 ('estimated_cost_nano_p90', models.BigIntegerField(null=True)),
                 ('actual_cost_nano', models.BigIntegerField(null=True)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
+                ('beside_factor', models.FloatField(db_default=1.0, default=1.0)),
+                ('estimated_beside_seconds', models.FloatField(help_text='Of the run, from claim to end, beside training.', null=True)),
             ],
             options={
                 'indexes': [
@@ -544,7 +550,7 @@ class Migration(InitialMigration):
             name='PoolCapacity',
             fields=[
                 ('pool', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='capacity', serialize=False, to='finetuning.gpupool')),
-                ('kind', models.CharField(choices=[('static', 'You: machines join by hand'), ('slurm', 'Slurm: Anneal submits and cancels jobs'), ('kubernetes', 'Kubernetes: Anneal creates and deletes Jobs')], default='static', max_length=10)),
+                ('kind', models.CharField(choices=[('static', 'You: machines join by hand'), ('slurm', 'Slurm: Anneal submits and cancels jobs'), ('kubernetes', 'Kubernetes: Anneal creates and deletes Jobs'), ('dstack', 'dstack: Anneal starts and stops runs')], default='static', max_length=10)),
                 ('minimum', models.PositiveSmallIntegerField(default=0)),
                 ('maximum', models.PositiveSmallIntegerField(default=1)),
                 ('gpus_per_node', models.PositiveSmallIntegerField(default=1)),
@@ -557,11 +563,15 @@ class Migration(InitialMigration):
                 ('retry_at', models.DateTimeField(help_text='Nothing is requested before.', null=True)),
                 ('problem', models.CharField(blank=True, max_length=300)),
                 ('busy_until', models.DateTimeField(help_text='Set while one task reconciles the pool.', null=True)),
+                ('on_demand_nodes', models.PositiveSmallIntegerField(help_text='Further nodes are spot. Null: all nodes are alike, as the settings say.', null=True)),
+                ('replaces_spot', models.BooleanField(default=True, help_text='On-demand nodes start where no spot node does.')),
+                ('spot_node_nano_per_hour', models.BigIntegerField(default=0, help_text='What one spot node costs the operator.')),
+                ('spot_retry_at', models.DateTimeField(help_text='On-demand nodes take the place of spot nodes before.', null=True)),
             ],
             options={
                 'constraints': [
                     models.CheckConstraint(condition=models.Q(('minimum__lte', models.F('maximum'))), name='capacity_minimum'),
-                    models.CheckConstraint(condition=models.Q(('gpus_per_node__gte', 1), ('node_nano_per_hour__gte', 0), models.Q(('budget_nano_per_hour', None), ('budget_nano_per_hour__gte', 0), _connector='OR')), name='capacity_amounts'),
+                    models.CheckConstraint(condition=models.Q(('gpus_per_node__gte', 1), ('node_nano_per_hour__gte', 0), ('spot_node_nano_per_hour__gte', 0), models.Q(('budget_nano_per_hour', None), ('budget_nano_per_hour__gte', 0), _connector='OR')), name='capacity_amounts'),
                 ],
             },
         ),
@@ -577,6 +587,7 @@ class Migration(InitialMigration):
                 ('worker', models.OneToOneField(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='node', to='finetuning.worker')),
                 ('requested_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('ended_at', models.DateTimeField(null=True)),
+                ('is_spot', models.BooleanField(default=False, help_text='In a pool with nodes of both kinds.')),
             ],
             options={
                 'indexes': [

@@ -1,4 +1,4 @@
-"""Plans of retrainings, and retrainings. They name aliases and evals, whose apps need workers and pools first."""
+"""Retrainings and their plans, and the fleet of a machine. They name serving and evals, which need pools first."""
 
 import apps.core.ids
 import django.db.models.deletion
@@ -111,5 +111,10 @@ class Migration(InitialMigration):
                     ),
                 ],
             },
+        ),
+        migrations.AddField(
+            model_name='capacitynode',
+            name='fleet',
+            field=models.ForeignKey(help_text='Null: it trains.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='nodes', to='serving.replicafleet'),
         ),
     ]

@@ -54,6 +54,7 @@ class Migration(InitialMigration):
                 ('failure', models.CharField(blank=True, max_length=200)),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('paid_at', models.DateTimeField(null=True)),
+                ('declined_at', models.DateTimeField(help_text='When the bank declined an automatic charge.', null=True)),
             ],
             options={
                 'indexes': [
@@ -235,6 +236,7 @@ class Migration(InitialMigration):
                 ('status', models.CharField(choices=[('done', 'done'), ('ignored', 'ignored'), ('received', 'received')], default='received', max_length=12)),
                 ('attempts', models.PositiveSmallIntegerField(default=0)),
                 ('last_error', models.CharField(blank=True, max_length=300)),
+                ('customer_id', models.CharField(blank=True, db_default='', help_text='The customer in whose turn it is handled; empty: all such events share one turn.', max_length=255)),
             ],
             options={
                 'indexes': [

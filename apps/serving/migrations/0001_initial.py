@@ -42,6 +42,8 @@ class Migration(InitialMigration):
                 ('fault_count', models.PositiveIntegerField(db_default=0, help_text='How often it was found faulty, ever.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now())),
                 ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='replicas', to='accounts.region')),
+                ('readiness_changed_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), help_text='Since when it is ready, or is not.')),
+                ('retired_at', models.DateTimeField(help_text='Its machine was released: it never comes back.', null=True)),
             ],
         ),
         migrations.CreateModel(
@@ -169,5 +171,25 @@ class Migration(InitialMigration):
                 ('replica', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='token', serialize=False, to='serving.replica')),
                 ('token_sealed', models.BinaryField()),
             ],
+        ),
+        migrations.CreateModel(
+            name='ReplicaFleet',
+            fields=[
+                ('id', apps.core.ids.IdField(editable=False, max_length=32, prefix='fleet', primary_key=True, separator='_', serialize=False)),
+                ('minimum', models.PositiveSmallIntegerField(default=0)),
+                ('maximum', models.PositiveSmallIntegerField(default=1)),
+                ('requests_per_replica', models.PositiveSmallIntegerField(default=16, help_text='That one replica answers at once.')),
+                ('idle_seconds', models.PositiveIntegerField(default=600, help_text='Without a need for so long, a replica stops.')),
+                ('last_requested_at', models.DateTimeField(help_text='To within seconds.', null=True)),
+                ('wanted', models.PositiveSmallIntegerField(default=0, help_text='By the last reconciliation.')),
+                ('wanted_at', models.DateTimeField(help_text='When so many were last needed.', null=True)),
+                ('able_at', models.DateTimeField(help_text='When a replica could last start: requests wait for it.', null=True)),
+                ('base_model', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='fleets', to='catalog.basemodel')),
+                ('pool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='fleets', to='finetuning.gpupool')),
+                ('region', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='fleets', to='accounts.region')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('pool', 'base_model'), name='fleet_once'), models.CheckConstraint(condition=models.Q(('minimum__lte', models.F('maximum')), ('requests_per_replica__gte', 1)), name='fleet_limits')],
+            },
         ),
     ]

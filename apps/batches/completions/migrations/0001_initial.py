@@ -26,6 +26,7 @@ class Migration(InitialMigration):
                 ('bytes', models.PositiveIntegerField(help_text='Counts as storage.')),
                 ('created_at', models.DateTimeField(help_text='`created` of the answer.')),
                 ('deleted_at', models.DateTimeField(help_text='Hidden since then, and without its content.', null=True)),
+                ('project', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='accounts.project')),
             ],
             options={
                 'indexes': [
