@@ -25,7 +25,7 @@ from apps.datasets.intake.versions import lock_storage
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import LineError, Rejected, from_row_error
-from apps.datasets.queries import find_refusal, find_token_count, list_versions
+from apps.datasets.queries import find_refusal, find_token_count, list_versions, require_none_unwritten
 from apps.datasets.rows import iterate_rows
 from apps.datasets.token_counts import count_rows, measure_rows
 from apps.datasets.validation.leases import release_expired_leases
@@ -178,6 +178,7 @@ def delete_version(*, version: DatasetVersion, by: str, now: datetime.datetime) 
     release_expired_leases(version, now)
     if version.status == DatasetVersionStatus.VALIDATING:
         raise InvalidState(gettext("The file is being validated; delete it in a moment."), param="file_id")
+    require_none_unwritten(version)
     # Jobs are in a higher layer, so they are reached by relation.
     for jobs in (version.jobs, version.validating_jobs):
         job = jobs.filter(finished_at=None).first()

@@ -24,9 +24,9 @@ from apps.contracts.chat import (
     split_lines,
 )
 from apps.core.database.tenancy import sum_by_organization
-from apps.core.errors import NotFound
+from apps.core.errors import InvalidState, NotFound
 from apps.core.objects.store import read_chunks, store
-from apps.datasets.lifecycle import DatasetVersionStatus, UploadStatus
+from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus, UploadStatus
 from apps.datasets.models import Dataset, DatasetVersion, TokenCount
 from apps.datasets.problems import MAX_LINE_BYTES, LineError, from_row_error, too_long
 from apps.datasets.rows import kind_of
@@ -170,6 +170,17 @@ def list_siblings(*, version: DatasetVersion) -> QuerySet[DatasetVersion]:
     """Return all versions of the same dataset that are not deleted, newest first."""
     versions = DatasetVersion.objects.filter(dataset_id=version.dataset_id).exclude(status=DatasetVersionStatus.DELETED)
     return versions.defer("line_offsets", "errors").order_by("-number")
+
+
+def require_none_unwritten(version: DatasetVersion) -> None:
+    """Raise InvalidState while another version waits to be written from this file, which must not change until then."""
+    waiting = version.derived.filter(status__in=UNVALIDATED, sha256="").first()
+    if waiting is not None:
+        text = gettext("Version %(number)s of %(name)s is being made from this file. Try again in a moment.") % {
+            "number": waiting.number,
+            "name": waiting.dataset.name,
+        }
+        raise InvalidState(text, param="file_id")
 
 
 def storage_used_bytes(*, organizations: Collection[str], but_upload: str = "") -> Counter[str]:

@@ -10,12 +10,12 @@ from django.utils.translation import gettext
 from apps.contracts.chat import Line
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.messages.translation import translated
-from apps.datasets.intake.revisions import derive
+from apps.datasets.intake.revisions import NewerVersion, derive, newest_number
 from apps.datasets.intake.versions import lock_storage
 from apps.datasets.lifecycle import UNVALIDATED, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
 from apps.datasets.problems import MIN_ROWS
-from apps.datasets.queries import iterate_lines, list_siblings
+from apps.datasets.queries import iterate_lines
 from apps.datasets.rows import kind_of
 from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import COPY, EDIT
@@ -28,12 +28,6 @@ class RowMissing(NotFound):
     """The version has no row at this line."""
 
     code = "row_not_found"
-
-
-class NewerVersion(InvalidState):
-    """The dataset has a version that the person who edits has not seen."""
-
-    code = "newer_version"
 
 
 def read_editable_row(*, version: DatasetVersion, line: int) -> str:
@@ -55,11 +49,6 @@ def read_editable_row(*, version: DatasetVersion, line: int) -> str:
             param="line",
         )
     return found.data.decode("utf-8", "replace")
-
-
-def newest_number(version: DatasetVersion) -> int:
-    """Return the number of the newest version of the same dataset, 0 if all are deleted."""
-    return list_siblings(version=version).values_list("number", flat=True).first() or 0
 
 
 @transaction.atomic
@@ -131,10 +120,12 @@ def _value_of(row: str) -> object:
 
 
 @transaction.atomic
-def restore_version(*, version: DatasetVersion, by: str, now: datetime.datetime) -> DatasetVersion:
+def restore_version(
+    *, version: DatasetVersion, by: str, now: datetime.datetime, newest: int | None = None
+) -> DatasetVersion:
     """Return a copy of this version as the newest version of its dataset; a task writes it.
 
-    Raises InvalidState and StorageFull.
+    Raises InvalidState and as `derive`.
     """
     if version.status in UNVALIDATED:
         raise InvalidState(gettext("The file is being checked; restore it in a moment."), param="file_id")
@@ -142,4 +133,4 @@ def restore_version(*, version: DatasetVersion, by: str, now: datetime.datetime)
         raise InvalidState(
             gettext("Version %(number)s is the newest version already.") % {"number": version.number}, param="file_id"
         )
-    return derive(version, COPY, by=by, now=now)
+    return derive(version, COPY, by=by, now=now, newest=newest)

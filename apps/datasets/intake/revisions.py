@@ -28,6 +28,8 @@ from apps.datasets.intake.versions import (
 )
 from apps.datasets.lifecycle import VERSION_TRANSITIONS, DatasetVersionStatus
 from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import list_siblings, require_none_unwritten
+from apps.datasets.rows import kind_of
 from apps.datasets.validation.formats import Mapping
 from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import COPY, FIT, RepairMode
@@ -39,6 +41,17 @@ class NotRepairable(InvalidState):
     code = "file_not_repairable"
 
 
+class NewerVersion(InvalidState):
+    """The dataset has a version that the person has not seen."""
+
+    code = "newer_version"
+
+
+def newest_number(version: DatasetVersion) -> int:
+    """Return the number of the newest version of the same dataset, 0 if all are deleted."""
+    return list_siblings(version=version).values_list("number", flat=True).first() or 0
+
+
 @transaction.atomic
 def repair_version(
     *,
@@ -46,10 +59,11 @@ def repair_version(
     mode: RepairMode,
     by: str,
     now: datetime.datetime,
+    newest: int | None = None,
 ) -> DatasetVersion:
     """Return a new version in which bad rows of this one are repaired or dropped; a task writes it.
 
-    Raises NotRepairable, StorageFull.
+    Raises NotRepairable and as `derive`.
     """
     if version.status != DatasetVersionStatus.INVALID:
         raise NotRepairable(
@@ -62,7 +76,7 @@ def repair_version(
         )
     if not version.has_bad_rows:
         raise NotRepairable(gettext("The file has no bad rows, but too few rows: add more and upload it again."))
-    return derive(version, mode, by=by, now=now)
+    return derive(version, mode, by=by, now=now, newest=newest)
 
 
 @transaction.atomic
@@ -72,17 +86,18 @@ def fit_version(
     base_model: BaseModel,
     by: str,
     now: datetime.datetime,
+    newest: int | None = None,
 ) -> DatasetVersion:
     """Return a new version without the rows that the model's chat template refuses; a task writes it.
 
-    Raises NotRepairable, StorageFull.
+    Raises NotRepairable and as `derive`.
     """
     if version.status != DatasetVersionStatus.READY:
         raise NotRepairable(
             gettext("%(version)s is %(status)s: repair its own bad rows first.")
             % {"version": version.pk, "status": version.status}
         )
-    return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
+    return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk), newest=newest)
 
 
 def derive(
@@ -94,14 +109,21 @@ def derive(
     layout: FileLayout | None = None,
     row: bytes | None = None,
     part: str = "",
+    newest: int | None = None,
 ) -> DatasetVersion:
     """Save the dataset's next version, which a task writes from this one in the way that `mode` says.
 
     `row` is the new text of an edited row, empty for a deleted one. A `part` of a version belongs to a dataset of its
-    own, whose name ends with this word. Raises StorageFull, and PermissionDenied for a viewer of the dataset's project.
+    own, whose name ends with this word. `newest` is the number of the newest version that the person has seen, None if
+    that does not matter. Raises StorageFull, NewerVersion, InvalidState for a file that is deleted or read again
+    meanwhile, and PermissionDenied for a viewer of the dataset's project.
     """
     require_work_in(project_id=version.dataset.project_id, actor=by)
     lock_storage(version.organization_id)
+    if not DatasetVersion.objects.filter(pk=version.pk, status=version.status).exists():
+        raise InvalidState(gettext("The file was changed or deleted meanwhile. Load the page again."), param="file_id")
+    if newest is not None and newest_number(version) != newest:
+        raise NewerVersion(gettext("A newer version was saved meanwhile. Look at it first."))
     is_copy = mode == COPY
     require_storage(organization=version.organization_id, wanted_bytes=version.bytes if is_copy else version.data_bytes)
     filename = version.filename
@@ -114,7 +136,10 @@ def derive(
     if part:
         name = f"{version.dataset.name[: NAME_LIMIT - len(part) - 1]} {part}"
         derived.dataset = dataset_named(derived, name, project_id)
-    derived.expires_at, derived.bytes, derived.layout = version.expires_at, 0, layout or FileLayout()
+    derived.expires_at = version.expires_at
+    derived.bytes = version.bytes if is_copy else 0
+    written_as = version.layout.written_as if is_copy else kind_of(version)
+    derived.layout = msgspec.structs.replace(layout or FileLayout(), written_as=written_as)
     derived.given_mapping = version.given_mapping if is_copy else None
     if row is not None:  # if the transaction fails, the sweep of orphans deletes it
         store().put_stream(row_key(derived), [row + b"\n" if row else b""])
@@ -135,8 +160,8 @@ def remap_version(
 ) -> DatasetVersion:
     """Read a file again with these columns. A file that was never ready is read itself, else a copy as next version.
 
-    Raises InvalidState while the file is being validated, StorageFull, and PermissionDenied for a viewer of the
-    project.
+    Raises InvalidState while the file is being validated or another is made from it, StorageFull, and PermissionDenied
+    for a viewer of the project.
     """
     require_work_in(project_id=version.dataset.project_id, actor=by)
     if version.status == DatasetVersionStatus.INVALID:
@@ -161,6 +186,8 @@ def remap_version(
 
 @transaction.atomic
 def _read_again(version: DatasetVersion, mapping: Mapping, by: str, now: datetime.datetime) -> DatasetVersion:
+    lock_storage(version.organization_id)
+    require_none_unwritten(version)
     given = msgspec.to_builtins(mapping)
     advance(
         version, to=DatasetVersionStatus.UPLOADED, transitions=VERSION_TRANSITIONS,

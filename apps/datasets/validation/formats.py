@@ -149,6 +149,13 @@ def match_columns(format: Format, columns: Iterable[str]) -> Mapping:
     return Mapping(format=format, columns=chosen)
 
 
+def stored_mapping(kind: RowKind, columns: Iterable[str]) -> Mapping:
+    """Return the mapping of rows that are stored in this kind."""
+    format, present = Format(kind), set(columns)
+    names = [field.name for field in FIELDS[format] if field.name in present]
+    return Mapping(format=format, columns={name: name for name in names})
+
+
 def _mapping_of(columns: set[str], row: dict[str, msgspec.Raw] | None) -> Mapping | None:
     for format, fields in FIELDS.items():
         mapping = match_columns(format, columns)

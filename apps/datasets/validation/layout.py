@@ -11,7 +11,8 @@ class FileLayout(msgspec.Struct, frozen=True, kw_only=True):
 
     A repaired file has counts of the rows that were `repaired` and `dropped`. `fits` is the id of the base model whose
     chat template chose the rows, if one did. `edited_line` is the line that was replaced or deleted, if one was.
-    `split` chose the rows of a part of another version.
+    `split` chose the rows of a part of another version. `written_as` is the kind of the rows that another version was
+    made of; "" for a file as it was uploaded.
     """
 
     container: str = ""
@@ -25,3 +26,4 @@ class FileLayout(msgspec.Struct, frozen=True, kw_only=True):
     fits: str = ""
     edited_line: int = 0
     split: Split | None = None
+    written_as: str = ""

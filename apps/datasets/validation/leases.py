@@ -80,7 +80,13 @@ def _read(version: DatasetVersion, lease: "_Lease") -> tuple[ValidationReport, S
     with store().open_stream(version.object_key) as stream:
         mapping = read_mapping(version.given_mapping)
         watch = _watch(version.bytes, lease)
-        reading = FileValidator(read_chunks(stream), filename=version.filename, mapping=mapping, on_progress=watch)
+        reading = FileValidator(
+            read_chunks(stream),
+            filename=version.filename,
+            mapping=mapping,
+            written_as=version.layout.written_as,
+            on_progress=watch,
+        )
         reading.start()
         if not reading.is_verbatim:
             stored = store().put_stream(_rows_key(version), limited(reading, organization=version.organization_id))
@@ -120,6 +126,7 @@ def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") ->
             read_chunks(stream),
             filename=source.filename,
             mapping=read_mapping(source.given_mapping),
+            written_as=source.layout.written_as,
             repair=REPAIRS[RepairMode(version.repair)],
             on_progress=_watch(source.bytes, lease),
         )

@@ -16,7 +16,7 @@ from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable, witho
 from apps.datasets.validation.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
 from apps.datasets.validation.conversion import Unconvertible, convert
 from apps.datasets.validation.findings import Findings, too_few_rows
-from apps.datasets.validation.formats import OPTIONAL, Mapping, detect
+from apps.datasets.validation.formats import OPTIONAL, Mapping, detect, stored_mapping
 from apps.datasets.validation.row_checks import check_line, count_if_plain
 
 _SAMPLED_ROWS = 64
@@ -57,7 +57,8 @@ class FileValidator:
     """A file being read once. After `start`, iterating yields its rows as JSONL; after that, `report` is complete.
 
     `is_verbatim`: the rows are the file itself, so the yielded rows need not be stored. A repairing pass drops or
-    replaces bad rows; any other pass yields them as they are, so that line numbers agree.
+    replaces bad rows; any other pass yields them as they are, so that line numbers agree. A file that was
+    `written_as` rows of a kind is JSONL of this kind, whatever its first rows look like, unless a mapping is given.
     """
 
     def __init__(
@@ -66,11 +67,13 @@ class FileValidator:
         *,
         filename: str = "",
         mapping: Mapping | None = None,
+        written_as: str = "",
         repair: Repair | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._source = Hashed(watched(chunks, on_progress))
         self._filename, self._given, self._repair, self._on_progress = filename, mapping, repair, on_progress
+        self._written_as = "" if mapping else written_as
         self._offsets = LineOffsets()
         self._findings = Findings()
         self._rejection: LineError | None = None
@@ -145,7 +148,7 @@ class FileValidator:
         if self._text.peek(2) == GZIP_SIGNATURE:
             self.is_gzip, self._text = True, Peekable(watched(gunzip(self._text), self._on_progress))
         head = self._text.peek(_HEAD_BYTES)
-        self.container = recognize(head, self._filename)
+        self.container = Container.JSONL if self._written_as else recognize(head, self._filename)
         if self.container is not Container.PARQUET:
             self._text = Peekable(without_long_blanks(self._text))
         if self.container is Container.JSONL:
@@ -170,6 +173,9 @@ class FileValidator:
         names = [found for data in sample if (found := _columns_of(data)) is not None]
         kept = (name for row in names for name in row if len(name) <= _MAX_COLUMN_NAME)
         self.columns = tuple(dict.fromkeys(kept))[:_MAX_COLUMNS]
+        if self._written_as:
+            self.mapping = stored_mapping(RowKind(self._written_as), self.columns)
+            return
         self.mapping = self._given or detect(names)
         if self._given:
             _require_columns(self._given, names, self.columns)

@@ -10,11 +10,14 @@ from apps.core.models import AuditEntry
 from apps.core.objects.store import read_object
 from apps.datasets.intake import versions
 from apps.datasets.intake.edits import NewerVersion, RowMissing, edit_row, read_editable_row, restore_version
+from apps.datasets.intake.revisions import repair_version
 from apps.datasets.intake.versions import StorageFull
 from apps.datasets.models import DatasetVersion
+from apps.datasets.queries import storage_used_bytes
 from apps.datasets.stream import replace_line
 from apps.datasets.validation.formats import read_mapping
 from apps.datasets.validation.leases import validate_version
+from apps.datasets.validation.repair import RepairMode
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 
@@ -179,6 +182,48 @@ def test_an_earlier_version_is_restored_as_the_newest(organization) -> None:
     assert rows_of(validated) == rows_of(version)
     with pytest.raises(InvalidState, match="newest version already"):
         restore_version(version=validated, by="user_1", now=db_now())
+
+
+def test_restored_versions_count_as_stored_before_they_are_written(organization, olga) -> None:
+    version = make_ready_version(organization, jsonl(12))
+    edited(version, 1, json.dumps(chat_row("new")))
+    set_quota(organization=organization, by=olga.pk, now=db_now(), storage_bytes=4 * version.bytes)
+
+    restore_version(version=version, by="user_1", now=db_now())
+    with pytest.raises(StorageFull):
+        for _ in range(3):
+            restore_version(version=version, by="user_1", now=db_now())
+
+    assert storage_used_bytes(organizations=[organization.pk]).total() <= 4 * version.bytes
+
+
+def test_a_version_is_not_restored_over_one_that_was_not_seen(organization) -> None:
+    version = make_ready_version(organization, jsonl(12))
+    edited(version, 1, json.dumps(chat_row("new")))
+    restore_version(version=version, newest=2, by="user_1", now=db_now())
+
+    with pytest.raises(NewerVersion):
+        restore_version(version=version, newest=2, by="user_1", now=db_now())
+
+
+def test_a_bad_row_of_a_converted_file_is_edited_and_the_good_rows_stay_good(organization) -> None:
+    """The bad rows keep their columns and come first, so they look like a file of another format."""
+    bad, pair = ({"prompt": "Where is my card?", "completion": answer} for answer in (None, "here"))
+    version = make_ready_version(organization, jsonl_of(*[bad] * 14, *[pair] * 10))
+    assert version.error_count == 14
+
+    made = edited(version, 1, json.dumps(chat_row()))
+    restored = restore_version(version=version, by="user_1", now=db_now())
+    validate_version(version_id=restored.pk, now=db_now())
+    again = edit_row(version=made, line=2, text=json.dumps(chat_row()), newest=3, by="user_1", now=db_now())
+    again = validate_version(version_id=again.pk, now=db_now())
+    copy = restore_version(version=made, by="user_1", now=db_now())
+    copy = validate_version(version_id=copy.pk, now=db_now())
+    repaired = repair_version(version=copy, mode=RepairMode.DROP, by="user_1", now=db_now())
+    repaired = validate_version(version_id=repaired.pk, now=db_now())
+
+    assert [each.error_count for each in (made, again, copy, repaired)] == [13, 12, 13, 0]
+    assert (repaired.rows, repaired.kind) == (11, "chat")
 
 
 @pytest.mark.parametrize(

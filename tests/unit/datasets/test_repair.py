@@ -9,7 +9,7 @@ from apps.catalog.queries import chat_renderer
 from apps.contracts.chat import Line, RowKind
 from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object
-from apps.datasets.intake.revisions import NotRepairable, remap_version, repair_version
+from apps.datasets.intake.revisions import NewerVersion, NotRepairable, remap_version, repair_version
 from apps.datasets.intake.versions import StorageFull
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import read_rows, storage_used_bytes
@@ -127,6 +127,14 @@ class TestRepair:
         done = validate_version(version_id=made.pk, now=db_now())
 
         assert done and (done.status, done.rows, done.filename) == ("ready", 12, "a.jsonl")
+
+    def test_of_a_version_that_was_not_seen_is_refused(self, bad) -> None:
+        """As for a form that is sent twice."""
+        repair_version(version=bad, mode=RepairMode.DROP, newest=1, by="user_1", now=db_now())
+
+        with pytest.raises(NewerVersion):
+            repair_version(version=bad, mode=RepairMode.DROP, newest=1, by="user_1", now=db_now())
+        assert DatasetVersion.objects.count() == 2
 
     def test_needs_bad_rows_and_room(self, organization: Organization, bad: DatasetVersion) -> None:
         good, unreadable = make_ready_version(organization), make_ready_version(organization, b"%PDF-1.7")

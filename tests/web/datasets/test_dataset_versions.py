@@ -31,6 +31,14 @@ def pair(organization) -> tuple[DatasetVersion, DatasetVersion]:
     return first, second
 
 
+NEWER = "A newer version was saved meanwhile. Look at it first."
+
+
+def fields_of(body: str) -> dict[str, str]:
+    """The hidden fields of a page's forms."""
+    return dict(re.findall(r'type="hidden"\s+name="(mode|newest)"\s+value="(\w+)"', body))
+
+
 def page(name: str, version: DatasetVersion, query: str = "") -> str:
     return reverse(f"web:dataset_{name}", args=[version.pk]) + query
 
@@ -108,9 +116,13 @@ def test_a_repair_is_previewed_row_by_row_and_applied_from_there(broken, alice, 
     assert "2 rows with errors" in fixed and fixed.count("Left out") == 1 and dropped.count("Left out") == 2
     assert "&quot;id&quot;: 4" in fixed
     assert DatasetVersion.objects.count() == 1, "a preview changes nothing"
-    mode = re.search(r'name="mode" value="(\w+)"', dropped)
-    assert mode and client.post(page("repair", broken), {"mode": mode[1]}).status_code == 302
+    form = fields_of(dropped)
+    assert form["mode"] == "drop"
+    for _ in range(2):
+        sent = client.post(page("repair", broken), form)
     assert DatasetVersion.objects.get(number=2).repair == "drop"
+    assert [str(each) for each in get_messages(sent.wsgi_request)] == [NEWER]
+    assert DatasetVersion.objects.count() == 2, "sent twice"
 
 
 def test_a_file_without_errors_has_nothing_to_repair(pair, alice, client_for) -> None:
@@ -126,8 +138,11 @@ def test_a_repair_is_undone_by_a_copy_of_what_it_repaired(broken, alice, client_
     body = client.get(page_of(repaired)).content.decode()
     assert "Go back to version 1" in body
 
-    restored = client.post(page("restore", broken))
+    form = fields_of(body)
+    restored = client.post(page("restore", broken), form)
+    refused = client.post(page("restore", broken), form)
 
+    assert [str(each) for each in get_messages(refused.wsgi_request)][-1] == NEWER
     copy = DatasetVersion.objects.get(number=3)
     assert restored["Location"] == page("detail", copy)
     validate_version(version_id=copy.pk, now=db_now())

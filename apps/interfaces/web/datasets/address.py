@@ -131,6 +131,12 @@ def _number(request: HttpRequest, name: str, default: int) -> int:
     return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 10 else default
 
 
+def seen_newest(request: HttpRequest) -> int | None:
+    """Return the number of the newest version when the form was shown, None if the form has none."""
+    text = request.POST.get("newest", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
 def find_compared(address: Address) -> DatasetVersion | None:
     """Return the validation file to compare with, if the address names one. Raises UnknownFile."""
     if not address.against:

@@ -17,6 +17,7 @@ from apps.datasets.models import DatasetVersion
 from apps.datasets.validation.formats import FIELDS, LABELS, Format, Mapping, check_mapping
 from apps.datasets.validation.preview import preview, suggest
 from apps.datasets.validation.repair import RepairMode
+from apps.interfaces.web.datasets.address import seen_newest
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _ROWS_PREVIEWED = 10
@@ -67,6 +68,7 @@ def repair(request: OrganizationRequest, file_id: str) -> HttpResponse:
             mode=mode,
             by=request.membership.user_id,
             now=db_now(),
+            newest=seen_newest(request),
         )
         return redirect("web:dataset_detail", repaired.pk)
     return redirect("web:dataset_detail", version.pk)
@@ -85,6 +87,7 @@ def _repair_context(version: DatasetVersion, mode: RepairMode, skip: str) -> dic
     ]
     return {
         "version": version,
+        "newest": revisions.newest_number(version),
         "mode": mode,
         "tabs": tabs,
         "preview": shown,

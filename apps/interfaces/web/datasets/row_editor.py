@@ -16,6 +16,7 @@ from apps.core.http.confirmation import say_undoable
 from apps.core.http.forms import LARGEST_INTEGER, domain_errors_shown
 from apps.datasets import queries
 from apps.datasets.intake import edits, splits
+from apps.interfaces.web.datasets.address import seen_newest
 from apps.interfaces.web.datasets.viewer import pretty
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -41,6 +42,7 @@ def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
                 gettext("Version %(number)s has your change. Version %(number2)s is kept.")
                 % {"number": edited.number, "number2": version.number},
                 url=reverse("web:dataset_restore", args=[version.pk]),
+                newest=str(edited.number),
             )
             return redirect(_page(edited.pk, line))
         except NotFound:
@@ -74,7 +76,12 @@ def restore(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """Copy an earlier version, so that the copy is the newest."""
     version = queries.get_version(organization=request.organization, id=file_id)
     with domain_errors_shown(request):
-        restored = edits.restore_version(version=version, by=request.membership.user_id, now=db_now())
+        restored = edits.restore_version(
+            version=version,
+            by=request.membership.user_id,
+            now=db_now(),
+            newest=seen_newest(request),
+        )
         messages.success(
             request,
             gettext("Version %(number)s is a copy of version %(number2)s.")
