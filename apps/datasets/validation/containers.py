@@ -88,6 +88,9 @@ _MAX_CONTROL, _JUDGED_BYTES = 0.05, 1024
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ACCEPTED = "Use JSONL, a JSON array, CSV, Parquet or plain text, each also as gzip."
 _DELIMITERS = (",", "\t", ";", "|")
+# Text may begin with a bracket too: a link, a time stamp, a placeholder.
+_JSON_START = re.compile(rb"""\[\s*\{|\{\s*["}]""")
+_TEXT_NAMES = (".txt", ".md", ".text")
 
 
 def recognize(head: bytes, filename: str) -> Container:
@@ -100,15 +103,13 @@ def recognize(head: bytes, filename: str) -> Container:
         if head[: len(signature)].lower() == signature.lower():
             raise Rejected(FileErrorCode.NOT_TRAINING_DATA, message, _ACCEPTED)
     _require_text(head)
-    first = head.removeprefix(UTF8_MARK).lstrip()[:1]
+    text = head.removeprefix(UTF8_MARK).lstrip()
     name = re.sub(r"\.gz$", "", filename.lower())
     if name.endswith((".csv", ".tsv")):
         return Container.CSV
-    if first == b"[":
-        return Container.JSON
-    if first != b"{" and name.endswith((".txt", ".md", ".text")):
+    if name.endswith(_TEXT_NAMES) and not _JSON_START.match(text):
         return Container.TEXT
-    return Container.JSONL
+    return Container.JSON if text.startswith(b"[") else Container.JSONL
 
 
 def _require_text(head: bytes) -> None:
@@ -204,13 +205,41 @@ def _document(number: int, lines: list[str]) -> Line:
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
+_MAX_RECORD_CHARACTERS = 2 * MAX_LINE_BYTES
+_MAX_TABLE_COLUMNS = 5_000
+
+
+class _RecordLines:
+    """Lines of a table for its reader, which takes those of one row together. Raises Rejected for a row of too many."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self._number = self._characters = 0
+
+    def begin(self, number: int) -> None:
+        """Say that the next line begins this row, 0 for the header."""
+        self._number, self._characters = number, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._lines:
+            self._characters += len(line)
+            if self._characters > _MAX_RECORD_CHARACTERS:
+                what = f"Row {self._number}" if self._number else "The header"
+                message = f"{what} is longer than {_MAX_RECORD_CHARACTERS // 1024**2} MiB: probably a quote is wrong."
+                fix = 'Close it, write a quote in a value as "", and upload again.'
+                raise Rejected(FileErrorCode.INVALID_TABLE, message, fix, line=max(1, self._number))
+            yield line
+
+
 def _table_rows(chunks: Iterable[bytes], head: bytes) -> Iterator[Row]:
     first = head.removeprefix(UTF8_MARK).split(b"\n", 1)[0].decode("utf-8", "replace")
-    reader = csv.reader(_text_lines(chunks), delimiter=max(_DELIMITERS, key=first.count), strict=True)
+    lines = _RecordLines(_text_lines(chunks))
+    reader = csv.reader(lines, delimiter=max(_DELIMITERS, key=first.count), strict=True)
     names = _header(reader)
     number = 0
     while True:
         number += 1
+        lines.begin(number)
         try:
             values = next(reader, None)
         except csv.Error as error:
@@ -239,6 +268,9 @@ def _header(reader: Iterator[list[str]]) -> list[str]:
         names = [name.strip() for name in next(reader, [])]
     except csv.Error as error:
         raise Rejected(FileErrorCode.INVALID_TABLE, f"The header is not CSV: {error}.", "Quote its names.") from None
+    if len(names) > _MAX_TABLE_COLUMNS:
+        message = f"The header names {len(names):,} columns; a table may have {_MAX_TABLE_COLUMNS:,}."
+        raise Rejected(FileErrorCode.INVALID_TABLE, message, "Remove those that are not trained on.")
     if names and (len(set(names)) != len(names) or not all(names)):
         fix = "Give each column its own name in the first line."
         raise Rejected(FileErrorCode.INVALID_TABLE, "The header names a column twice, or not at all.", fix)

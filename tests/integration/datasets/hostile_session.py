@@ -53,6 +53,12 @@ def open_quote() -> Iterator[bytes]:
         yield b"xxxxxxx\n" * (MIB // 8)
 
 
+def endless_row() -> Iterator[bytes]:
+    yield b"prompt,completion\n"
+    for _ in range(150):
+        yield b'"' + b"xxxxxxxx\n" * (MIB // 10) + b'",'
+
+
 def wide_table() -> Iterator[bytes]:
     for _ in range(60):
         yield b"a,b,c,d," * (MIB // 8)
@@ -87,7 +93,8 @@ def _peak_mib() -> float:
 def main(name: str) -> None:
     chunks = list(globals()[name]()) if name.startswith(("gzip", "parquet")) else globals()[name]()
     before, started = _peak_mib(), time.monotonic()
-    report = validate_file(chunks, filename=f"f.{'csv' if name in ('open_quote', 'wide_table') else 'jsonl'}")
+    is_table = name in ("open_quote", "endless_row", "wide_table")
+    report = validate_file(chunks, filename=f"f.{'csv' if is_table else 'jsonl'}")
     seen = {
         "code": report.errors[0].code,
         "grown_mib": _peak_mib() - before,

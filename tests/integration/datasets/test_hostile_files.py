@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
         ("nested", "too_deep"),
         ("nested_array", "invalid_array"),
         ("open_quote", "invalid_table"),
+        ("endless_row", "invalid_table"),
         ("wide_table", "invalid_table"),
         ("parquet_bomb", "too_large_inside"),
         ("parquet_page_bomb", "too_large_inside"),
