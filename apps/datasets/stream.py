@@ -46,13 +46,11 @@ class Hashed:
         self._chunks = iter(chunks)
         self._digest = hashlib.sha256()
         self.bytes = 0
-        self.last_byte = b""
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._chunks:
             self._digest.update(chunk)
             self.bytes += len(chunk)
-            self.last_byte = chunk[-1:] or self.last_byte
             yield chunk
 
     @property

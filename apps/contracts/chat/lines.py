@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
+from json.decoder import scanstring
 from typing import Any, NoReturn
 
 import msgspec
@@ -73,6 +74,14 @@ class _BadNumber(Exception):
 
 def parse_json(line: bytes, number: int) -> Any:
     """Return the one JSON value of a line. Raises RowError for text that parsers interpret differently."""
+    value = _load_json(_decode(line, number), number, decoder=_STRICT)
+    may_hide_bad_text = b"\\u" in line
+    if may_hide_bad_text or line.count(b"{") + line.count(b"[") > MAX_DEPTH:
+        _check_values(value, number)
+    return value
+
+
+def _decode(line: bytes, number: int) -> str:
     if b"\x00" in line:
         raise RowError(
             number,
@@ -81,26 +90,59 @@ def parse_json(line: bytes, number: int) -> Any:
             fix="Save the file as UTF-8 text, one JSON object per line.",
         )
     try:
-        text = line.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
+        return line.removeprefix(b"\xef\xbb\xbf").decode("utf-8")
     except UnicodeDecodeError as error:
         message = f"Byte {error.start + 1} of the line is not UTF-8."
         raise RowError(number, RowErrorCode.NOT_UTF8, message, fix="Save the file as UTF-8 text.") from None
-    value = _load_json(text, number)
-    may_hide_bad_text = b"\\u" in line
-    if may_hide_bad_text or line.count(b"{") + line.count(b"[") > MAX_DEPTH:
-        _check_values(value, number)
-    return value
 
 
-def _load_json(text: str, number: int) -> Any:
+_OF_A_VALUE = (RowErrorCode.INVALID_NUMBER, RowErrorCode.LONE_SURROGATE, RowErrorCode.NUL_CHARACTER)
+_NEXT_KEY, _COLON = re.compile(r'[{,\s]*"'), re.compile(r"\s*:\s*")
+
+
+def parse_members(line: bytes, number: int) -> dict[str, bytes]:
+    """Return the JSON text of each member of an object, also of those with a number or character that is refused.
+
+    A value that is no object has none. Raises RowError for other text that parsers interpret differently.
+    """
+    text = _decode(line, number)
+    if not isinstance(_load_json(text, number, decoder=_LENIENT), dict):
+        return {}
+    found, at = dict[str, bytes](), 0
+    while key := _NEXT_KEY.match(text, at):
+        name, at = scanstring(text, key.end())
+        colon = _COLON.match(text, at)
+        assert colon is not None
+        _, at = _LENIENT.raw_decode(text, colon.end())
+        found[name] = text[colon.end() : at].encode()
+    return found
+
+
+def keep_columns(line: bytes, number: int, names: Iterable[str]) -> bytes:
+    """Return the row, or only these columns if another one has a number or character that is refused.
+
+    Raises RowError as `parse_json` does; its `param` names a column whose value is refused.
+    """
     try:
-        return json.loads(
-            text,
-            object_pairs_hook=_unique_object,
-            parse_constant=_reject_number,
-            parse_int=_small_int,
-            parse_float=_finite_float,
-        )
+        parse_json(line, number)
+        return line
+    except RowError as error:
+        members = parse_members(line, number) if error.code in _OF_A_VALUE else {}
+        if not members:
+            raise
+    kept = {name: members[name] for name in names if name in members}
+    for name, text in kept.items():
+        try:
+            parse_json(text, number)
+        except RowError as error:
+            error.param = name
+            raise
+    return msgspec.json.encode({name: msgspec.Raw(text) for name, text in kept.items()})
+
+
+def _load_json(text: str, number: int, *, decoder: json.JSONDecoder) -> Any:
+    try:
+        return decoder.decode(text)
     except _Duplicate as error:
         message = f"The key {short(str(error))} appears twice in one object."
         raise RowError(number, RowErrorCode.DUPLICATE_KEY, message, fix="Keep each key once.") from None
@@ -142,6 +184,12 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise _BadNumber(text)
     return value
+
+
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=_unique_object, parse_constant=_reject_number, parse_int=_small_int, parse_float=_finite_float
+)
+_LENIENT = json.JSONDecoder(object_pairs_hook=_unique_object, parse_constant=len, parse_int=len, parse_float=len)
 
 
 def _check_values(value: object, number: int) -> None:

@@ -57,21 +57,27 @@ def _write_rows(most_rows: int) -> int:
     encode, write = msgspec.json.Encoder().encode, sys.stdout.buffer.write
     for batch in file.iter_batches(ROWS_AT_ONCE, use_threads=False):
         for row in batch.to_pylist():
-            write(encode({name: _without_absent(value) for name, value in row.items()}))
+            write(encode({name: _written(value) for name, value in row.items()}))
             write(b"\n")
     sys.stdout.buffer.flush()
     return 0
 
 
-def _without_absent(value: object) -> Any:
-    """Return the value without null members.
+def _written(value: object) -> Any:
+    """Return the value as it is written: without null members, and bytes as text.
 
-    A Parquet struct cannot omit a member, so null marks a key that the row never had.
+    A Parquet struct cannot omit a member, so null marks a key that the row never had. Bytes that are not UTF-8 become
+    an empty object, which is refused where text is trained.
     """
     if isinstance(value, dict):
-        return {name: _without_absent(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_absent(item) for item in value]
+        return {name: _written(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_written(item) for item in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {}
     return value
 
 

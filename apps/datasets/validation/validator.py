@@ -3,13 +3,14 @@
 Only apps.contracts.chat checks rows; this module adds the problems of a whole file.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
 import msgspec
 
 from apps.contracts.chat.errors import RowError
-from apps.contracts.chat.lines import Line, parse_json
+from apps.contracts.chat.lines import Line, keep_columns, parse_members
 from apps.contracts.chat.rows import RowKind
 from apps.datasets.problems import MAX_LINE_BYTES, MIN_ROWS, FileErrorCode, LineError, Rejected, from_row_error, shown
 from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable, without_long_blanks
@@ -22,7 +23,9 @@ from apps.datasets.validation.row_checks import check_line, count_if_plain
 _SAMPLED_ROWS = 64
 _SHOWN_ROWS = 5
 _MAX_COLUMNS, _MAX_COLUMN_NAME = 200, 200  # lists of files hold them
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # jsonb accepts neither
 _HEAD_BYTES = 64 * 1024
+_HEADS_BYTES = (_HEAD_BYTES, MAX_LINE_BYTES + _HEAD_BYTES, 4 * MAX_LINE_BYTES)  # read until there is a whole row
 _OUTPUT_BYTES = 256 * 1024
 _ROW_BYTES = 256  # the time for a row that does not depend on its length, in bytes of content
 
@@ -85,6 +88,7 @@ class FileValidator:
         self.columns: tuple[str, ...] = ()
         self._sample: tuple[str, ...] = ()
         self.is_verbatim = False
+        self._is_ended = True  # after a line break, or else not in lines
 
     def start(self) -> None:
         """Recognize the file, reading no more of it than necessary."""
@@ -100,7 +104,7 @@ class FileValidator:
                 pieces = self._check_blocks() if self._takes_blocks else self._check_rows()
                 yield from (self._offsets.note(piece) for piece in pieces)
                 found = self._findings
-                found.finish(is_ended=self._source.last_byte == b"\n" or not self._takes_blocks)
+                found.finish(is_ended=self._is_ended)
                 if found.rows < MIN_ROWS:
                     found.add(
                         too_few_rows(found.rows, max(1, found.last_line), is_text=self.container is Container.TEXT)
@@ -152,7 +156,7 @@ class FileValidator:
         if self.container is not Container.PARQUET:
             self._text = Peekable(without_long_blanks(self._text))
         if self.container is Container.JSONL:
-            sample = _lines_of(head if b"\n" in head else self._text.peek(MAX_LINE_BYTES + 1))
+            sample = self._first_lines()
         else:
             rows = rows_of(self.container, self._text, head=head)
             first = list(islice(rows, _SAMPLED_ROWS))
@@ -168,10 +172,19 @@ class FileValidator:
             if not self._takes_blocks:
                 self._rows = rows_of(self.container, self._text)
 
+    def _first_lines(self) -> list[bytes]:
+        """Return the first rows of a JSONL file, from further on where those before are too long."""
+        for size in _HEADS_BYTES:
+            head = self._text.peek(size)
+            if lines := _lines_of(head, is_whole=len(head) < size):
+                return lines
+        return []
+
     def _choose_mapping(self, sample: list[bytes]) -> None:
         self._sample = tuple(shown(data) for data in sample[:_SHOWN_ROWS])
         names = [found for data in sample if (found := _columns_of(data)) is not None]
-        kept = (name for row in names for name in row if len(name) <= _MAX_COLUMN_NAME)
+        listed = (name for row in names for name in row)
+        kept = (name for name in listed if len(name) <= _MAX_COLUMN_NAME and not _UNSTORABLE.search(name))
         self.columns = tuple(dict.fromkeys(kept))[:_MAX_COLUMNS]
         if self._written_as:
             self.mapping = stored_mapping(RowKind(self._written_as), self.columns)
@@ -219,6 +232,7 @@ class FileValidator:
             line_number += block.count(b"\n")
             yield chunk
         if pending:
+            self._is_ended = False
             self._check_block(pending, line_number)
 
     def _check_block(self, block: bytes, first: int) -> None:
@@ -269,8 +283,9 @@ class FileValidator:
         return line.data
 
     def _converted(self, row: Line) -> Line:
-        parse_json(row.data, row.number)  # finds duplicate keys, for example: conversion would silently take one
-        data = convert(row.data, self.mapping) if self.mapping else row.data
+        # Strict: conversion would silently take one of two equal keys. Columns that are left out may hold anything.
+        data = keep_columns(row.data, row.number, self.mapping.columns.values() if self.mapping else ())
+        data = convert(data, self.mapping) if self.mapping else data
         return Line(row.number, data, is_too_long=len(data) > MAX_LINE_BYTES)
 
     def _bad(self, line: Line, problem: LineError) -> bytes | None:
@@ -302,18 +317,23 @@ def watched(chunks: Iterable[bytes], on_progress: Callable[[], None]) -> Iterato
         yield chunk
 
 
-def _lines_of(head: bytes) -> list[bytes]:
-    """Return the first lines of a JSONL file, without a line that is cut off."""
+def _lines_of(head: bytes, *, is_whole: bool) -> list[bytes]:
+    """Return the first lines of a JSONL file that are not too long; the last one is cut off unless `is_whole`."""
     lines = head.removeprefix(UTF8_MARK).split(b"\n")
-    whole = lines[:-1] if len(head) >= _HEAD_BYTES else lines
-    return [line for line in whole[:_SAMPLED_ROWS] if line.strip()]
+    complete = lines if is_whole else lines[:-1]
+    return list(islice((line for line in complete if line.strip() and len(line) <= MAX_LINE_BYTES), _SAMPLED_ROWS))
 
 
 def _columns_of(data: bytes) -> dict[str, msgspec.Raw] | None:
     try:
         return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        pass
+    try:  # a value may be one that is refused where it is trained
+        members = parse_members(data, 1)
+    except RowError:
         return None
+    return {name: msgspec.Raw(text) for name, text in members.items()} or None
 
 
 def _require_columns(mapping: Mapping, rows: list[dict[str, msgspec.Raw]], columns: tuple[str, ...]) -> None:

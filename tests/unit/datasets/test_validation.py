@@ -121,6 +121,33 @@ def test_a_line_of_50_megabytes_is_refused_with_bounded_memory() -> None:
     assert peak_bytes < 6 * 1024 * 1024
 
 
+PAIR = {"prompt": "Hi", "completion": "Hello!"}
+
+
+@pytest.mark.parametrize(
+    ("start", "errors"),
+    [
+        (line(PAIR | {"prompt": "x" * 1_100_000}), ["line_too_long"]),
+        (line(PAIR | {"prompt": "x" * 1_100_000}) * 2, ["line_too_long"] * 2),
+        (b"\n" + line(PAIR | {"prompt": "x" * 160_000}), []),
+        (line(PAIR | {"prompt": "x" * 160_000}), []),
+    ],
+)
+def test_a_long_first_row_does_not_hide_the_format(start: bytes, errors: list[str]) -> None:
+    report = validate(start + line(PAIR) * 20)
+
+    assert [error.code for error in report.errors] == errors
+    assert report.mapping and report.mapping.format == "prompt_completion"
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+@pytest.mark.parametrize("wrap", [bytes, gzip.compress])
+def test_a_last_row_is_cut_off_only_where_no_line_break_ends_it(wrap, end: bytes) -> None:
+    [error] = validate(wrap(jsonl() + b'{"messages": [' + end)).errors
+
+    assert error.code == ("invalid_json" if end else "truncated_last_line")
+
+
 def test_many_rows_take_no_more_memory_than_few() -> None:
     row = line(chat_row())
 
