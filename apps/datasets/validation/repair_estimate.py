@@ -31,7 +31,7 @@ def estimate_repair(*, version: DatasetVersion, base_model: BaseModel) -> tuple[
     measured = list(_measured(renderer, [preview.row for preview in previews if preview.row is not None]))
     if not measured:
         return None
-    rows = max((version.rows or 0) + version.error_count, len(measured))
+    rows = max(version.rows or 0, len(measured))  # the bad ones too
     found = count_rows(measured, longest_limit=base_model.context_length)
     fixed = DatasetVersion(
         organization_id=version.organization_id,

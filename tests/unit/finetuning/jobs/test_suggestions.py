@@ -17,7 +17,9 @@ from apps.core.errors import InvalidState
 from apps.core.objects.store import store
 from apps.datasets.inspection.comparisons import find_or_compare
 from apps.datasets.models import DatasetVersion, TokenCount, VersionComparison
+from apps.datasets.operations import count_tokens
 from apps.datasets.tasks import validate
+from apps.datasets.validation.repair_estimate import estimate_repair
 from apps.finetuning.jobs.admission import CannotLaunch
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.explanations import Explanation, explain
@@ -27,6 +29,7 @@ from apps.finetuning.models import FineTuningJob
 from apps.finetuning.recipes.stored_requests import stored_request
 from apps.finetuning.runs.attempts import fail_job
 from apps.finetuning.tasks import admit_waiting
+from tests.factories.catalog import make_base_model
 from tests.factories.chat import PAIR, TOOL_ROW
 from tests.factories.datasets import chat_row, jsonl_of, make_ready_version, make_version
 from tests.factories.finetuning import TrainingSetup
@@ -213,6 +216,17 @@ def test_bad_rows_are_repaired_or_left_out_and_trained_at_about_the_quoted_price
 
     assert (repaired.rows, repaired.repair) == (len(GOOD), "repair")
     assert reload(again).estimate["cost_nano_p50"] == pytest.approx(told, rel=0.1)
+
+
+def test_the_price_of_a_repair_counts_a_bad_row_once(organization):
+    """A repair may keep it."""
+    version = make_ready_version(organization, jsonl_of(*GOOD, *[{"messages": "none"}] * 20))
+
+    fixed, count = estimate_repair(version=version, base_model=make_base_model())
+
+    assert fixed.rows == len(GOOD) + 20
+    good = count_tokens(version=make_ready_version(organization, jsonl_of(*GOOD)), base_model=count.base_model)
+    assert count.tokens == pytest.approx(good.tokens * 1.5, abs=1)
 
 
 @pytest.mark.slow
