@@ -11,7 +11,7 @@ from apps.datasets.inspection import inspections
 from apps.datasets.inspection.inspector import FindingCode
 from apps.datasets.intake.revisions import derive
 from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.datasets.models import DatasetVersion
+from apps.datasets.models import DatasetVersion, VersionInspection
 from apps.datasets.problems import MIN_ROWS
 from apps.datasets.validation.layout import FileLayout
 from apps.datasets.validation.repair import HELD, TRAINED
@@ -44,12 +44,22 @@ def split_version(
         raise InvalidState(gettext("The rows are being inspected for copies; split the file in a moment."))
     if any(found["code"] == FindingCode.NOT_INSPECTED for found in inspection.findings):
         raise InvalidState(gettext("The file took too long to inspect for copies, so it cannot be split."))
-    held = int(split.share * (version.rows or 0))
-    if held < MIN_ROWS:
-        message = (
-            f"{split.share:.0%} of {version.rows:,} rows are {held}, and each file needs at least {MIN_ROWS} rows."
-        )
-        raise InvalidValue(gettext("%(message)s Choose a larger share.") % {"message": message}, param="share")
+    _require_rows(version, inspection, split)
     layout = FileLayout(split=split)
     trained = derive(version, TRAINED, by=by, now=now, layout=layout, part="training")
     return trained, derive(version, HELD, by=by, now=now, layout=layout, part="validation")
+
+
+def _require_rows(version: DatasetVersion, inspection: VersionInspection, split: Split) -> None:
+    """Raise InvalidValue for a split that leaves too few rows on a side. Of many rows, the share is exact enough."""
+    rows = version.rows or 0
+    if rows <= inspections.KEYS_READ_NOW:
+        held = sum(inspections.held_out_rows(inspection=inspection, split=split))
+    else:
+        held = int(split.share * rows)
+    if min(held, rows - held) < MIN_ROWS:
+        text = gettext(
+            "Seed %(seed)s holds out %(held)s rows and leaves %(kept)s to train on, and each file needs at least "
+            "%(min_rows)s. Choose another share or seed."
+        ) % {"seed": split.seed, "held": f"{held:,}", "kept": f"{rows - held:,}", "min_rows": MIN_ROWS}
+        raise InvalidValue(text, param="share")

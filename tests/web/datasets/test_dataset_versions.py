@@ -193,13 +193,20 @@ def test_a_split_by_share_and_seed_becomes_two_datasets(organization, alice, cli
 
 
 @pytest.mark.parametrize(
-    ("share", "words"),
-    [("5", "5% of 100 rows are 5"), ("0", "Choose a share"), ("60", "Choose a share"), ("x", "Choose")],
+    ("share", "seed", "words"),
+    [
+        ("5", "1", "Seed 1 holds out 7 rows and leaves 93 to train on, and each file needs at least 10."),
+        ("10", "6", "Seed 6 holds out 7 rows and leaves 93 to train on"),
+        ("0", "1", "Choose a share"),
+        ("60", "1", "Choose a share"),
+        ("x", "1", "Choose"),
+    ],
 )
-def test_a_split_that_leaves_too_few_rows_is_refused(organization, alice, client_for, share, words) -> None:
+def test_a_split_that_leaves_too_few_rows_is_refused(organization, alice, client_for, share, seed, words) -> None:
     version = make_ready_version(organization, jsonl(100))
     inspect(version.pk)
+    form = {"share": share, "seed": seed}
 
-    body = client_for(alice).post(page("split", version), {"share": share, "seed": "1"}, follow=True).content.decode()
+    body = client_for(alice).post(page("split", version), form, follow=True).content.decode()
 
     assert words in body and DatasetVersion.objects.count() == 1
