@@ -132,7 +132,7 @@ def request_changes(*, version: DatasetVersion, since: DatasetVersion) -> None:
     hour = db_now().strftime("%Y%m%d%H")
     outbox.publish(
         topic="dataset.changes",
-        key=f"changes:{version.pk}:{since.pk}:{hour}",
+        key=f"changes:{_hashes(version, since)}:{version.pk}:{since.pk}:{hour}",
         payload={"version_id": version.pk, "since_id": since.pk},
         organization=version.organization_id,
         lane=lane_of_rows(_bytes_of((version, since))),
@@ -145,8 +145,12 @@ def _bytes_of(pair: Iterable[DatasetVersion]) -> int:
 
 def _key(version: DatasetVersion, since: DatasetVersion) -> str:
     """Return where the changes are stored: under the hashes, as a file may be read again with other columns."""
-    name = f"changes-{since.data_sha256[:16]}-{version.data_sha256[:16]}.json"
+    name = f"changes-{_hashes(version, since)}.json"
     return object_key(version.organization_id, "datasets", version.pk, name)
+
+
+def _hashes(version: DatasetVersion, since: DatasetVersion) -> str:
+    return f"{since.data_sha256[:16]}-{version.data_sha256[:16]}"
 
 
 def _hash_of(line: Line) -> int:

@@ -4,8 +4,16 @@ import json
 
 import pytest
 
+from apps.core.models import OutboxMessage
 from apps.datasets.inspection import changes
-from apps.datasets.inspection.changes import Changes, RowChange, compare_rows, find_changes, store_changes
+from apps.datasets.inspection.changes import (
+    Changes,
+    RowChange,
+    compare_rows,
+    find_changes,
+    request_changes,
+    store_changes,
+)
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 
 pytestmark = pytest.mark.django_db
@@ -70,3 +78,14 @@ def test_large_files_are_compared_once_by_a_task(organization, monkeypatch) -> N
     store_changes(version=new, since=old)
 
     assert find_changes(version=new, since=old) == Changes(added=1, first_added=[RowChange(0, 13)])
+
+
+def test_files_that_were_read_again_are_compared_again(organization) -> None:
+    old, new = make_ready_version(organization, jsonl(12)), make_ready_version(organization, jsonl(13))
+    for _ in range(2):
+        request_changes(version=new, since=old)
+    new.rows_key, new.rows_sha256 = "elsewhere", "f" * 64
+
+    request_changes(version=new, since=old)
+
+    assert OutboxMessage.objects.filter(topic="dataset.changes").count() == 2
