@@ -215,6 +215,12 @@ def _counts(version: DatasetVersion, base_model: BaseModel) -> QuerySet[TokenCou
     )
 
 
+def list_current_counts(*, version: DatasetVersion) -> QuerySet[TokenCount]:
+    """Return the file's counts and refusals under the current chat template of each base model."""
+    current = version.token_counts.filter(chat_template_sha256=F("base_model__chat_template_sha256"))
+    return current.select_related("base_model").order_by("base_model__name")
+
+
 def list_token_counts(*, versions: Iterable[DatasetVersion], base_model: BaseModel | None) -> QuerySet[TokenCount]:
     """Return the stored counts of several files under one model."""
     if base_model is None:

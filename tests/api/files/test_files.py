@@ -17,17 +17,19 @@ from rest_framework.test import APIClient
 from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import Organization, User
 from apps.accounts.roles import SCOPES
+from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
 from apps.datasets.intake import versions
 from apps.datasets.models import DatasetVersion
-from apps.datasets.operations import count_tokens
+from apps.datasets.operations import RowRefused, count_tokens
 from apps.datasets.validation.leases import _Lease, validate_version
 from apps.finetuning.usage.quotas import set_quota
 from apps.interfaces.api.openai import files
 from tests.factories.accounts import make_key
 from tests.factories.catalog import make_base_model
-from tests.factories.datasets import jsonl, make_ready_version, make_version
+from tests.factories.chat import TOOL_ROW
+from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
 from tests.support.sdk import extended_client, openai_client
 
 OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
@@ -220,6 +222,19 @@ class TestReport:
                 "longest_row_tokens": count.longest_row_tokens,
             }
         }
+
+    def test_a_model_that_refuses_the_file_has_no_tokens_and_an_old_template_none(self, client, organization) -> None:
+        version, base_model = make_ready_version(organization, jsonl(11) + jsonl_of(TOOL_ROW)), make_base_model()
+        with pytest.raises(RowRefused):
+            count_tokens(version=version, base_model=base_model)
+
+        tokens = client.files.retrieve(version.pk).model_extra["validation"]["tokens"]
+        BaseModel.objects.filter(pk=base_model.pk).update(chat_template_sha256="f" * 64)
+        later = client.files.retrieve(version.pk).model_extra["validation"]["tokens"]
+
+        refusal = tokens["anneal-demo"].pop("refusal")
+        assert (refusal["line"], refusal["code"], tokens, later) == (12, "template_rejected", {"anneal-demo": {}}, {})
+        assert refusal["message"] and refusal["fix"]
 
 
 class TestList:

@@ -23,7 +23,7 @@ from apps.core.objects.views import object_response
 from apps.datasets import operations, queries
 from apps.datasets.intake import versions as intake
 from apps.datasets.lifecycle import DatasetVersionStatus
-from apps.datasets.models import DatasetVersion
+from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.validation.formats import read_mapping
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.results.result_file import (
@@ -72,7 +72,10 @@ class FileForm(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileValidation(TypedDict):
-    """`errors` has the first ones, each with line, code, message, param and fix."""
+    """`errors` has the first ones, each with line, code, message, param and fix.
+
+    `tokens` has the count for each base model, or the `refusal` of a row by its chat template.
+    """
 
     rows: int | None
     tokens: dict[str, Any] | None
@@ -171,14 +174,8 @@ class FileDetail(ApiView):
         if file := find_file(organization=self.organization, id=file_id):
             return batch_object(file)
         version = queries.get_version(organization=self.organization, id=file_id)
-        tokens: dict[str, object] = {
-            count.base_model.name: {
-                "tokens": count.tokens,
-                "trained_tokens": count.trained_tokens,
-                "longest_row_tokens": count.longest_row_tokens,
-            }
-            for count in version.token_counts.select_related("base_model")
-        }
+        counts = queries.list_current_counts(version=version)
+        tokens: dict[str, object] = {count.base_model.name: _tokens_of(count) for count in counts}
         return file_object(version, tokens=tokens, errors=version.errors)
 
     def delete(self, request: Request, file_id: str) -> DeletedFile:
@@ -214,6 +211,17 @@ class FileContent(ApiView):
     def _note(self, action: str, target: str) -> None:
         if self.request.method == "GET":  # HEAD sends no content
             audit.record(organization=self.organization, by=self.actor, action=action, target=target)
+
+
+def _tokens_of(count: TokenCount) -> dict[str, object]:
+    """Return a count, or the row that the model's chat template refuses."""
+    if count.refusal:
+        return {"refusal": count.refusal}
+    return {
+        "tokens": count.tokens,
+        "trained_tokens": count.trained_tokens,
+        "longest_row_tokens": count.longest_row_tokens,
+    }
 
 
 def listed_object(version: DatasetVersion) -> FileObject:
