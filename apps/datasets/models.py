@@ -9,7 +9,7 @@ from apps.core.database.tenancy import OrganizationModel
 from apps.core.database.transitions import choices_of, status_trigger
 from apps.core.ids import IdField
 from apps.datasets.lifecycle import UPLOAD_TRANSITIONS, VERSION_TRANSITIONS, DatasetVersionStatus, UploadStatus
-from apps.datasets.problems import FileErrorCode
+from apps.datasets.problems import OF_THE_FILE
 from apps.datasets.validation.layout import FileLayout
 
 
@@ -96,7 +96,7 @@ class DatasetVersion(OrganizationModel):
         """The number of bad rows; `errors` lists the first of them. Zero if the file was not read as rows."""
         if self.status != DatasetVersionStatus.INVALID or self.layout.is_rejected:
             return 0
-        of_file = sum(error["code"] in (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS) for error in self.errors)
+        of_file = sum(error["code"] in OF_THE_FILE for error in self.errors)
         return self.error_count - of_file if of_file < len(self.errors) else 0
 
     @property

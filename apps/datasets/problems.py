@@ -13,6 +13,7 @@ MIN_ROWS = 10
 MAX_ROWS = 2_000_000
 MAX_LINE_BYTES = 1024 * 1024
 KEPT_PROBLEMS = 1_000
+SHOWN_CHARACTERS = 4_000
 
 
 class FileErrorCode(StrEnum):
@@ -37,6 +38,10 @@ class FileErrorCode(StrEnum):
     INVALID_ARRAY = "invalid_array"
     MISSING_VALUE = "missing_value"
     INVALID_VALUE = "invalid_value"
+
+
+# Problems that are no row's.
+OF_THE_FILE = (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS)
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +96,7 @@ def storable(text: str) -> str:
     return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:500]
 
 
-def shown(data: bytes, *, limit: int = 4_000) -> str:
+def shown(data: bytes, *, limit: int = SHOWN_CHARACTERS) -> str:
     """Return the text of a row for people, cut to `limit` characters for the database."""
     return data[: 4 * limit].decode("utf-8", "replace").replace("\x00", "\N{REPLACEMENT CHARACTER}")[:limit]
 

@@ -6,14 +6,13 @@ import msgspec
 
 from apps.contracts.chat import Line
 from apps.datasets.models import DatasetVersion
-from apps.datasets.problems import FileErrorCode, LineError, shown
+from apps.datasets.problems import OF_THE_FILE, FileErrorCode, LineError, shown
 from apps.datasets.queries import iterate_lines
 from apps.datasets.rows import kind_of
 from apps.datasets.stream import LINES_PER_OFFSET
 from apps.datasets.validation.repair import REPAIRS, RepairMode
 from apps.datasets.validation.row_checks import check_line
 
-_OF_THE_FILE = (FileErrorCode.EMPTY_FILE, FileErrorCode.TOO_FEW_ROWS)
 _MAX_COUNTED = 50  # rows that one view may read; each may be at another place of a large file
 
 
@@ -41,7 +40,7 @@ class RepairPreview(msgspec.Struct, frozen=True, kw_only=True):
 def preview_repair(*, version: DatasetVersion, mode: RepairMode, skip: int = 0, limit: int = 10) -> RepairPreview:
     """Return what a repair would do to the rows with errors, without doing it."""
     errors = msgspec.convert(version.errors if version.has_bad_rows else [], list[LineError])
-    problems = [error for error in errors if error.code not in _OF_THE_FILE]
+    problems = [error for error in errors if error.code not in OF_THE_FILE]
     shown_problems = problems[skip : skip + limit]
     is_counted = mode is RepairMode.DROP or len(problems) <= _MAX_COUNTED
     counted = problems if is_counted and mode is RepairMode.REPAIR else shown_problems  # DROP fixes none

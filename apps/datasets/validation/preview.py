@@ -4,21 +4,23 @@ from typing import Any
 
 import msgspec
 
-from apps.contracts.chat import Line
+from apps.contracts.chat import Line, RowError
+from apps.contracts.chat.lines import keep_columns
 from apps.datasets.models import DatasetVersion
-from apps.datasets.problems import LineError
+from apps.datasets.problems import SHOWN_CHARACTERS, LineError, from_row_error
 from apps.datasets.validation.conversion import Unconvertible, convert
 from apps.datasets.validation.formats import FIELDS, KINDS, LABELS, Format, Mapping, check_mapping, match_columns
 from apps.datasets.validation.row_checks import check_line
 
 
 class PreviewedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row as written, and as it would be stored or why it would not be."""
+    """One row as written, and as it would be stored or why it would not be; neither for a row that `is_cut`."""
 
     number: int
     source: str
     kept: str | None = None
     error: LineError | None = None
+    is_cut: bool = False
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,11 +66,15 @@ def formats() -> list[dict[str, Any]]:
 
 
 def _row(number: int, text: str, mapping: Mapping | None) -> PreviewedRow:
-    if mapping is None:
-        return PreviewedRow(number=number, source=text)
+    is_cut = len(text) >= SHOWN_CHARACTERS
+    if mapping is None or is_cut:
+        return PreviewedRow(number=number, source=text, is_cut=is_cut)
     try:
-        kept = convert(text.encode("utf-8", "replace"), check_mapping(mapping))
+        data = keep_columns(text.encode("utf-8", "replace"), number, mapping.columns.values())
+        kept = convert(data, check_mapping(mapping))
     except Unconvertible as error:
         return PreviewedRow(number=number, source=text, error=error.at(number))
+    except RowError as error:
+        return PreviewedRow(number=number, source=text, error=from_row_error(error))
     problem = check_line(Line(number, kept), mapping.kind)
     return PreviewedRow(number=number, source=text, kept=kept.decode(), error=problem)

@@ -161,7 +161,7 @@ class FileValidator:
             rows = rows_of(self.container, self._text, head=head)
             first = list(islice(rows, _SAMPLED_ROWS))
             self._rows = chain(first, rows)
-            sample = [row.data for row in first if isinstance(row, Line)]
+            sample = [row.data for row in first if isinstance(row, Line) and not row.is_too_long]
         self._choose_mapping(sample)
         has_mark = head.startswith(UTF8_MARK)
         is_plain = self.container is Container.JSONL and not self.is_gzip and not has_mark and not self._repair

@@ -43,6 +43,24 @@ def test_columns_are_shown_previewed_and_chosen(key, api_client, organization) -
     )  # fmt: skip
 
 
+def test_a_row_too_long_to_preview_is_no_error(key, api_client, organization) -> None:
+    long = b"utterance,label\n" + b"Hi %s,greeting\n" % (b"x" * 5_000) + b"Hi,greeting\n" * 12
+    version = make_ready_version(organization, long, filename="a.csv")
+
+    rows = api_client(key).get(f"/api/v1/files/{version.pk}/columns", {"mapping": json.dumps(MAPPING)}).json()["rows"]
+
+    assert [row["is_cut"] for row in rows] == [True, False, False, False, False]
+    assert [row["error"] for row in rows] == [None] * 5 and rows[1]["kept"]
+
+
+def test_a_preview_leaves_out_what_the_file_leaves_out(key, api_client, organization) -> None:
+    version = make_ready_version(organization, b'{"utterance": "Hi", "label": "greeting", "score": NaN}\n' * 12)
+
+    row = api_client(key).get(f"/api/v1/files/{version.pk}/columns", {"mapping": json.dumps(MAPPING)}).json()["rows"][0]
+
+    assert row["error"] is None and "greeting" in row["kept"]
+
+
 @pytest.mark.parametrize(
     ("mapping", "param"),
     [

@@ -47,7 +47,10 @@ class ColumnsQuery(msgspec.Struct):
 
 
 class ColumnsObject(TypedDict):
-    """`rows` are the first ones, each as written and as it would be stored; `formats` are those a mapping can name."""
+    """`rows` are the first ones, each as written and as it would be stored; `formats` are those a mapping can name.
+
+    A row that `is_cut` is too long to preview.
+    """
 
     object: Literal["file.columns"]
     id: str
