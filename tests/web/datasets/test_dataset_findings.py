@@ -213,3 +213,14 @@ def test_a_file_nobody_looked_through_yet_is_looked_through_by_a_task(organizati
 
     assert "checking the rows" in body and 'every 2s"' in body
     assert OutboxMessage.objects.filter(topic="dataset.inspect").count() == 1
+
+
+def test_bad_rows_are_counted_alike_everywhere(organization, alice, client_for) -> None:
+    """That the file has too few rows is no error of a row."""
+    version = make_ready_version(organization, b'{"messages": []}\n' * 2 + jsonl(5))
+    assert version.error_count == 3
+
+    body = client_for(alice).get(page_of(version, find="errors")).content.decode()
+
+    assert "2 with errors" in body and "With errors (2)" in body and "Remove 2 rows" in " ".join(body.split())
+    assert re.findall(r'<span class="n">(\d+)</span>', body) == ["1", "2"]

@@ -12,6 +12,7 @@ from apps.datasets.inspection import search
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import inspect
 from apps.datasets.validation.leases import validate_version
+from apps.interfaces.web.datasets.viewer import pretty
 from tests.factories.catalog import make_base_model
 from tests.factories.datasets import chat_row, jsonl, jsonl_of, make_ready_version
 from tests.web.pages import page_of
@@ -190,3 +191,11 @@ def test_half_of_a_surrogate_pair_is_shown_as_it_is_written(organization, alice,
 
     assert "A\\ud800" in client.get(page_of(version, line=13, view="json")).content.decode()
     assert "A\\ud800" in client.get(row_page(version, 13)).content.decode()
+
+
+def test_the_numbers_of_a_row_stay_as_they_are_written() -> None:
+    row = '{"a": 1.50, "b": [1e400, 12345678901234567890123], "c": "\\u00fc"}'
+
+    assert pretty(row) == '{\n  "a": 1.50,\n  "b": [\n    1e400,\n    12345678901234567890123\n  ],\n  "c": "ü"\n}'
+    for unchanged in ('{"a": NaN}', '{"a": 1, "a": 2}'):
+        assert pretty(unchanged) == unchanged

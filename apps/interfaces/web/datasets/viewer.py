@@ -22,6 +22,7 @@ from apps.datasets.inspection.personal_data import Hint
 from apps.datasets.inspection.search import SearchResult, search_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount, VersionInspection
+from apps.datasets.problems import OF_THE_FILE
 from apps.datasets.queries import RowPreview
 from apps.datasets.rows import kind_of
 from apps.datasets.token_counts import Cut
@@ -95,7 +96,8 @@ class RowContext:
     def lines_of(self, address: Address) -> list[int]:
         """Return the lines of the first rows that match the address's search, in ascending order."""
         if address.find == ERRORS:
-            return sorted({error["line"] for error in address.version.errors})
+            errors = address.version.errors
+            return sorted({error["line"] for error in errors if error["code"] not in OF_THE_FILE})
         if address.find == HELD_OUT:
             return [line for line, is_held in zip(self.row_lines, self.held or [], strict=False) if is_held]
         if address.find in _REPEATS:
@@ -117,7 +119,7 @@ class RowContext:
         counts = {found["code"]: found["rows"] for found in (self.inspection.findings if self.inspection else [])}
         counts |= {OVER: cut.over, LOST: cut.untrained, HELD_OUT: sum(self.held or [])}
         counts |= {find: (self.repeats or b"").count(mark) for find, mark in _REPEATS.items()}
-        counts[ERRORS] = address.version.error_count if address.version.has_bad_rows else 0
+        counts[ERRORS] = address.version.bad_row_count
         return {find: counts[find] for find in FILTERS if counts.get(find)}
 
 
@@ -324,10 +326,21 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
+def _as_written(number: str) -> msgspec.Raw:
+    return msgspec.Raw(number.encode())
+
+
+_EXACT = json.JSONDecoder(
+    object_pairs_hook=_without_repeats, parse_int=_as_written, parse_float=_as_written, parse_constant=_as_written
+)
+
+
 def pretty(raw: str) -> str:
-    """Return a row's JSON on several lines. Text that is not JSON, or repeats a key, stays unchanged."""
+    """Return a row's JSON on several lines, with its numbers as they are written.
+
+    Text that is not strict JSON, or repeats a key, stays unchanged.
+    """
     try:
-        text = json.dumps(json.loads(raw, object_pairs_hook=_without_repeats), indent=2, ensure_ascii=False)
+        return msgspec.json.format(msgspec.json.encode(_EXACT.decode(raw)), indent=2).decode()
     except (ValueError, RecursionError):
         return raw
-    return text.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair stays an escape
