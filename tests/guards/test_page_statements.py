@@ -111,7 +111,7 @@ STATEMENTS: dict[str, int] = {
     "web:dataset_download": 10,
     "web:dataset_export": 8,
     "web:dataset_list": 29,
-    "web:dataset_repair": 10,
+    "web:dataset_repair": 11,
     "web:dataset_row": 12,
     "web:dataset_upload": 10,
     "web:dataset_upload_state": 8,

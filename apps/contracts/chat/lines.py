@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator
-from json.decoder import scanstring
 from typing import Any, NoReturn
 
 import msgspec
@@ -97,7 +96,7 @@ def _decode(line: bytes, number: int) -> str:
 
 
 _OF_A_VALUE = (RowErrorCode.INVALID_NUMBER, RowErrorCode.LONE_SURROGATE, RowErrorCode.NUL_CHARACTER)
-_NEXT_KEY, _COLON = re.compile(r'[{,\s]*"'), re.compile(r"\s*:\s*")
+_NEXT_KEY, _COLON = re.compile(r'[{,\s]*(?=")'), re.compile(r"\s*:\s*")
 
 
 def parse_members(line: bytes, number: int) -> dict[str, bytes]:
@@ -110,7 +109,7 @@ def parse_members(line: bytes, number: int) -> dict[str, bytes]:
         return {}
     found, at = dict[str, bytes](), 0
     while key := _NEXT_KEY.match(text, at):
-        name, at = scanstring(text, key.end())
+        name, at = _LENIENT.raw_decode(text, key.end())
         colon = _COLON.match(text, at)
         assert colon is not None
         _, at = _LENIENT.raw_decode(text, colon.end())

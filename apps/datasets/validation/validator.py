@@ -61,7 +61,7 @@ class FileValidator:
 
     `is_verbatim`: the rows are the file itself, so the yielded rows need not be stored. A repairing pass drops or
     replaces bad rows; any other pass yields them as they are, so that line numbers agree. A file that was
-    `written_as` rows of a kind is JSONL of this kind, whatever its first rows look like, unless a mapping is given.
+    `written_as` rows of a kind is JSONL of this kind, even if its first rows look different, unless a mapping is given.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class FileValidator:
     def _choose_mapping(self, sample: list[bytes]) -> None:
         self._sample = tuple(shown(data) for data in sample[:_SHOWN_ROWS])
         names = [found for data in sample if (found := _columns_of(data)) is not None]
-        listed = (name for row in names for name in row)
-        kept = (name for name in listed if len(name) <= _MAX_COLUMN_NAME and not _UNSTORABLE.search(name))
+        all_names = (name for row in names for name in row)
+        kept = (name for name in all_names if len(name) <= _MAX_COLUMN_NAME and not _UNSTORABLE.search(name))
         self.columns = tuple(dict.fromkeys(kept))[:_MAX_COLUMNS]
         if self._written_as:
             self.mapping = stored_mapping(RowKind(self._written_as), self.columns)
