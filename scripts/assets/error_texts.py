@@ -159,6 +159,10 @@ ERRORS: dict[str, Words] = {
         "No pool can hold the job.",
         "The message describes what fits: usually a shorter `max_length`, QLoRA, or a smaller model.",
     ),
+    "key_already_rotated": Words(
+        "Another key replaced this one, and this one ends soon.",
+        "Rotate the key that the message names, or create another one.",
+    ),
     "key_not_active": Words("The key is revoked or has expired, so it cannot be rotated.", "Create another key."),
     "last_owner": Words("An organization must keep at least one owner.", "Make another member an owner first."),
     "licence_not_accepted": Words(
@@ -306,6 +310,10 @@ ERRORS: dict[str, Words] = {
         "Nothing: the worker uploads them again.",
     ),
     "upload_not_found": Words(f"No upload has this id. {_NOT_YOURS}", _FIND),
+    "version_not_loaded": Words(
+        "No replica has loaded the version yet, so an alias may not move to it.",
+        "The refusal made a replica load it. Try again in a minute, or call `GET /api/v1/models/{model}/serving`.",
+    ),
     "wrong_address": Words("The invitation is for another email address.", "Sign in with that address to accept it."),
     "wrong_content": Words(
         "The bytes that arrived are not those that were announced. Nothing was kept.", "Send the file again."

@@ -142,10 +142,11 @@ def rotate_key(
 ) -> IssuedKey:
     """Create a key like this one. This one ends after the overlap; both work until then.
 
-    The new key has the same project, name, scopes, limits and expiry. Only the key's creator may rotate it, because the
-    new key acts in their name. If the creator is a service account, those who manage it may do so too. `identity`, the
-    calling key, may rotate only keys with no more rights than its own. Raises NotFound, PermissionDenied, InvalidState,
-    InvalidValue.
+    The new key has the same project, name, scopes, limits and expiry. A key is rotated once, because its expiry is then
+    the end of the overlap. Only the key's creator may rotate it, because the new key acts in their name. If the creator
+    is a service account, those who manage it may do so too. `identity`, the calling key, may rotate only keys with no
+    more rights than its own, and itself only with an overlap: it may have to ask again for a lost answer. Raises
+    NotFound, PermissionDenied, InvalidState, InvalidValue.
     """
     key = get_key(organization=organization, id=key_id)
     account = None
@@ -165,6 +166,13 @@ def rotate_key(
     if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
         text = gettext("The overlap must be from 0 to %(hours)s hours.") % {"hours": MAX_OVERLAP.days * 24}
         raise InvalidValue(text, param="overlap_hours")
+    if not overlap and identity and identity.key_id == key.pk:
+        text = gettext(
+            "This is the key that you call with, so it must stay valid until you have the new one. Send an overlap of "
+            "at least 1 hour, and revoke it with the new key."
+        )
+        raise InvalidValue(text, param="overlap_hours")
+    _require_latest(key)
     limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
     issued = issue_key(
         organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
@@ -182,6 +190,19 @@ def rotate_key(
         new_key=issued.key.pk, ends_at=ends_at.isoformat(),
     )  # fmt: skip
     return issued
+
+
+def _require_latest(key: ApiKey) -> None:
+    """Raise InvalidState if another key replaced this one."""
+    line = ApiKey.objects.for_organization(key.organization_id).filter(
+        first_key=key.first_key or key.pk, kind=KeyKind.SECRET, created_at__gt=key.created_at
+    )
+    if successor := line.order_by("created_at").first():
+        raise InvalidState(
+            gettext("The key %(key)s replaced this one. Rotate that key, or create another one.")
+            % {"key": successor.pk},
+            code="key_already_rotated",
+        )
 
 
 @transaction.atomic

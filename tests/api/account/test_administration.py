@@ -50,6 +50,23 @@ def test_a_key_is_created_rotated_with_an_overlap_and_revoked(api_client, key, o
     assert {entry.details["api_key"] for entry in entries} == {key.key.pk}
 
 
+def test_a_key_is_rotated_once_and_itself_only_with_an_overlap(api_client, organization, alice):
+    first = make_key(organization, alice)
+
+    def rotate(key_id: str, secret: str, hours: int = 24) -> dict:
+        body = {"overlap_hours": hours}
+        return api_client(secret).post(f"/api/v1/keys/{key_id}/rotate", body, format="json").json()
+
+    at_once = rotate(first.key.pk, first.secret, 0)["error"]
+    assert (at_once["code"], at_once["param"]) == ("invalid_value", "overlap_hours")
+    second = rotate(first.key.pk, first.secret)
+    again = rotate(first.key.pk, first.secret)["error"]
+    assert again["code"] == "key_already_rotated" and second["id"] in again["message"]
+    third = rotate(second["id"], second["secret"])
+    assert (second["expires_at"], third["expires_at"]) == (None, None)
+    assert third["id"] in rotate(second["id"], third["secret"])["error"]["message"]
+
+
 def test_a_key_makes_no_key_that_can_do_more_or_lives_longer(api_client, organization, alice):
     soon = db_now() + HOUR
     narrow = issue_key(

@@ -51,7 +51,7 @@ class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
-    """For `overlap_hours`, both keys work. 0 ends the old key at once."""
+    """For `overlap_hours`, both keys work. 0 ends the old key at once. The key that you call with needs at least 1."""
 
     overlap_hours: Annotated[int, Meta(ge=0, le=key_operations.MAX_OVERLAP.days * 24)] = 24
 
@@ -136,7 +136,7 @@ class KeyRotation(ApiView):
     def post(self, request: Request, key_id: str, body: RotateKey) -> IssuedKeyObject:
         """Replace a key by a new one with the same project, scopes, limits, labels and budget.
 
-        Both work for `overlap_hours`.
+        Both work for `overlap_hours`. A key is rotated once; then rotate the key that replaced it.
 
         Only the creator of a key may rotate it, with that key or one that may do at least as much. Keys of service
         accounts are also rotated by those who manage the account.

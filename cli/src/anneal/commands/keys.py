@@ -78,7 +78,8 @@ def rotate(
     context: typer.Context,
     key: KeyId,
     overlap_hours: Annotated[
-        int, typer.Option(min=0, max=720, help="Hours that both keys work; 0 ends the old one now.")
+        int,
+        typer.Option(min=0, max=720, help="Hours that both keys work; 0 ends the old one now. Your own key needs 1."),
     ] = 24,
     as_json: AsJson = False,
 ) -> None:
