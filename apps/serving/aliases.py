@@ -8,6 +8,8 @@ no model has its name.
 
 import datetime
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -22,25 +24,44 @@ from apps.adapters.queries import get_version_by_name
 from apps.catalog.models import BaseModel
 from apps.catalog.queries import ModelNotFound
 from apps.core import audit
+from apps.core.database.clock import db_now
 from apps.core.database.locks import lock, lock_row
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.serving.models import Alias, Deployment
+from apps.serving.placements import request_version
 from apps.serving.ready_replicas import answering
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{1,38}[a-z0-9]")
 _LIKE_A_VERSION = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")  # the pattern that ends a version's name
-# ft:<base>:<organization>:<suffix>:<id>; OpenAI leaves the suffix empty where there is none.
+# ft:<base>:<organization>:<suffix>:<id>, and the step of a checkpoint; OpenAI leaves the suffix empty where there is
+# none.
 _IMPORTED = re.compile(
-    r"ft:([A-Za-z0-9][A-Za-z0-9._-]{0,63}):[A-Za-z0-9._-]{0,64}:[A-Za-z0-9._-]{0,64}:[A-Za-z0-9_-]{1,40}"
+    r"(?=.{1,240}\Z)ft:([A-Za-z0-9][A-Za-z0-9._-]{0,63}):[A-Za-z0-9._-]{0,64}:[A-Za-z0-9._-]{0,64}:[A-Za-z0-9_-]{1,40}"
+    r"(?::ckpt-step-[0-9]{1,9})?"
 )
 _IMPORTED_MARK = "ft:"
-MAX_ALIASES = 20  # per adapter
+MAX_ALIASES = 20  # per adapter, without imported ones
+MAX_IMPORTED = 1_000  # per organization
 
 
 class AliasMoved(InvalidState):
     """The alias is not as the caller saw it: it was moved, deleted or created, or a canary began."""
 
     code = "alias_moved"
+
+
+class VersionNotLoaded(InvalidState):
+    """No replica has loaded the served version, so requests for it would fail or wait."""
+
+    code = "version_not_loaded"
+
+    def __init__(self, version: AdapterVersion) -> None:
+        text = gettext(
+            "No replica has loaded this version yet, so requests would fail. It has been asked to load: move the alias "
+            "once it is warm."
+        )
+        super().__init__(text, param="version")
+        self.version = version
 
 
 def list_aliases(*, organization: Organization | str) -> QuerySet[Alias]:
@@ -83,6 +104,16 @@ def lock_aliases(*, organization: str) -> None:
     lock(f"aliases:{organization}")
 
 
+@contextmanager
+def loading_what_is_cold() -> Iterator[None]:
+    """Ask for a version that the block refused as VersionNotLoaded, once its transaction was rolled back."""
+    try:
+        yield
+    except VersionNotLoaded as refusal:
+        request_version(version=refusal.version, now=db_now())
+        raise
+
+
 @transaction.atomic
 def point_alias(
     *,
@@ -97,8 +128,8 @@ def point_alias(
 
     A new alias takes no canary. The version must be loaded, so that no request fails. An imported alias may move to
     another adapter. `expected` is the name of the version that the alias must stand for, without a canary; "" if it
-    must not exist yet, and None for any. Raises InvalidValue, InvalidState, AliasMoved, and PermissionDenied for a
-    viewer of the project.
+    must not exist yet, and None for any. Raises InvalidValue, InvalidState, VersionNotLoaded, AliasMoved, and
+    PermissionDenied for a viewer of the project.
     """
     if not 0 <= canary_percent <= 99:
         raise InvalidValue(
@@ -106,21 +137,17 @@ def point_alias(
             param="canary_percent",
         )
     lock_aliases(organization=version.organization_id)  # also against two that create one alias, or pass the limit
-    is_loaded = answering().filter(adapter_version=version).exists()
-    if not is_loaded or not _is_deployed(version):
-        raise InvalidState(
-            gettext("No replica has loaded this version yet, so requests would fail. Move the alias once it is warm."),
-            param="version",
-        )
     require_work_in(project_id=version.adapter.project_id, actor=by)
+    if not _is_deployed(version):
+        raise InvalidState(gettext("This version is not served. Serve it first."), param="version")
+    if not answering().filter(adapter_version=version).exists():
+        raise VersionNotLoaded(version)
     aliases = visible(Alias.objects.for_organization(version.organization_id), project="adapter__project")
     of_name = aliases.select_for_update(of=("self",)).filter(name=name)
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
     if alias is not None and alias.adapter_id != version.adapter_id:
         require_work_in(project_id=alias.adapter.project_id, actor=by)
     _require_expected(alias, expected)
-    if alias is not None and alias.adapter_id != version.adapter_id:
-        _require_few(version, moved=alias)
     if alias is None:
         alias = _create(version, name, canary_percent)
     elif canary_percent and alias.adapter_id != version.adapter_id:
@@ -215,7 +242,7 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
             gettext("This alias doesn't exist yet, so there is no version to compare with."), param="canary_percent"
         )
     model_name = _imported_name(name) if name.startswith(_IMPORTED_MARK) else _own_name(version, name)
-    _require_few(version)
+    _require_few(version, name)
     if Alias.objects.for_organization(version.organization_id).filter(model_name=model_name).exists():
         raise InvalidState(
             gettext("%(model_name)s is an alias of another adapter of this name.") % {"model_name": model_name},
@@ -230,17 +257,17 @@ def _create(version: AdapterVersion, name: str, canary_percent: int) -> Alias:
     )
 
 
-def _require_few(version: AdapterVersion, *, moved: Alias | None = None) -> None:
-    """Raise InvalidState if the version's adapter has no room for another alias, a new one or `moved`.
-
-    Aliases that moved to another adapter and may return count too, except `moved` itself: it returns to its own place.
-    """
-    own = Q(adapter=version.adapter_id) | Q(previous_version__adapter=version.adapter_id)
-    if Alias.objects.filter(own).exclude(pk=moved.pk if moved else "").count() >= MAX_ALIASES:
-        raise InvalidState(
-            gettext("An adapter has at most %(max_aliases)s aliases. Delete one first.") % {"max_aliases": MAX_ALIASES},
-            param="name",
-        )
+def _require_few(version: AdapterVersion, name: str) -> None:
+    """Raise InvalidState if the version's adapter, or of imported names the organization, has no room for a new one."""
+    imported = Q(name__startswith=_IMPORTED_MARK)
+    if name.startswith(_IMPORTED_MARK):
+        own, most = Q(imported, organization=version.organization_id), MAX_IMPORTED
+        text = gettext("An organization has at most %(most)s imported names. Delete one first.")
+    else:
+        own, most = ~imported & Q(adapter=version.adapter_id), MAX_ALIASES
+        text = gettext("An adapter has at most %(most)s aliases. Delete one first.")
+    if Alias.objects.filter(own).count() >= most:
+        raise InvalidState(text % {"most": f"{most:,}"}, param="name")
 
 
 def _own_name(version: AdapterVersion, name: str) -> str:

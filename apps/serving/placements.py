@@ -8,10 +8,14 @@ from django.db import connection, transaction
 from django.db.models import Case, DateTimeField, F, Q, Value, When, Window
 from django.db.models.functions import Coalesce, Greatest, RowNumber
 
+from apps.accounts.models import is_allowed
 from apps.adapters.lifecycle import AdapterVersionStatus
+from apps.adapters.models import AdapterVersion
+from apps.billing.queries import get_balance
 from apps.contracts.serving import LoadState
 from apps.core.database.clock import db_now
 from apps.core.database.locks import lock
+from apps.core.database.tenancy import system
 from apps.serving.models import Alias, Deployment, LoadedAdapter, Placement, Replica, ReplicaFleet
 from apps.serving.placement import (
     IDLE_SECONDS,
@@ -23,12 +27,13 @@ from apps.serving.placement import (
     demand_after,
     place,
 )
-from apps.serving.ready_replicas import FAILURES, standing_replicas
+from apps.serving.ready_replicas import FAILURES, able_fleets, ready_replicas, standing_replicas
 
 # A replica silent for this long loses its adapters to others; a newly enrolled one has longer.
 SILENT_SECONDS = 60
 STARTING_SECONDS = 600
 _SETTLED = (LoadState.LOADED, *FAILURES)
+_OF_NO_NEW_REPLICA = (AdapterVersionStatus.FILES_ONLY, AdapterVersionStatus.REFUSED)
 
 _NOTE = """
     UPDATE serving_deployment AS deployment
@@ -70,6 +75,22 @@ def record_requests(*, counts: Mapping[str, int], fleets: Collection[str] = (), 
     bases = lost.values_list("adapter_version__adapter__base_model", flat=True)
     for base_model_id in sorted(set(bases)):
         replan(base_model_id=base_model_id, now=now)
+
+
+def request_version(*, version: AdapterVersion, now: datetime.datetime) -> None:
+    """Ask for a deployed version as a request for it does. A replica starts for it only if there is credit."""
+    with system():  # all tenants share the places
+        base_model_id, owner = version.adapter.base_model_id, version.organization
+        able = [
+            fleet
+            for fleet in able_fleets().filter(base_model=base_model_id).order_by("pk")
+            if is_allowed(owner.regions, fleet.region_id)
+        ]
+        ready = ready_replicas().filter(base_model=base_model_id, whole_model=None).values_list("region", flat=True)
+        regions = {each for each in ready if is_allowed(owner.regions, each)} or {each.region_id for each in able[:1]}
+        may_start = version.status not in _OF_NO_NEW_REPLICA and get_balance(organization=owner).available_nano > 0
+        fleets = [fleet.pk for fleet in able if may_start and fleet.region_id in regions]
+        record_requests(counts={version.pk: 1}, fleets=fleets, now=now)
 
 
 def replan_all(*, now: datetime.datetime) -> int:

@@ -15,6 +15,7 @@ import httpx
 from anneal.failures import ConnectionLost, ExitCode, Failure
 
 JOBS = "/v1/fine_tuning/jobs"
+NOT_LOADED = "version_not_loaded"  # the code of a refusal that waiting removes
 ATTEMPTS = 5
 PATIENT_ATTEMPTS = 40  # of commands that follow something: five minutes without a connection
 _LONGEST_WAIT = 8.0

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from anneal import manifest
 from anneal.commands import apply as command
+from anneal.failures import Failure
 
 from apps.contracts.evaluation import ConfidenceInterval
 from apps.core.database.clock import db_now
@@ -122,6 +123,14 @@ def test_gates_are_checked_without_an_alias_too(anneal, folder, train) -> None:
 
     assert (ended.exit_code, ended.json["promoted"]) == (1, False), ended.errors
     assert [(gate["name"], gate["passed"]) for gate in ended.json["gates"]] == [("exact_match", False)]
+
+
+def test_a_job_without_a_model_is_named_in_one_sentence() -> None:
+    wanted = manifest.Manifest(name="x", dataset="x", model="x", alias="z", beat_current=False)
+    job = {"id": "ftjob-1", "status": "succeeded", "fine_tuned_model": None}
+
+    with pytest.raises(Failure, match="ftjob-1 succeeded without a model"):
+        command._ended(SimpleNamespace(), wanted, job, {}, wait=False)
 
 
 def test_of_equal_files_the_newest_is_trained_on() -> None:

@@ -8,11 +8,20 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.core.ids import new_ulid
 from apps.serving import aliases
-from apps.serving.aliases import AliasMoved, delete_alias, point_alias, roll_back
-from apps.serving.models import Alias, Deployment, LoadedAdapter
+from apps.serving.aliases import (
+    AliasMoved,
+    VersionNotLoaded,
+    delete_alias,
+    loading_what_is_cold,
+    point_alias,
+    roll_back,
+)
+from apps.serving.models import Alias, Deployment, LoadedAdapter, ReplicaFleet
 from apps.serving.operations import delete_model, undeploy
 from apps.serving.placements import replan
 from apps.serving.queries import list_alias_routes
+from tests.factories.finetuning import make_pool
+from tests.factories.money import give_credit
 from tests.factories.serving import load, make_adapter, make_served_model
 from tests.support.database import beside
 
@@ -131,10 +140,12 @@ def test_an_imported_name_cannot_be_that_of_a_model_here(organization, versions)
         first.model_name,
         f"ft:{first.adapter.base_model.name}:rival:bot:{ending}",
         f"ft:{first.adapter.base_model.name.upper()}:rival:bot:{ending}",
-        f"{IMPORTED}:ckpt-step-10",
+        f"{IMPORTED}:ckpt-step-x",
+        f"{IMPORTED}:ckpt-step-10:",
         "ft:gpt-4o-mini",
         "ft:gpt-4o mini:acme:faq:9aBc",
         IMPORTED + "x" * 40,
+        f"ft:{'m' * 64}:{'o' * 64}:{'s' * 64}:{'i' * 40}:ckpt-step-10",
     ):
         with pytest.raises(InvalidValue) as refused:
             point(second, name)
@@ -147,11 +158,34 @@ def test_an_alias_moves_only_to_what_is_loaded(versions) -> None:
     alias = point(first)
     LoadedAdapter.objects.filter(adapter_version=second).update(state="loading")
 
-    with pytest.raises(InvalidState, match="No replica has loaded"):
+    with pytest.raises(VersionNotLoaded, match="No replica has loaded"):
+        point(second)
+    Deployment.objects.filter(adapter_version=second).update(removed_at=db_now())
+    with pytest.raises(InvalidState, match="Serve it first"):
         point(second)
 
     alias.refresh_from_db()
     assert alias.version == first
+
+
+@pytest.mark.parametrize("has_credit", [False, True])
+def test_a_cold_version_that_an_alias_was_refused_for_is_asked_for(organization, versions, has_credit: bool) -> None:
+    _, second = versions
+    base_model = second.adapter.base_model
+    if has_credit:
+        give_credit(organization)
+    fleet = ReplicaFleet.objects.create(
+        pool=make_pool("elastic"), base_model=base_model, region=base_model.replicas.get().region, able_at=db_now()
+    )
+    second.placements.all().delete()
+
+    with pytest.raises(VersionNotLoaded), loading_what_is_cold():
+        point(second)
+
+    fleet.refresh_from_db()
+    assert second.placements.count() == 1
+    assert Deployment.objects.get(adapter_version=second).last_requested_at is not None
+    assert (fleet.last_requested_at is not None) == has_credit
 
 
 def test_what_an_alias_stands_for_is_neither_stopped_nor_deleted(organization, versions) -> None:
@@ -220,51 +254,20 @@ def test_of_two_requests_for_one_new_alias_the_second_moves_what_the_first_made(
     assert (second.pk, second.version) == (first.pk, versions[1])
 
 
-def test_an_imported_alias_needs_room_at_both_adapters_between_which_it_may_move(
-    organization, versions, monkeypatch
-) -> None:
+def test_imported_names_count_for_the_organization_and_not_for_an_adapter(organization, versions, monkeypatch) -> None:
     first, _ = versions
     other = make_adapter(organization, first.adapter.base_model)
-    alias = point(other, IMPORTED)
+    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
+    monkeypatch.setattr(aliases, "MAX_IMPORTED", 2)
     point(first)
-    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
+
+    point(first, IMPORTED)
+    point(other, f"{IMPORTED}:ckpt-step-88")
+    point(first, f"{IMPORTED}:ckpt-step-88")
+    with pytest.raises(InvalidState, match="at most 2 imported names"):
+        point(other, f"{IMPORTED}z")
     with pytest.raises(InvalidState, match="at most 1 aliases"):
-        point(first, IMPORTED)
-
-    monkeypatch.setattr(aliases, "MAX_ALIASES", 2)
-    point(first, IMPORTED)
-    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
-    with pytest.raises(InvalidState, match="at most 1 aliases"):
-        point(other)  # or the imported one could not return
-    assert roll_back(alias=alias, by="user_1", now=db_now()).version == other
-
-
-def test_an_imported_alias_may_return_to_an_adapter_where_only_its_own_place_is_left(
-    organization, versions, monkeypatch
-) -> None:
-    first, _ = versions
-    other = make_adapter(organization, first.adapter.base_model)
-    point(first)
-    point(first, IMPORTED)
-    point(other, IMPORTED)
-    monkeypatch.setattr(aliases, "MAX_ALIASES", 2)
-
-    alias = point(first, IMPORTED)
-
-    assert (alias.adapter, alias.version, alias.previous_version) == (first.adapter, first, other)
-
-
-def test_that_an_alias_moved_is_said_before_that_its_new_adapter_has_no_room(
-    organization, versions, monkeypatch
-) -> None:
-    first, second = versions
-    other = make_adapter(organization, first.adapter.base_model)
-    point(first, IMPORTED)
-    point(other)
-    monkeypatch.setattr(aliases, "MAX_ALIASES", 1)
-
-    with pytest.raises(AliasMoved, match=first.model_name):
-        point_alias(version=other, name=IMPORTED, by="user_1", now=db_now(), expected=second.model_name)
+        point(first, "staging")
 
 
 def test_an_alias_that_was_deleted_meanwhile_is_not_found(versions) -> None:

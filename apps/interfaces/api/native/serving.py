@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
+from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
@@ -68,7 +69,10 @@ class AliasList(ApiView):
         return list_object([alias_object(alias) for alias in aliases.list_aliases(organization=self.organization)])
 
     def post(self, request: Request, body: AliasRequest) -> AliasObject:
-        """Create or move an alias, or send `canary_percent` of its requests to another version."""
+        """Create or move an alias, or send `canary_percent` of its requests to another version.
+
+        A replica must have loaded the version. If none has, the refusal `version_not_loaded` makes one load it.
+        """
         if find_named(self.organization, body.version):
             raise InvalidState("No replica has loaded this checkpoint yet: send it a request first.", param="version")
         alias = aliases.point_alias(
@@ -80,6 +84,10 @@ class AliasList(ApiView):
             now=db_now(),
         )
         return alias_object(alias)
+
+    def _respond(self, request: Request) -> HttpResponseBase:
+        with aliases.loading_what_is_cold():  # outside the transaction that a refusal rolls back
+            return super()._respond(request)
 
 
 class AliasDetail(ApiView):

@@ -45,7 +45,7 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
         )
         return redirect(page_with_input)
     of_name = aliases.list_aliases(organization=request.organization).filter(name=name)
-    with domain_errors_shown(request):
+    with domain_errors_shown(request), aliases.loading_what_is_cold():
         before = {alias.pk: alias for alias in of_name}
         alias = aliases.point_alias(
             version=version,

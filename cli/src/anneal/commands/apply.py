@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from anneal.api import JOBS, PATIENT_ATTEMPTS, Api, model_path
+from anneal.api import JOBS, NOT_LOADED, PATIENT_ATTEMPTS, Api, model_path
 from anneal.commands.files import accepted_id, check_file
 from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
@@ -150,6 +150,11 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
         result["gates"] = [msgspec.to_builtins(gate) for gate in _gates(api, manifest, job, "")]
         return
     new = job["fine_tuned_model"]
+    if new is None:
+        text = (
+            f"{job['id']} succeeded without a model, so there is nothing to promote. Change the recipe and apply again."
+        )
+        raise Failure(text, ExitCode.NEGATIVE)
     alias, elsewhere = _aliases(api, manifest, new)
     if alias and alias["version"] == new:
         result["note"] = f"{alias['model']} points to {new}. There is nothing to do."
@@ -212,8 +217,7 @@ def _promote(api: Api, name: str, model: str, current: str, *, wait: bool) -> di
             moved: dict[str, Any] = api.post_once("/api/v1/aliases", body)
             return moved
         except Failure as failure:
-            is_loading = failure.details.get("param") == "version"
-            if not (wait and is_loading) or time.monotonic() > deadline:
+            if not (wait and failure.code == NOT_LOADED) or time.monotonic() > deadline:
                 raise
         time.sleep(_SECONDS)
 
