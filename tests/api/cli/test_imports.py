@@ -12,7 +12,7 @@ from anneal.migration.plans import Plan
 
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
-from apps.serving.models import Alias
+from apps.serving.models import Alias, Deployment
 from tests.factories.datasets import jsonl, jsonl_of
 from tests.factories.serving import load, make_replica
 from tests.twins.openai_jobs import KEY, OpenAiTwin, serve_openai
@@ -34,7 +34,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     anneal, openai, floor, claim, network, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = openai.add_job(1, jsonl())
+    first = openai.add_job(1, jsonl(), validation_file="file-gone")
     openai.add_job(2, jsonl_of(*[ASKED | {"reference_answer": "42"}] * 12))
     openai.add_job(3, jsonl(), model="gpt-3.5-turbo-0125", fine_tuned_model="ft:gpt-3.5-turbo-0125:acme::9aBcD3")
     openai.add_job(4, jsonl_of(ASKED), method={"type": "reinforcement", "reinforcement": {"hyperparameters": {}}})
@@ -52,6 +52,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
 
     shown = anneal(*words, "--dry-run")
     assert shown.exit_code == 0 and "learning_rate_multiplier 1.8: ignored." in shown.output
+    assert "checkpoints: ignored. Only the final model's name" in shown.output
     assert "Reinforcement fine-tuning is not offered" in shown.output and "It is failed at OpenAI" in shown.output
     assert network.paths("POST") == [] and not DatasetVersion.objects.exclude(created_by="system").exists()
 
@@ -66,12 +67,14 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     assert "12 got the ideal answer" in declined.errors
     jobs = {job.metadata["imported_from"]: job for job in FineTuningJob.objects.all()}
     assert set(jobs) == {f"openai:ftjob-{number:024}:anneal-demo" for number in (1, 2, 3)}
+    (gone,) = (each for each in done.json["data"][-1]["settings"] if each["name"] == "validation_file")
+    assert gone["outcome"] == "ignored" and "No such File object: file-gone" in gone["reason"]
     assert {each["job"] for each in again.json["data"]} == {job.pk for job in jobs.values()} | {None}
     made = jobs[f"openai:{first['id']}:anneal-demo"]
     assert (made.hyperparameters["epochs"], made.hyperparameters["batch_size"]) == (3, 1)
     assert (made.seed, made.suffix, made.metadata["imported_model"]) == (42, "faq-bot", first["fine_tuned_model"])
     assert DatasetVersion.objects.count() == 2, "two jobs have the same rows"
-    assert len([line for line in openai.requests if line.endswith("/content")]) == 3, "each is downloaded once"
+    assert len([line for line in openai.requests if "/file-0" in line]) == 3, "each is downloaded once"
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     sent = b"".join(call.read() + str(call.headers).encode() for call in network.calls)
     assert KEY.encode() not in kept + sent
@@ -80,6 +83,7 @@ def test_jobs_are_imported_once_and_their_old_names_answer(
     ended = FineTuningJob.objects.get(status="succeeded")
     old_name, version = ended.metadata["imported_model"], ended.adapter_version
     cold = anneal("import", "finish")
+    assert Deployment.objects.get(adapter_version=version).last_requested_at is not None, "the refusal is not all"
     load(version, make_replica(floor.base_model, "http://127.0.0.1:1"))
     assert cold.exit_code == 1 and "No replica has loaded" in cold.errors
     partly = anneal("import", "finish", "--json")

@@ -19,6 +19,7 @@ from anneal.migration.configs import plan_of_config
 from anneal.migration.importing import (
     Memory,
     convert_and_check,
+    fetch_files,
     find_job,
     name_models,
     quote,
@@ -240,8 +241,7 @@ def _start_all(session: Session, new: list[Plan], source: Source | None, memory:
     for plan in new:
         try:
             if source is not None:
-                members = [name for name in ("training_file", "validation_file") if name in plan.request]
-                plan.files = {name: source.fetch(str(plan.request[name]), memory.files) for name in members}
+                fetch_files(plan, source, memory)
             convert_and_check(plan, memory)
         except Failure as failure:
             if failure.exit_code not in (ExitCode.NOT_FOUND, ExitCode.REFUSED):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anneal.api import JOBS, Api
+from anneal.api import JOBS, NOT_LOADED, Api
 from anneal.commands.files import check_file, read_given, wait_for_file
 from anneal.commands.requests import budget_of
 from anneal.failures import ExitCode, Failure
+from anneal.migration.openai_jobs import Source
 from anneal.migration.plans import IMPORTED_FROM, Plan, Setting
 from anneal.migration.rows import PAIR, Conversion, conversion_text, convert_file
 from anneal.output import notice
@@ -76,6 +77,24 @@ def find_job(api: Api, key: str) -> dict[str, Any] | None:
     """Return the newest job that was imported from there, which may be a retry of an earlier one."""
     params: dict[str, object] = {f"metadata[{IMPORTED_FROM}]": key}
     return next(api.pages(JOBS, limit=1, **params), None)
+
+
+def fetch_files(plan: Plan, source: Source, memory: Memory) -> None:
+    """Fetch the plan's files. One for validation that is gone is left out. Raises Failure for one to train on."""
+    plan.files = {}
+    for member in ("training_file", "validation_file"):
+        if member not in plan.request:
+            continue
+        try:
+            plan.files[member] = source.fetch(str(plan.request[member]), memory.files)
+        except Failure as failure:
+            if failure.exit_code != ExitCode.NOT_FOUND or member == "training_file":
+                raise
+            gone = Setting(
+                member, str(plan.request.pop(member)), "ignored", f"{failure.message} The job is made without it."
+            )
+            plan.settings.append(gone)
+            notice(gone.line)
 
 
 def convert_and_check(plan: Plan, memory: Memory) -> None:
@@ -185,7 +204,7 @@ def _named(api: Api, key: str, kept: dict[str, Any], taken: dict[str, str]) -> d
     except Failure as failure:
         if failure.exit_code != ExitCode.REFUSED:
             raise
-        return state | {"note": failure.message, "is_loading": failure.details.get("param") == "version"}
+        return state | {"note": failure.message, "is_loading": failure.code == NOT_LOADED}
     return state | {"alias_of": job["fine_tuned_model"]}
 
 

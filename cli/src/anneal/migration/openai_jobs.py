@@ -25,6 +25,7 @@ _MULTIPLIER = (
     "It multiplies a rate that OpenAI does not publish, for another model. Anneal chooses a rate for the base model "
     "here; --set learning_rate=… sets one."
 )
+_CHECKPOINTS = "Only the final model's name is given to the new model. `anneal models alias` gives others."
 _REINFORCEMENT = (
     "Reinforcement fine-tuning is not offered. If its rows have an ideal answer, `anneal files convert` makes "
     "supervised rows of them."
@@ -141,6 +142,8 @@ def plan_of(job: Mapping[str, Any], *, catalogue: Sequence[str], chosen: Mapping
         "metadata": metadata,
     }
     plan.request = {name: value for name, value in plan.request.items() if value not in (None, "")}
+    if old_name:
+        plan.settings.append(Setting("checkpoints", "", "ignored", _CHECKPOINTS))
     if job.get("integrations"):
         plan.settings.append(Setting("integrations", "", "ignored", "Connect the tracker in Anneal's settings."))
     return plan

@@ -21,7 +21,7 @@ class Setting(NamedTuple):
 
     @property
     def line(self) -> str:
-        return f"{self.name} {self.value}: {self.outcome}. {self.reason}"
+        return f"{self.name} {self.value}".rstrip() + f": {self.outcome}. {self.reason}"
 
 
 @dataclass
