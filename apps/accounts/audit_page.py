@@ -53,8 +53,8 @@ def page_context(
         "asked": asked,
         "error": error,
         "query": urlencode(asked),
-        "older": f"?{urlencode(asked | {'before': str(entries[-1].pk)})}" if has_more else "",
-        "newest": f"?{urlencode(asked)}" if chosen.before is not None else "",
+        "older": f"?{urlencode(asked | {'after': str(entries[-1].pk)})}" if has_more else "",
+        "newest": f"?{urlencode(asked)}" if chosen.after is not None else "",
     }
 
 

@@ -19,7 +19,7 @@ from apps.core.http.csv_text import csv_chunks
 from apps.core.models import AuditEntry
 
 PAGE = 50
-MAX_EXPORTED = 10_000  # per file; `before` or `until` selects older entries
+MAX_EXPORTED = 10_000  # per file; `after` or `until` selects older entries
 COLUMNS = ("id", "created_at", "actor", "action", "target", "ip", "user_agent", "details")
 _MAX_VALUE = 128
 _MAX_ID = 18  # digits of a bigint
@@ -37,13 +37,13 @@ class AuditFilter:
     target: str = ""
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
-    before: int | None = None  # an id; only older entries match
+    after: int | None = None  # an id; only older entries match
 
 
 def read_filter(given: Mapping[str, object]) -> AuditFilter:
-    """Read actor, action, target, since, until (ISO 8601, UTC) and before from a query. Raises InvalidValue."""
+    """Read actor, action, target, since, until (ISO 8601, UTC) and after from a query. Raises InvalidValue."""
     texts = {name: str(given.get(name) or "").strip()[:_MAX_VALUE] for name in ("actor", "action", "target")}
-    return AuditFilter(**texts, since=_moment(given, "since"), until=_moment(given, "until"), before=_id(given))
+    return AuditFilter(**texts, since=_moment(given, "since"), until=_moment(given, "until"), after=_id(given))
 
 
 def _moment(given: Mapping[str, object], name: str) -> datetime.datetime | None:
@@ -65,11 +65,11 @@ def _moment(given: Mapping[str, object], name: str) -> datetime.datetime | None:
 
 
 def _id(given: Mapping[str, object]) -> int | None:
-    text = str(given.get("before") or "")
+    text = str(given.get("after") or "")
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_ID):
-        raise InvalidValue(gettext("'before' is the id of an entry."), param="before")
+        raise InvalidValue(gettext("'after' is the id of an entry."), param="after")
     return int(text)
 
 
@@ -85,7 +85,7 @@ def list_entries(*, organization: Keyed | str | None, chosen: AuditFilter) -> Qu
         rows = rows.filter(created_at__gte=chosen.since)
     if chosen.until:
         rows = rows.filter(created_at__lt=chosen.until)
-    return rows.filter(id__lt=chosen.before) if chosen.before is not None else rows
+    return rows.filter(id__lt=chosen.after) if chosen.after is not None else rows
 
 
 def count_of_hour(*, organization: Keyed | str, action: str) -> int:

@@ -121,7 +121,7 @@ def test_the_last_day_of_the_form_is_included_and_a_moment_of_the_api_is_not(
 
 @pytest.mark.parametrize(
     "query",
-    [{"since": "yesterday"}, {"until": "2026-13-40"}, {"before": "-1"}, {"before": "9" * 40}, {"before": "abc"}],
+    [{"since": "yesterday"}, {"until": "2026-13-40"}, {"after": "-1"}, {"after": "9" * 40}, {"after": "abc"}],
 )
 def test_a_filter_that_cannot_be_read_is_named(query, organization, alice, key, client_for, api_client):
     page = client_for(alice).get("/organization/audit", query)
@@ -139,7 +139,7 @@ def test_pages_by_key_miss_nothing_while_entries_come_in(organization, alice, ke
 
     first = api_client(key).get("/api/v1/audit", {"limit": "40"}).json()
     note(organization, alice.pk, "act.later")
-    second = api_client(key).get("/api/v1/audit", {"limit": "40", "before": first["last_id"]}).json()
+    second = api_client(key).get("/api/v1/audit", {"limit": "40", "after": first["last_id"]}).json()
     page = client_for(alice).get("/organization/audit")
     rest = client_for(alice).get("/organization/audit" + page.context["older"])
 
@@ -161,6 +161,7 @@ def test_exports_hold_what_matches_and_no_formula(organization, alice, client_fo
     assert [json.loads(line)["target"] for line in as_lines.splitlines()] == ["=1+1"]
     assert AuditEntry.objects.filter(action="audit.exported").count() == 2
     assert browser.get("/organization/audit/export", {"export": "xls"}).status_code == 400
+    assert api_client(key).get("/api/v1/audit", {"export": "xls"}).json()["error"]["param"] == "export"
 
 
 def test_a_key_needs_the_scope_and_its_creator_the_right(organization, bob, alice, api_client):

@@ -1,6 +1,6 @@
 """/api/v1/audit: the audit log of the key's organization."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from django.http import HttpResponse
@@ -13,21 +13,22 @@ from apps.core.audit_log import PAGE, AuditObject, as_object, export, list_entri
 from apps.core.database.read_times import counted_read
 from apps.core.http.openapi.document import FileAnswer
 from apps.core.objects.store import attachment
-from apps.interfaces.api.requests.pagination import ListObject, list_object
+from apps.interfaces.api.requests.pagination import After, ListObject, list_object
 from apps.interfaces.api.views import ApiView
 
-Export = Annotated[HttpResponse, FileAnswer("text/csv")]
+Export = Annotated[HttpResponse, FileAnswer("text/csv")] | Annotated[HttpResponse, FileAnswer("application/jsonl")]
+_A_TIME = "a date or time in UTC, such as `2026-01-31` or `2026-01-31T12:00:00Z`."
 
 
 class AuditQuery(msgspec.Struct):
     limit: Annotated[int, Meta(ge=1, le=100)] = PAGE
     actor: str | None = None
-    action: str | None = None
+    action: Annotated[str, Meta(description="One action. `key.` stands for all actions on keys.")] | None = None
     target: str | None = None
-    since: str | None = None
-    until: str | None = None
-    before: str | None = None
-    export: str | None = None
+    since: Annotated[str, Meta(description=f"Entries from then on: {_A_TIME}")] | None = None
+    until: Annotated[str, Meta(description=f"Entries before then: {_A_TIME}")] | None = None
+    after: After | None = None
+    export: Literal["csv", "jsonl"] | None = None
 
 
 class AuditLog(ApiView):
@@ -36,7 +37,7 @@ class AuditLog(ApiView):
     def get(self, request: Request, query: AuditQuery) -> ListObject[AuditObject] | Export:
         """Return entries newest first.
 
-        `actor`, `action`, `target`, `since` and `until` filter; `before` gets the next page. With `export` csv or
+        `actor`, `action`, `target`, `since` and `until` filter. With `export` csv or
         jsonl, the answer is a file of up to 10,000 entries.
         """
         rows = list_entries(organization=self.organization, chosen=read_filter(msgspec.structs.asdict(query)))
