@@ -67,11 +67,20 @@ def queue_delivery(*, endpoint: WebhookEndpoint, event: OrganizationEvent) -> We
     return delivery
 
 
-def publish_attempt(delivery: WebhookDelivery, *, not_before: datetime.datetime | None = None) -> None:
-    """Queue the next attempt. A repeated call for the same attempt changes nothing."""
+def publish_attempt(
+    delivery: WebhookDelivery,
+    *,
+    not_before: datetime.datetime | None = None,
+    resumed_at: datetime.datetime | None = None,
+) -> None:
+    """Queue the next attempt.
+
+    A repeated call for the same attempt changes nothing, except after `resumed_at`: a pause dropped the earlier one.
+    """
+    resumed = f":{resumed_at.isoformat()}" if resumed_at else ""
     outbox.publish(
         topic="webhook.deliver",
-        key=f"{delivery.pk}:{delivery.attempts}",
+        key=f"{delivery.pk}:{delivery.attempts}{resumed}",
         payload={"delivery_id": delivery.pk, "attempt": delivery.attempts},
         organization=delivery.organization_id,
         not_before=not_before,
@@ -79,12 +88,17 @@ def publish_attempt(delivery: WebhookDelivery, *, not_before: datetime.datetime 
 
 
 def deliver(*, delivery_id: str, attempt: int) -> None:
-    """Make one attempt and record its answer. An attempt that was recorded before is not repeated."""
+    """Make one attempt and record its answer. An attempt that was recorded before is not repeated.
+
+    While the endpoint is paused, the delivery stays as it is until the endpoint is resumed.
+    """
     rows = WebhookDelivery.objects.select_related("endpoint", "event")
     delivery = rows.filter(pk=delivery_id, status=DeliveryStatus.PENDING, attempts=attempt).first()
     if delivery is None:
         return
     endpoint, now = delivery.endpoint, db_now()
+    if endpoint.status == EndpointStatus.PAUSED:
+        return
     if endpoint.status == EndpointStatus.ACTIVE:
         body = body_of(endpoint, delivery.event)
         answer = post(endpoint.url, body=body, headers=_headers(endpoint, delivery.event, body, now))

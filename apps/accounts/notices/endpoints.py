@@ -24,6 +24,7 @@ from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.notices.outgoing import check_url
 from apps.core import audit
 from apps.core.audit_log import count_of_hour
+from apps.core.database.clock import db_now
 from apps.core.database.locks import lock, lock_row
 from apps.core.database.tenancy import OrganizationQuerySet
 from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
@@ -33,13 +34,14 @@ from apps.core.secrets.sealing import seal, unseal
 
 MAX_ENDPOINTS = 20
 MAX_PENDING = 100  # deliveries of an endpoint, before tests and replays are refused; events have a higher limit
-MAX_TESTS_PER_HOUR, MAX_REPLAYS_PER_HOUR = 60, 1_000  # of an organization
+MAX_TESTS_PER_HOUR, MAX_RESUMES_PER_HOUR, MAX_REPLAYS_PER_HOUR = 60, 60, 1_000  # of an organization
 OVERLAP = datetime.timedelta(hours=24)  # in which the previous secret signs as well
 _SECRET_BYTES = 32
 _HINT_CHARACTERS = 5  # the last one is padding
 _MAX_NAME = 100  # of the column
 _NOT_OF_A_LINE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # control characters and breaks
 _AGAIN_SECONDS = 300
+_RETRY_WINDOW = datetime.timedelta(minutes=10)
 
 
 def list_endpoints(*, organization: Organization) -> OrganizationQuerySet:
@@ -65,26 +67,35 @@ def list_deliveries(*, endpoint: WebhookEndpoint) -> OrganizationQuerySet:
 
 @transaction.atomic
 def create_endpoint(
-    *, organization: Organization, url: str, event_types: Sequence[str], format: str, by: str, name: str = ""
-) -> tuple[WebhookEndpoint, str]:
-    """Return a new endpoint and its secret, which is shown only once. Raises InvalidValue, InvalidState."""
+    *, organization: Organization, url: str, event_types: Sequence[str], format: str, by: str, name: str = "",
+    is_retry: bool = False,
+) -> tuple[WebhookEndpoint, str]:  # fmt: skip
+    """Return a new endpoint and its secret, which is shown only once. Raises InvalidValue, InvalidState.
+
+    A client's automatic retry returns the endpoint that the same request created within minutes, with a new secret.
+    """
     name = name.strip()
-    _check(name=name, url=url, event_types=event_types, format=format)
+    wanted: dict[str, Any] = {"name": name, "url": url, "event_types": list(event_types), "format": format}
+    _check(**wanted)
     lock(f"webhooks:{organization.pk}")
+    if is_retry:
+        since = db_now() - _RETRY_WINDOW
+        made = list_endpoints(organization=organization).filter(created_by=by, created_at__gte=since, **wanted)
+        if found := made.last():
+            secret = rotate_secret(endpoint=found, by=by, now=db_now(), keeps_old=False)
+            found.refresh_from_db()
+            return found, secret
     if list_endpoints(organization=organization).count() >= MAX_ENDPOINTS:
         raise InvalidState(
             gettext("An organization has at most %(max_endpoints)s webhooks. Delete one first.")
             % {"max_endpoints": MAX_ENDPOINTS}
         )
-    endpoint = WebhookEndpoint(
-        id=new_id("we"), organization_id=organization.pk, name=name, url=url, event_types=_sorted(event_types),
-        format=format, created_by=by,
-    )  # fmt: skip
+    endpoint = WebhookEndpoint(id=new_id("we"), organization_id=organization.pk, created_by=by, **wanted)
     secret = _new_secret()
     endpoint.secret_sealed = seal(secret, place=secret_place(endpoint, "secret_sealed"))
     endpoint.save(force_insert=True)
     endpoint.refresh_from_db()
-    _audit(endpoint, "created", by, name=name, url=url, event_types=endpoint.event_types, format=format)
+    _audit(endpoint, "created", by, **wanted)
     return endpoint, secret
 
 
@@ -107,7 +118,7 @@ def change_endpoint(
     }
     wanted["name"] = wanted["name"].strip()
     _check(**wanted)
-    wanted["event_types"] = _sorted(wanted["event_types"])
+    wanted["event_types"] = list(wanted["event_types"])
     if all(getattr(endpoint, field) == value for field, value in wanted.items()):
         return endpoint
     for field, value in (wanted | {"updated_at": now}).items():
@@ -121,12 +132,16 @@ def change_endpoint(
 def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: datetime.datetime) -> WebhookEndpoint:
     """Pause an endpoint, or resume a paused or disabled one. Events from the meantime are not sent later.
 
-    Raises NotFound.
+    Deliveries that were pending go on at once. Raises RateLimited, NotFound.
     """
     endpoint = lock_row(endpoint)
     if is_paused:
         endpoint.paused_at = endpoint.paused_at or now
     else:
+        if endpoint.status != EndpointStatus.ACTIVE:
+            _require_pace(endpoint, "webhook.resumed", MAX_RESUMES_PER_HOUR)
+            for delivery in endpoint.deliveries.filter(status=DeliveryStatus.PENDING):
+                publish_attempt(delivery, resumed_at=now)
         endpoint.paused_at, endpoint.disabled_because, endpoint.failing_since = None, "", None
     endpoint.save(update_fields=["paused_at", "disabled_because", "failing_since"])
     _audit(endpoint, "paused" if is_paused else "resumed", by)
@@ -253,10 +268,6 @@ def _check_types(event_types: Sequence[str], *, param: str) -> None:
             % {"unknown": unknown[0][:64]},
             param=param,
         )
-
-
-def _sorted(event_types: Sequence[str]) -> list[str]:
-    return [each for each in EVENT_TYPES if each in event_types]
 
 
 def _new_secret() -> str:

@@ -1,6 +1,7 @@
 """OpenAI's calls for webhooks, through its own SDK."""
 
 import time
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from types import SimpleNamespace
@@ -21,12 +22,15 @@ URL = "https://hooks.example.com/anneal"
 
 @pytest.fixture
 def created(sdk) -> object:
-    return sdk.webhooks.create(name="Jobs", url=URL, event_types=["fine_tuning.job.succeeded", "eval.run.failed"])
+    return sdk.webhooks.create(name="Jobs", url=URL, event_types=["eval.run.failed", "fine_tuning.job.succeeded"])
 
 
 def test_an_endpoint_is_created_changed_and_deleted(sdk, created) -> None:
     row = WebhookEndpoint.objects.get()
     assert (row.name, row.url, row.format) == ("Jobs", URL, "standard")
+    assert created.event_types == ["eval.run.failed", "fine_tuning.job.succeeded"], (
+        "in the order in which they were sent"
+    )
     assert created.signing_secret.startswith("whsec_")
     assert created.signing_secret_hint == f"whsec_…{created.signing_secret[-5:]}"
     assert sdk.webhooks.retrieve(created.id).to_dict() == {
@@ -51,6 +55,26 @@ def test_the_time_of_a_change_is_kept_and_an_unchanged_update_is_none(sdk, creat
     changed = sdk.webhooks.update(created.id, name="Other")
 
     assert unchanged.updated_at == 1767225600 < changed.updated_at
+
+
+def test_a_retry_of_the_sdk_makes_no_second_endpoint(sdk, created, organization, alice) -> None:
+    def send(client: openai.OpenAI, *, retries: int = 1, **changes: object) -> object:
+        wanted = {"name": "Jobs", "url": URL, "event_types": created.event_types}
+        return client.webhooks.create(**(wanted | changes), extra_headers={"X-Stainless-Retry-Count": str(retries)})
+
+    again = send(sdk)
+    others = {
+        send(sdk, retries=0).id,
+        send(sdk, name="Other").id,
+        send(openai_client(make_key(organization, alice))).id,
+    }
+
+    assert again.id == created.id and again.signing_secret != created.signing_secret
+    row = WebhookEndpoint.objects.get(pk=created.id)
+    assert again.signing_secret_hint == endpoints.secret_hint(row) and row.previous_sealed is None
+    assert len({created.id, *others}) == WebhookEndpoint.objects.count() == 4
+    WebhookEndpoint.objects.update(created_at=db_now() - timedelta(minutes=11))
+    assert send(sdk).id not in {created.id, *others}
 
 
 @pytest.mark.parametrize("keeps", [True, False])

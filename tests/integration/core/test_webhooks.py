@@ -136,6 +136,35 @@ def test_a_failed_delivery_is_retried_with_its_id_then_fails_and_is_replayed(org
     assert receiver.requests[-1].headers["webhook-id"] == delivery.event_id
 
 
+def test_a_pause_keeps_deliveries_from_before_it_and_uses_up_none_of_their_attempts(
+    organization, alice, create, receiver
+):
+    endpoint, _ = create()
+    receiver.status = 500
+    succeed(organization)
+    send_due()
+
+    def set_paused(is_paused: bool) -> None:
+        endpoints.set_paused(endpoint=endpoint, is_paused=is_paused, by=alice.pk, now=db_now())
+
+    for _ in range(2):
+        set_paused(True)
+        send_due()
+        set_paused(False)
+        set_paused(True)
+        send_due()
+    succeed(organization, "ftjob-meanwhile")
+    send_due()
+    delivery = endpoints.list_deliveries(endpoint=endpoint).get()
+    assert (delivery.status, delivery.attempts, delivery.attempts_left) == ("pending", 1, deliveries.ATTEMPTS - 1)
+
+    receiver.status = 204
+    set_paused(False)
+    send_due()
+    delivery.refresh_from_db()
+    assert (delivery.status, delivery.attempts, len(receiver.requests)) == ("delivered", 2, 2)
+
+
 def test_retries_wait_longer_each_time(organization, create, receiver):
     create()
     receiver.status = 503

@@ -15,6 +15,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.errors import InvalidState, NotFound
 from apps.interfaces.api.native.webhooks import EventTypes, WebhookView
+from apps.interfaces.api.requests.idempotency import is_client_retry
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
 from apps.interfaces.api.views import ApiView
 
@@ -101,7 +102,7 @@ class EndpointList(ApiView):
         """Create a webhook endpoint. Its signing secret is only in this answer."""
         endpoint, secret = endpoints.create_endpoint(
             organization=self.organization, name=body.name, url=body.url, event_types=body.event_types,
-            format=WebhookFormat.STANDARD, by=self.actor,
+            format=WebhookFormat.STANDARD, by=self.actor, is_retry=is_client_retry(request),
         )  # fmt: skip
         return {**_object(endpoint), "signing_secret": secret}
 
