@@ -61,8 +61,12 @@ def find_start_point(*, organization: Organization | str, model: str) -> StartPo
         return _from_checkpoint(named)
     if model.startswith(_ADAPTER_PREFIX):
         version = get_exact_version(organization=organization, model_name=model)
-        run = Run.objects.for_organization(organization).filter(pk=version.source).select_related("job").first()
-        shape = _shape(run.job) if run else _shape_of_upload(version)
+        run, checkpoint = (
+            rows.for_organization(organization).filter(pk=version.source).select_related("job").first()
+            for rows in (Run.objects, Checkpoint.objects)
+        )
+        source = run or checkpoint
+        shape = _shape(source.job) if source else _shape_of_upload(version)
         start_from = StartFrom(version=version.pk, model=model)
         return StartPoint(base_model=version.adapter.base_model, start_from=start_from, shape=shape)
     if model.startswith(_CHECKPOINT_PREFIX):

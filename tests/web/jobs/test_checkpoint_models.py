@@ -93,9 +93,12 @@ def test_the_api_names_it_and_what_answers_outlives_the_checkpoint(
     http = api_client(key)
     [listed] = http.get(f"/v1/fine_tuning/jobs/{checkpoint.job_id}/checkpoints").json()["data"]
 
+    limits = f"/api/v1/models/{listed['fine_tuned_model_checkpoint']}/limits"
+    fixed = http.get(limits).json()["fixed"]
     served = http.post(f"/api/v1/checkpoints/{checkpoint.pk}/serve").json()
     attempt.succeed(floor.base_model)
 
+    assert http.get(limits).json()["fixed"] == fixed and fixed["lora_alpha"], "it can be continued as before"
     assert served["model"] == listed["fine_tuned_model_checkpoint"]
     early, final = AdapterVersion.objects.get(number=None), AdapterVersion.objects.get(number=1)
     assert early.adapter_id == final.adapter_id
