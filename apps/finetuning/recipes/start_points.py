@@ -58,7 +58,7 @@ def find_start_point(*, organization: Organization | str, model: str) -> StartPo
     Versions and checkpoints must belong to the organization. Raises ModelNotFound or NotFound.
     """
     if named := find_named(organization, model):
-        return _from_checkpoint(named)
+        return _from_checkpoint(named, model)
     if model.startswith(_ADAPTER_PREFIX):
         version = get_exact_version(organization=organization, model_name=model)
         run, checkpoint = (
@@ -70,13 +70,14 @@ def find_start_point(*, organization: Organization | str, model: str) -> StartPo
         start_from = StartFrom(version=version.pk, model=model)
         return StartPoint(base_model=version.adapter.base_model, start_from=start_from, shape=shape)
     if model.startswith(_CHECKPOINT_PREFIX):
-        return _from_checkpoint(find_checkpoint(organization, model))
+        return _from_checkpoint(find_checkpoint(organization, model), "")
     return StartPoint(base_model=get_base_model(name=model))
 
 
-def _from_checkpoint(checkpoint: Checkpoint) -> StartPoint:
+def _from_checkpoint(checkpoint: Checkpoint, name: str) -> StartPoint:
     job = checkpoint.job
-    return StartPoint(base_model=job.base_model, start_from=StartFrom(checkpoint=checkpoint.pk), shape=_shape(job))
+    start_from = StartFrom(checkpoint=checkpoint.pk, model=name)
+    return StartPoint(base_model=job.base_model, start_from=start_from, shape=_shape(job))
 
 
 def project_ids_of_start(start: StartPoint) -> set[str]:

@@ -11,7 +11,7 @@ from apps.finetuning.recipes.completion import RecipeChoice
 
 
 class StartFrom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The weights a job continues: an adapter version and the name it was requested by, or a checkpoint.
+    """The weights a job continues: an adapter version or a checkpoint, and the name it was requested by.
 
     All fields are empty if the job starts from the base model.
     """
@@ -23,6 +23,11 @@ class StartFrom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def name(self) -> str:
         """Return the value of a request's `model` that starts from here; "" for the base model."""
+        return self.checkpoint or self.model
+
+    @property
+    def sent_name(self) -> str:
+        """Return the value of `model` that the request had; "" for the base model."""
         return self.model or self.checkpoint
 
 

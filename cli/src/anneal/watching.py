@@ -181,7 +181,8 @@ def job_text(job: dict[str, Any]) -> str:
         [
             ("Job", job["id"]),
             ("Status", job["status"]),
-            ("Base model", job["model"]),
+            ("Base model", job["base_model"]),
+            ("Continues", job["model"] if job["model"] != job["base_model"] else None),
             ("Model", job["fine_tuned_model"]),
             ("Training file", job["training_file"]),
             ("Pool", job["pool"]),

@@ -204,6 +204,7 @@ def test_a_job_continues_a_fine_tuned_model_in_its_shape(sdk, floor, file_id, cl
     recipe = job.model_extra["recipe"]
     assert refused.value.param == "lora.rank"
     assert (recipe["lora_rank"], recipe["use_rslora"], job.model_extra["continues"]["model"]) == (8, True, model)
+    assert (job.model, job.model_extra["base_model"]) == (model, "anneal-demo")
     start = second.claimed.spec.start_from
     assert {file.name for file in start.files} == {"adapter_config.json", "adapter_model.safetensors", "manifest.json"}
     assert second.claimed.spec.resume_from is None

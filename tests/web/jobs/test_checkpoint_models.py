@@ -123,6 +123,9 @@ def test_its_name_is_known_to_every_call_before_a_request_uses_it(floor, organiz
     assert (serving["model"], serving["state"]) == (name, "off")
     assert limits["fixed"]["lora_rank"] == checkpoint.job.hyperparameters["lora_rank"]
     assert rehearsed.status_code == 200
+    made = http.post("/v1/fine_tuning/jobs", body | {"dry_run": False}, format="json").json()
+    assert (made["model"], made["base_model"]) == (name, floor.base_model.name)
+    assert made["continues"] == {"checkpoint": checkpoint.pk, "model": name}
     assert not AdapterVersion.objects.exists()
 
     early = http.post("/api/v1/aliases", {"name": "early", "version": name}, format="json")

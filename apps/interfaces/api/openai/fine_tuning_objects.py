@@ -47,10 +47,12 @@ class WaitMembers(TypedDict):
 class OurMembers(TypedDict):
     """What a job has beside OpenAI's members. Amounts in dollars are exact decimal texts.
 
+    `base_model` is the one that is fine-tuned, also if `model` is a fine-tuned model or a checkpoint to continue.
     `spend_cap_usd` is the maximum that you pay. If `price_policy` is "firm", a slower run continues at our expense; if
     it is "metered", it pauses there.
     """
 
+    base_model: str
     user_provided_suffix: str | None
     recipe: dict[str, Any]
     recipe_choices: list[dict[str, Any]]
@@ -152,7 +154,7 @@ def _job_object(
         "object": "fine_tuning.job",
         "created_at": int(job.created_at.timestamp()),
         "finished_at": unix_seconds(job.finished_at),
-        "model": job.base_model.name,
+        "model": requested.start_from.sent_name or job.base_model.name,
         "fine_tuned_model": job.adapter_version.model_name if job.adapter_version else None,
         "organization_id": job.organization_id,
         "project_id": job.project_id,
@@ -181,6 +183,7 @@ def _asked(requested: StoredRequest, name: str, recipe: Mapping[str, object]) ->
 
 def _ours(job: FineTuningJob, requested: StoredRequest, progress: JobProgress, held_nano: int | None) -> OurMembers:
     return {
+        "base_model": job.base_model.name,
         "user_provided_suffix": requested.suffix or job.suffix or None,
         "recipe": job.hyperparameters,
         "recipe_choices": msgspec.to_builtins(requested.choices),

@@ -200,7 +200,7 @@ def _gates(api: Api, manifest: Manifest, job: dict[str, Any], current_name: str)
         report,
         current=current,
         is_comparable=is_same_measure(job, before),
-        has_other_base=before is not None and before["model"] != job["model"],
+        has_other_base=before is not None and before["base_model"] != job["base_model"],
     )
 
 

@@ -104,7 +104,7 @@ def list_jobs(context: typer.Context, limit: Limit = 20, as_json: AsJson = False
 
 def _cells(job: dict[str, Any]) -> tuple[object, ...]:
     return (
-        job["id"], job["status"], job["model"], f"{job['step']}/{job['total_steps'] or '-'}",
+        job["id"], job["status"], job["base_model"], f"{job['step']}/{job['total_steps'] or '-'}",
         dollars(job["cost_usd"]), moment(job["created_at"]), job["fine_tuned_model"],
     )  # fmt: skip
 
