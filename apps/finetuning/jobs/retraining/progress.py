@@ -26,7 +26,7 @@ from apps.finetuning.jobs.retraining.endings import finish
 from apps.finetuning.jobs.retraining.launches import above_maximum, launch, require_actor
 from apps.finetuning.lifecycle import JOB_TERMINAL, RETRAINING_OPEN, JobStatus, RetrainingCode, RetrainingStatus
 from apps.finetuning.models import FineTuningJob, Retraining
-from apps.serving.aliases import AliasMoved, is_imported, point_alias
+from apps.serving.aliases import AliasMoved, is_imported, loading_what_is_cold, point_alias
 
 MAX_LOOKED_AT = 100  # by one tick, over all organizations
 MAX_SECONDS = 10.0  # of one tick: creating a job takes up to a second, and other short tasks wait meanwhile
@@ -70,7 +70,7 @@ def _advance(retraining_id: str) -> None:
     """Take the next step. The lock of the row makes another process pass it over."""
     now = db_now()
     try:
-        with transaction.atomic():
+        with loading_what_is_cold(), transaction.atomic():
             retraining = _waiting(now).filter(pk=retraining_id).select_for_update(skip_locked=True).first()
             if retraining is None:
                 return

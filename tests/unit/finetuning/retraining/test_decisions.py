@@ -18,7 +18,7 @@ from apps.finetuning.tasks import retrain
 from apps.serving.aliases import point_alias
 from apps.serving.evals import progress
 from apps.serving.evals.models import EvalRun
-from apps.serving.models import Alias
+from apps.serving.models import Alias, Deployment
 from tests.factories.retraining import REGRESSION, answer, grow, make_plan, tick, train
 from tests.support.attempts import paused_at
 
@@ -152,11 +152,13 @@ def test_a_model_that_no_replica_has_loaded_is_tried_again_and_not_for_ever(comp
 
     waiting = tick()
     assert (waiting.status, waiting.attempts) == ("promoting", 1)
+    deployment = Deployment.objects.get(adapter_version=compared.job.adapter_version)
+    assert deployment.last_requested_at is not None
     assert waiting.next_at > db_now() + datetime.timedelta(seconds=90)
 
     for _ in range(10):
         ended = tick()
-    assert (ended.status, ended.code) == ("kept", "invalid_state")
+    assert (ended.status, ended.code) == ("kept", "version_not_loaded")
 
 
 @pytest.mark.slow
