@@ -5,6 +5,7 @@ import pytest
 from apps.accounts.members import projects
 from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import ApiKey, Membership, Project, default_project_id
+from apps.batches.completions.records import record_completions
 from apps.billing.budget_settings import set_budget
 from apps.catalog.models import BaseModel
 from apps.core.database.clock import db_now
@@ -13,14 +14,18 @@ from apps.datasets.models import Dataset
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.lifecycle import JobStatus
-from apps.finetuning.models import FineTuningJob, GpuPool
+from apps.finetuning.models import Checkpoint, FineTuningJob, GpuPool
 from apps.finetuning.usage.allowances import set_allowance
 from apps.interfaces.web.wizard.draft import Draft
-from tests.factories.accounts import make_key
+from apps.serving.evals.models import Eval, EvalRun
+from tests.factories.accounts import give_project_role, make_key
+from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_base_model
 from tests.factories.finetuning import TrainingSetup, make_checkpoint, make_training_file
 from tests.factories.market import Market
 from tests.factories.money import USD
+from tests.factories.retraining import make_plan, make_production
+from tests.factories.usage import make_completion
 from tests.support.pages import text
 
 KEY = {"name": "nightly", "scopes": ["view"], "expires": "30"}
@@ -119,6 +124,44 @@ def test_a_viewer_of_a_project_only_looks_at_its_fine_tunes(client_for, organiza
         make_member_job(floor, by=bob.pk)
     assert make_member_job(floor, by=alice.pk).project_id == default.pk
     assert "The job is being cancelled" in text(owner.post(f"{page}/cancel", follow=True))
+
+
+@pytest.mark.slow
+def test_pages_offer_a_viewer_of_the_project_none_of_their_actions(
+    client_for, organization, alice, bob, floor, key, claim
+):
+    job = make_production(floor, key, claim)
+    plan = make_plan(job, key)
+    make_checkpoint(organization, floor.base_model, step=4)
+    evaluated = Eval.objects.create(
+        organization=organization, project_id=default_project_id(organization), name="sums", created_by="system",
+        data_source_config={"type": "logs"}, testing_criteria=[],
+    )  # fmt: skip
+    run = EvalRun.objects.create(
+        organization=organization, evaluated=evaluated, data_source={}, testing_criteria=[], created_by="system"
+    )
+    completion = make_completion(organization_id=organization.pk, created=1_762_000_000)
+    record_completions(records=[completion])
+    actions = {
+        f"/datasets/{job.training_file_id}": ["/delete"],
+        f"/adapters/{job.adapter_version_id}": ["/delete", "/adapters/stop?", '/alias"', "/aliases/delete?"],
+        "/jobs/retraining": [f"{plan.pk}/{each}" for each in ("start", "switch")],
+        f"/jobs/{Checkpoint.objects.latest('created_at').job_id}?tab=checkpoints": ["/try"],
+        f"/evals/{evaluated.pk}": ["/runs/new", "/evals/delete?"],
+        f"/evals/{evaluated.pk}/runs/{run.pk}": ["/cancel?"],
+        f"/batches/{make_batch(organization, alice, [make_line('a')]).pk}": ["/cancel?"],
+        f"/stored-completions/{completion.id}": ["/delete?"],
+    }
+    admin = Membership.objects.get(organization=organization, user=bob)
+    Membership.objects.filter(pk=admin.pk).update(role="admin")
+
+    def offered() -> dict[str, list[str]]:
+        pages = {page: text(client_for(bob).get(page)) for page in actions}
+        return {page: [each for each in actions[page] if each in shown] for page, shown in pages.items()}
+
+    assert offered() == actions
+    give_project_role(job.project, alice, bob, "viewer")
+    assert not any(offered().values())
 
 
 @pytest.mark.slow

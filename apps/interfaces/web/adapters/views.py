@@ -11,7 +11,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.roles import Permission
 from apps.adapters import queries
 from apps.adapters.models import AdapterVersion
 from apps.core import audit
@@ -32,7 +32,7 @@ from apps.interfaces.web.adapters.lineage import ancestor_of, comparison_url, li
 from apps.interfaces.web.adapters.pushes import shown_pushes
 from apps.interfaces.web.adapters.traffic import traffic_of
 from apps.interfaces.web.jobs.evaluation import evaluation_of
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.code_samples import chat_samples
 from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
 from apps.serving import operations
@@ -51,7 +51,7 @@ def detail(request: OrganizationRequest, version_id: str) -> HttpResponse:
     version = queries.get_version(organization=request.organization, id=version_id)
     if request.htmx and request.headers.get("HX-Target", "").endswith("#adapter-exports"):
         job = find_jobs_of_adapters(organization=request.organization, versions=[version]).get(version.pk)
-        context = {"version": version, "job": job, **_rights(request), **_exports(version, request)}
+        context = {"version": version, "job": job, **_rights(version, request), **_exports(version, request)}
         response = render(request, "adapters/_exports.html", context)
     else:
         part = "#state" if request.htmx else ""
@@ -89,14 +89,14 @@ def _detail(version: AdapterVersion, request: OrganizationRequest) -> dict[str, 
             adapter_version=version, removed_at=None, pinned_at__isnull=False
         ).exists(),
         "samples": chat_samples(model=version.model_name),
-        **_rights(request),
+        **_rights(version, request),
     }
 
 
-def _rights(request: OrganizationRequest) -> dict[str, object]:
+def _rights(version: AdapterVersion, request: OrganizationRequest) -> dict[str, object]:
     return {
-        "may_write": has_permission(request.membership.role, Permission.ADAPTER_WRITE),
-        "may_delete": has_permission(request.membership.role, Permission.ADAPTER_DELETE),
+        "may_write": may_write(request, Permission.ADAPTER_WRITE, version.adapter.project_id),
+        "may_delete": may_write(request, Permission.ADAPTER_DELETE, version.adapter.project_id),
     }
 
 
@@ -119,7 +119,7 @@ def _exports(version: AdapterVersion, request: OrganizationRequest) -> dict[str,
         ],
         "conversions": [{"offer": offer, "label": gettext(EXPORTS[offer.kind])} for offer in offers],
         "pushes": pushes,
-        "may_push": settings.HUB_PUSHES and has_permission(request.membership.role, Permission.ADAPTER_WRITE),
+        "may_push": settings.HUB_PUSHES and may_write(request, Permission.ADAPTER_WRITE, version.adapter.project_id),
         "is_making": any(offer.is_open for offer in offers)
         or any(each.push.status in CONVERSION_OPEN for each in pushes),
         "missing": list_missing(version),

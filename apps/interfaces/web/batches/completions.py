@@ -25,7 +25,7 @@ from apps.core.database.keyset import read_page
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project, project_of_new_work
 from apps.interfaces.web.shell.downloads import download_csv
 
@@ -186,7 +186,7 @@ def detail(request: OrganizationRequest, completion_id: str) -> HttpResponse:
         "tools": msgspec.json.format(msgspec.json.encode(sent["tools"]), indent=2).decode()[:_MOST_CHARACTERS]
         if sent.get("tools")
         else "",
-        "may_delete": has_permission(request.membership.role, Permission.INFERENCE),
+        "may_delete": may_write(request, Permission.INFERENCE, completion.project_id),
     }
     return render(request, "batches/completion.html", context)
 

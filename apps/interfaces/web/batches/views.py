@@ -23,7 +23,7 @@ from apps.core.errors import NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
 from apps.core.templatetags.ui import number
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.code_samples import batch_samples
 from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
@@ -103,7 +103,7 @@ def detail(request: OrganizationRequest, batch_id: str) -> HttpResponse:
         "percent": 100 * answered // batch.total if batch.total else 0,
         "files": [(label, file) for label, file in files if file is not None],
         "is_live": batch.status in ACTIVE,
-        "can_be_cancelled": _can_be_cancelled(batch) and has_permission(request.membership.role, Permission.INFERENCE),
+        "can_be_cancelled": _can_be_cancelled(batch) and may_write(request, Permission.INFERENCE, batch.project_id),
     }
     response = render(request, "batches/detail.html" + ("#state" if request.htmx else ""), context)
     patch_vary_headers(response, ["HX-Request"])

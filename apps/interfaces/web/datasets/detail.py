@@ -37,7 +37,7 @@ from apps.interfaces.web.datasets.viewer import (
     look,
     viewer_context,
 )
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 
 _MAX_JOBS, _MAX_OVERLAPS, _MAX_VERSIONS = 50, 6, 100
 _WHAT_ROWS = {
@@ -112,7 +112,7 @@ def detail(request: OrganizationRequest, file_id: str) -> HttpResponse:
         return _part(request, "price", {"least_nano": price_nano})
     looked = look(version, model, address, count)
     context = viewer_context(address, looked, is_pending=version.status in UNVALIDATED)
-    context["may_write"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
+    context["may_write"] = may_write(request, Permission.DATASET_WRITE, version.dataset.project_id)
     if part.endswith("#viewer"):
         return _part(request, "viewer", context)
     context |= _summary(address, looked) | {

@@ -13,7 +13,7 @@ from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_safe
 
 from apps.accounts.queries import name_of_actor
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.roles import Permission
 from apps.batches.completions.queries import text_of
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
@@ -23,7 +23,7 @@ from apps.core.messages.translation import later
 from apps.core.templatetags.ui import number
 from apps.interfaces.web.evals.run_forms import can_run_again
 from apps.interfaces.web.evals.shown import shown_run
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.serving.evals import operations, queries
 from apps.serving.evals.lifecycle import ACTIVE, EvalPhase, EvalRunStatus, ItemStatus
 from apps.serving.evals.models import EvalItem, EvalRun
@@ -71,7 +71,7 @@ def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpRespo
     page = read_page(found.filter(status=status) if status else found, request.GET, order=("number", "id"), size=_PAGE)
     address = reverse("web:eval_run", args=[evaluated.pk, run.pk])
     asked = f"status={status}&" if status else ""
-    may_write = has_permission(request.membership.role, Permission.INFERENCE)
+    may_change = may_write(request, Permission.INFERENCE, evaluated.project_id)
     context = {
         "evaluated": evaluated,
         "shown": shown_run(run),
@@ -84,8 +84,8 @@ def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpRespo
         ],
         "previous": f"{address}?{asked}before={page.previous['before']}" if page.has_previous else "",
         "next": f"{address}?{asked}after={page.next['after']}" if page.has_next else "",
-        "can_be_cancelled": may_write and run.status in ACTIVE,
-        "can_run_again": may_write and can_run_again(run),
+        "can_be_cancelled": may_change and run.status in ACTIVE,
+        "can_run_again": may_change and can_run_again(run),
     }
     response = render(request, "evals/run.html" + ("#state" if request.htmx else ""), context)
     patch_vary_headers(response, ["HX-Request"])

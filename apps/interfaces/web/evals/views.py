@@ -15,7 +15,7 @@ from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
 from apps.interfaces.web.evals.run_forms import can_run_again
 from apps.interfaces.web.evals.shown import shown_run
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project
 from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 from apps.serving.evals import operations, queries
@@ -59,8 +59,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
         }
         for one in page.rows
     ]
-    may_write = has_permission(request.membership.role, Permission.INFERENCE)
-    return render_list(request, "evals/list.html", page, {"evals": rows, "may_write": may_write, "project": project})
+    may_create = has_permission(request.membership.role, Permission.INFERENCE)
+    return render_list(request, "evals/list.html", page, {"evals": rows, "may_write": may_create, "project": project})
 
 
 @require_safe
@@ -86,7 +86,7 @@ def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
         "owner": name_of_actor(organization=request.organization, actor=evaluated.created_by),
         "criteria": _criteria(evaluated),
         "runs": [(each, can_run_again(each.run)) for each in shown],
-        "may_write": has_permission(request.membership.role, Permission.INFERENCE),
+        "may_write": may_write(request, Permission.INFERENCE, evaluated.project_id),
         "is_live": any(each.run.status in ACTIVE for each in shown),
     }
     response = render(request, "evals/detail.html" + ("#runs" if request.htmx else ""), context)

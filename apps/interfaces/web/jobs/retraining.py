@@ -27,7 +27,7 @@ from apps.finetuning.lifecycle import RETRAINING_OPEN, RetrainingStatus, Retrain
 from apps.finetuning.models import Retraining, RetrainingPlan
 from apps.finetuning.queries import get_job
 from apps.interfaces.web.jobs.retraining_forms import PlanForm, schedule_words
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project
 
 _SHOWN = 5  # retrainings of a plan
@@ -67,6 +67,7 @@ class ShownPlan:
     acts_as: str
     retrainings: list[ShownRetraining]
     is_busy: bool
+    may_write: bool
 
 
 @require_safe
@@ -77,6 +78,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
     found = list(rows.order_by("name"))
     names = names_of_actors(organization=request.organization, actors={plan.acts_as for plan in found})
     latest = plans.latest_retrainings(organization=request.organization, count=_SHOWN)
+    projects = {plan.source_job.project_id for plan in found}
+    writable = {each for each in projects if may_write(request, Permission.JOB_WRITE, each)}
     shown = [
         ShownPlan(
             plan=plan,
@@ -84,11 +87,12 @@ def index(request: OrganizationRequest) -> HttpResponse:
             acts_as=names[plan.acts_as],
             retrainings=[_shown(row) for row in latest.get(plan.pk, ())],
             is_busy=any(row.status in RETRAINING_OPEN for row in latest.get(plan.pk, ())),
+            may_write=plan.source_job.project_id in writable,
         )
         for plan in found
     ]
-    may_write = has_permission(request.membership.role, Permission.JOB_WRITE)
-    return render(request, "jobs/retraining.html", {"plans": shown, "may_write": may_write, "project": project})
+    may_create = has_permission(request.membership.role, Permission.JOB_WRITE)
+    return render(request, "jobs/retraining.html", {"plans": shown, "may_create": may_create, "project": project})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -13,7 +13,7 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.roles import Permission
 from apps.contracts.chat.rows import ChatRow, PreferenceRow, TextRow
 from apps.core.database.search import with_words
 from apps.core.messages.translation import later
@@ -24,7 +24,7 @@ from apps.finetuning import queries
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.downloads import stream_download
 
 LABELS = {
@@ -229,7 +229,7 @@ def _turns(preview: RowPreview) -> list[tuple[str, str]]:
 
 def _checkpoints(request: OrganizationRequest, job: FineTuningJob) -> dict[str, object]:
     checkpoints = list(queries.list_checkpoints(job=job))
-    may_try = has_permission(request.membership.role, Permission.ADAPTER_WRITE) and may_answer(job)
+    may_try = may_write(request, Permission.ADAPTER_WRITE, job.project_id) and may_answer(job)
     return {
         "checkpoints": checkpoints,
         "best_checkpoint": queries.best_of(checkpoints),

@@ -15,10 +15,9 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext, gettext_noop
 from django.views.decorators.http import require_POST, require_safe
 
-from apps.accounts.members.projects import may_work_in
 from apps.accounts.models import User
 from apps.accounts.queries import list_keys
-from apps.accounts.roles import Permission, has_permission
+from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_shown
 from apps.core.money import NANO_PER_CENT, usd_decimal
@@ -39,7 +38,7 @@ from apps.interfaces.web.jobs import tabs
 from apps.interfaces.web.jobs.curves import curves_of, with_number
 from apps.interfaces.web.jobs.overview import attempts_of, machine_of, overview_of
 from apps.interfaces.web.jobs.recipe import method_words, recipe_samples
-from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
+from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from apps.interfaces.web.wizard.compute_forms import CapForm
 from apps.interfaces.web.wizard.draft import Draft, start_of
@@ -244,11 +243,9 @@ def effect_of_stopping(job: FineTuningJob, progress: JobProgress) -> str:
 
 
 def _rights(request: OrganizationRequest, job: FineTuningJob) -> dict[str, bool]:
-    member = request.membership
-    may_write = has_permission(member.role, Permission.JOB_WRITE)
     return {
         "is_live": job.status not in JOB_TERMINAL,
-        "may_write": may_write and may_work_in(project_id=job.project_id, membership=member),
+        "may_write": may_write(request, Permission.JOB_WRITE, job.project_id),
     }
 
 

@@ -15,6 +15,7 @@ from psycopg.errors import ReadOnlySqlTransaction
 from apps.accounts.login.second_factor import require_second_factor
 from apps.accounts.login.sessions import require_recent_sign_in
 from apps.accounts.login.viewing import viewing_of
+from apps.accounts.members.projects import may_work_in
 from apps.accounts.members.visibility import seeing, sight_of_member
 from apps.accounts.models import Membership, Organization, User
 from apps.accounts.queries import get_organization, list_memberships_of
@@ -26,6 +27,7 @@ from apps.core.http.access import Access, View, answer, public_view, redirect_to
 __all__ = [
     "SESSION_ORGANIZATION",
     "OrganizationRequest",
+    "may_write",
     "organization_view",
     "person_view",
     "public_view",
@@ -104,6 +106,12 @@ def require(membership: Membership, permission: Permission) -> None:
         if permission == Permission.ORGANIZATION_MANAGE:
             text = gettext("Your role, %(role)s, does not allow this. Ask an owner.")
         raise PermissionDenied(text % {"role": gettext(membership.role)})
+
+
+def may_write(request: OrganizationRequest, permission: Permission, project_id: str) -> bool:
+    """Return whether the member's role grants `permission`, and they may change the work in the project."""
+    member = request.membership
+    return has_permission(member.role, permission) and may_work_in(project_id=project_id, membership=member)
 
 
 def selection_of(request: OrganizationRequest) -> str:
