@@ -67,14 +67,15 @@
   const plan = async (run, form) => {
     const known = localStorage.getItem(remembered(run.file));
     const project = form.querySelector("select[name=project]")?.value ?? "";
+    const name = form.querySelector("input[name=name]")?.value.trim() ?? "";
     if (known) {
       try {
         const found = await ask(run, `${run.base}/${known}`);
         const isHere = !project || found.project === project; // others see what is in another project
-        if (found.status === "pending" && found.bytes === run.file.size && isHere) return found;
+        const isNamed = !name || found.name === name; // another name asks for another dataset
+        if (found.status === "pending" && found.bytes === run.file.size && isHere && isNamed) return found;
       } catch (error) { if (!(error instanceof Refused)) throw error; }
     }
-    const name = form.querySelector("input[name=name]")?.value ?? "";
     const made = await ask(run, run.base, { filename: run.file.name, bytes: run.file.size, name, project });
     localStorage.setItem(remembered(run.file), made.id);
     return made;

@@ -118,6 +118,25 @@ def _note_part(request: Request, sent: list[str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_same_file_with_another_name_becomes_a_dataset_of_its_own(open_page: Open, alice: User, file: Path) -> None:
+    page = open_page("/datasets/upload", user=alice, is_fresh=True)
+    page.route("**/objects/**/p00005*", lambda route: None)  # never answered: this part hangs
+    for name in ("first", "second"):
+        page.set_input_files("input[type=file]", file)
+        page.locator("input[name=name]").fill(name)
+        page.get_by_role("button", name="Upload").click()
+        wait_on(page, lambda name=name: Upload.objects.filter(dataset_name=name).exists())
+        page.reload()
+    page.unroute_all(behavior="ignoreErrors")
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("button", name="Upload").click()
+
+    expect(page.get_by_text("checking the file line by line")).to_be_visible(timeout=240_000)
+    assert DatasetVersion.objects.get().dataset.name == "second", "without a name, the newest goes on"
+    assert Upload.objects.count() == 2
+
+
+@pytest.mark.slow
 def test_a_large_file_can_be_paused_and_goes_on_after_it(open_page: Open, alice: User, file: Path) -> None:
     page = open_page("/datasets/upload", user=alice, is_fresh=True)
     sent: list[str] = []

@@ -111,6 +111,7 @@ def _plan(upload: Upload, *, is_new: bool = False) -> dict[str, object]:
         "id": upload.pk,
         "status": upload.status,
         "project": upload.project_id,
+        "name": upload.dataset_name,
         "bytes": upload.bytes,
         "part_bytes": upload.part_bytes,
         "parts": parts.count_parts(upload) if is_planned else 0,
