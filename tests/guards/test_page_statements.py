@@ -166,6 +166,8 @@ STATEMENTS: dict[str, int] = {
     "web:organization_settings": 9,
     "web:overview": 46,
     "web:playground": 24,
+    "web:playground_delete": 7,
+    "web:playground_preset_delete": 10,
     "web:playground_saved": 11,
     "web:price_list": 12,
     "web:quota_end": 10,

@@ -51,6 +51,7 @@ class ConfirmedAction(Generic[Request]):
     list_title: str
     find: Callable[[Request, Sequence[str]], list[AffectedRow]]
     act: Callable[[Request, str], object]
+    is_typed: bool = True  # False where a button is enough: only the reader loses anything
 
     def name(self, rows: Sequence[AffectedRow]) -> str:
         """Return the name of a single row, or the number of rows, such as "3 datasets"."""
@@ -63,7 +64,7 @@ def say_undoable(request: HttpRequest, text: str, *, url: str, **fields: str) ->
 
 
 def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:
-    """Show what the action will do. A POST with the name typed in full does it.
+    """Show what the action will do. A POST does it, with the name typed in full if the action asks for it.
 
     Each row has a separate transaction. A refused row stays as it is and is shown with the reason. Raises NotFound if
     no row is known.
@@ -83,9 +84,10 @@ def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:
     if not rows:
         raise NotFound(gettext("No such %(nouns)s.") % {"nouns": action.nouns[0]})
     back = rows[0].url if len(rows) == 1 and rows[0].url else reverse(action.list_url_name)
-    typed, problem = action.name(rows), ""
+    name, problem = action.name(rows), ""
+    typed = name if action.is_typed else ""
     if request.method == "POST":
-        if " ".join(request.POST.get("confirm", "").split()) == typed:
+        if not typed or " ".join(request.POST.get("confirm", "").split()) == typed:
             return _carry_out(request, action, rows, back)
         problem = gettext("Type %(typed)s to confirm.") % {"typed": typed}
     else:
@@ -95,9 +97,9 @@ def confirm(request: Request, action: ConfirmedAction[Request]) -> HttpResponse:
         "action": action,
         "rows": rows,
         "back": back,
-        "title": gettext("%(verb)s %(what)s?") % {"verb": action.verb, "what": typed},
+        "title": gettext("%(verb)s %(what)s?") % {"verb": action.verb, "what": name},
         "button": gettext("%(verb)s %(what)s")
-        % {"verb": action.verb, "what": action.nouns[0] if len(rows) == 1 else typed},
+        % {"verb": action.verb, "what": action.nouns[0] if len(rows) == 1 else name},
         "gone": len(ids) - len(rows),
         "has_refusals": any(row.refusal for row in rows),
         "typed": typed,

@@ -210,11 +210,9 @@ PAGES: dict[str, Url] = {
     "web:playground_save": page(post=P.DATASET_WRITE),
     "web:playground_saved": page(get=P.VIEW),
     "web:playground_keep": page(post=P.INFERENCE),
-    "web:playground_delete": page(post=P.VIEW),
+    "web:playground_delete": page(get=P.VIEW, post=P.VIEW),
     "web:playground_preset": page(post=P.INFERENCE, data={"name": "k", "settings": "{}"}),
-    "web:playground_preset_delete": page(
-        post=P.INFERENCE, ids={"preset_id": "preset"}, refuses={"member": "members delete their own presets"}
-    ),
+    "web:playground_preset_delete": page(get=P.INFERENCE, post=P.INFERENCE, refs={"preset": "preset"}),
     "web:batch_list": page(get=P.VIEW),
     "web:batch_export": page(get=P.VIEW),
     "web:batch_cancel": page(get=P.INFERENCE, post=P.INFERENCE, refs={"batch": "batch"}),

@@ -1,16 +1,24 @@
 """Actions on several rows: the page says what will happen, the name is typed, and each refusal has its reason."""
 
+import re
 from urllib.parse import urlencode
 
 import pytest
 
 from apps.accounts.models import ApiKey, Membership, WebhookEndpoint
 from apps.accounts.notices.endpoints import create_endpoint
+from apps.core.database.clock import db_now
 from apps.core.http.confirmation import MAX_ROWS
 from apps.datasets.models import Dataset, DatasetVersion
 from apps.finetuning.models import FineTuningJob
+from apps.playground.conversations import keep_conversation
+from apps.playground.models import Preset, SavedConversation
+from apps.playground.presets import save_preset
+from apps.playground.transcripts import PlaySettings, PlayTurn, Transcript
+from apps.serving.aliases import point_alias
 from tests.factories.accounts import make_key
 from tests.factories.datasets import make_ready_version
+from tests.factories.serving import load, make_adapter, make_replica
 from tests.support.pages import text
 
 pytestmark = pytest.mark.django_db
@@ -31,6 +39,47 @@ def test_pausing_a_webhook_is_undone_to_the_state_before_it(organization, client
 
     WebhookEndpoint.objects.filter(pk=endpoint.pk).update(disabled_because="Gone")
     assert "Undo" not in browser.post(address, {"off": "1"}, follow=True).content.decode()
+
+
+@pytest.mark.slow
+def test_what_ends_a_canary_or_rolls_an_alias_back_is_undone(version, floor, client_for, alice) -> None:
+    replica, browser = make_replica(floor.base_model, "unix:///nowhere"), client_for(alice)
+    load(version, replica)
+    newer = make_adapter(version.organization, floor.base_model)
+    newer.adapter, newer.number = version.adapter, 2
+    newer.save()
+    for each, percent in ((version, 0), (newer, 20)):
+        alias = point_alias(version=each, name="live", canary_percent=percent, by=alice.pk, now=db_now())
+
+    def roll_back() -> tuple[str, str | None, int]:
+        """Roll the alias back, and undo it; return what stands after the undo."""
+        page = browser.post(f"/aliases/{alias.pk}/rollback", follow=True).content.decode()
+        form = page[: page.rindex("Undo</button>")].rpartition("<form")[2]
+        undo = re.search(r'action="([^"]+)"', form)[1]
+        browser.post(undo, dict(re.findall(r'name="(name|canary_percent)"\s+value="([^"]*)"', form)))
+        alias.refresh_from_db()
+        return alias.version_id, alias.canary_version_id, alias.canary_percent
+
+    assert roll_back() == (version.pk, newer.pk, 20)
+    point_alias(version=newer, name="live", by=alice.pk, now=db_now())
+    assert roll_back() == (newer.pk, None, 0)
+
+
+def test_a_conversation_is_deleted_after_a_question_and_a_preset_after_its_name(floor, organization, client_for, bob):
+    browser, membership = client_for(bob), Membership.objects.get(user=bob)
+    transcript = Transcript(columns=[[PlayTurn(role="user", content="My card is lost")]])
+    kept = keep_conversation(membership=membership, transcript=transcript, now=db_now())
+    preset = save_preset(membership=membership, name="Terse", is_shared=True, settings=PlaySettings(), now=db_now())
+    page = text(browser.get("/playground/saved"))
+    actions = {f"/playground/saved/delete?conversation={kept.pk}": "Delete My card is lost?",
+               f"/playground/presets/delete?preset={preset.pk}": "All members of Acme lose it."}  # fmt: skip
+    for address, words in actions.items():
+        assert f'href="{address}"' in page and words in text(browser.get(address))
+    assert "to confirm" not in text(browser.get(next(iter(actions))))
+
+    browser.post("/playground/saved/delete", {"conversation": kept.pk})
+    assert browser.post("/playground/presets/delete", {"preset": preset.pk}).status_code == 422
+    assert not SavedConversation.objects.exists() and Preset.objects.exists()
 
 
 @pytest.mark.slow

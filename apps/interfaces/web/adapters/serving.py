@@ -72,16 +72,17 @@ def point_alias(request: OrganizationRequest, version_id: str) -> HttpResponse:
 @require_POST
 @organization_view(Permission.ADAPTER_WRITE)
 def roll_back_alias(request: OrganizationRequest, alias_id: str) -> HttpResponse:
+    """End the alias's canary, or return to its previous version. To undo it points the alias as it was."""
     alias = aliases.get_alias(organization=request.organization, id=alias_id)
-
-    def act() -> str:
+    page = redirect("web:adapter_detail", version_id=alias.version_id)
+    undo = reverse("web:alias_point", args=[alias.canary_version_id or alias.version_id])
+    share = {"canary_percent": str(alias.canary_percent)} if alias.canary_percent else {}
+    with domain_errors_shown(request):
         back = aliases.roll_back(alias=alias, by=request.membership.user_id, now=db_now())
-        return gettext("%(name)s is answered by %(label)s again.") % {
-            "name": back.name,
-            "label": translated(back.version.label),
-        }
-
-    return _act(request, alias.version_id, act)
+        label = translated(back.version.label)
+        text = gettext("%(name)s is answered by %(label)s again.") % {"name": back.name, "label": label}
+        say_undoable(request, text, url=undo, name=back.name, **share)
+    return page
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

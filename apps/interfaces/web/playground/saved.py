@@ -1,5 +1,6 @@
 """What members save in the playground: their conversations, and presets of settings."""
 
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -9,12 +10,13 @@ from django.http import HttpResponse, JsonResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 from django_htmx.http import HttpResponseClientRedirect
 
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
+from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.http.json_bodies import decode_body, json_of
 from apps.core.messages.translation import later
@@ -68,12 +70,38 @@ def keep(request: OrganizationRequest) -> JsonResponse:
     return JsonResponse({"id": kept.pk})
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.VIEW)
 def delete(request: OrganizationRequest) -> HttpResponse:
-    """Delete the member's conversation that the form names, or all of them."""
-    delete_conversations(membership=request.membership, id=request.POST.get("conversation", ""))
-    return redirect("web:playground_saved")
+    """Delete the member's conversations that the address names, after a confirmation; a form that names none, all."""
+    if request.method == "POST" and "conversation" not in request.POST:
+        delete_conversations(membership=request.membership)
+        return redirect("web:playground_saved")
+    return confirm(request, _DELETE)
+
+
+def _find(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    effect = gettext("Its messages and ratings are deleted. Rows that you saved stay.")
+    rows = list_conversations(membership=request.membership).filter(pk__in=ids)
+    return [AffectedRow(row.pk, row.title, effect) for row in rows]
+
+
+def _delete(request: OrganizationRequest, conversation_id: str) -> None:
+    delete_conversations(membership=request.membership, id=conversation_id)
+
+
+_DELETE = ConfirmedAction[OrganizationRequest](
+    parameter="conversation",
+    verb=later("Delete"),
+    nouns=(later("conversation"), later("conversations")),
+    warning=later("A deleted conversation cannot be restored."),
+    done=later("Deleted"),
+    list_url_name="web:playground_saved",
+    list_title=later("Playground history"),
+    find=_find,
+    act=_delete,
+    is_typed=False,
+)
 
 
 @require_POST
@@ -98,8 +126,32 @@ def create_preset(request: OrganizationRequest) -> HttpResponse:
     return render(request, "adapters/playground.html#preset", {"preset_form": form}, status=422)
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @organization_view(Permission.INFERENCE)
-def remove_preset(request: OrganizationRequest, preset_id: str) -> HttpResponse:
+def delete_presets(request: OrganizationRequest) -> HttpResponse:
+    """Delete one or several presets, after the user typed the name or the number of presets."""
+    return confirm(request, _DELETE_PRESETS)
+
+
+def _find_presets(request: OrganizationRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    own = gettext("Only you use it.")
+    shared = gettext("All members of %(name)s lose it.") % {"name": request.organization.name}
+    rows = list_presets(membership=request.membership).filter(pk__in=ids)
+    return [AffectedRow(row.pk, row.name, own if row.membership_id else shared) for row in rows]
+
+
+def _delete_preset(request: OrganizationRequest, preset_id: str) -> None:
     delete_preset(membership=request.membership, id=preset_id)
-    return redirect("web:playground_saved")
+
+
+_DELETE_PRESETS = ConfirmedAction[OrganizationRequest](
+    parameter="preset",
+    verb=later("Delete"),
+    nouns=(later("preset"), later("presets")),
+    warning=later("A deleted preset cannot be restored."),
+    done=later("Deleted"),
+    list_url_name="web:playground_saved",
+    list_title=later("Playground history"),
+    find=_find_presets,
+    act=_delete_preset,
+)
