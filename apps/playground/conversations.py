@@ -42,10 +42,16 @@ def get_conversation(*, membership: Membership, id: str) -> SavedConversation:
 
 @transaction.atomic
 def keep_conversation(
-    *, membership: Membership, transcript: Transcript, now: datetime.datetime, id: str = ""
+    *,
+    membership: Membership,
+    transcript: Transcript,
+    now: datetime.datetime,
+    id: str = "",
+    kept_at: datetime.datetime | None = None,
 ) -> SavedConversation:
     """Store the conversation in place of the member's own with this id, or as a new one; delete those beyond 50.
 
+    It becomes a new one, too, if that one was last kept at another time than `kept_at`: another page changed it.
     Raises InvalidValue, TooLongToKeep.
     """
     require_storable(transcript)
@@ -53,9 +59,9 @@ def keep_conversation(
         raise InvalidValue(gettext("A conversation begins with a message. Send one first."), param="columns")
     lock(f"conversations:{membership.pk}")
     rows = list_conversations(membership=membership)
-    kept = rows.filter(pk=id).first() or SavedConversation(
-        organization_id=membership.organization_id, membership=membership
-    )
+    kept = rows.filter(pk=id).first()
+    if kept is None or kept.updated_at != kept_at:
+        kept = SavedConversation(organization_id=membership.organization_id, membership=membership)
     kept.title, kept.transcript, kept.updated_at = transcript.title, transcript, now
     kept.save()
     rows.filter(pk__in=list(rows.values_list("pk", flat=True)[MAX_CONVERSATIONS:])).delete()

@@ -23,7 +23,10 @@
     return token.value;
   };
 
-  const typed = () => $("[data-play-prompt]").value.trim();
+  // what is typed and not sent yet outlives a reload, for this account and project alone
+  const prompt = $("[data-play-prompt]"), unsent = `unsent:${page.dataset.keepUrl}`;
+  const write = (text) => { sessionStorage.setItem(unsent, prompt.value = text); };
+  const typed = () => prompt.value.trim();
   const modelOf = (column) => $("[data-play-model]", column);
   const settings = () => {
     const found = { models: columns.map((column) => modelOf(column).value) };
@@ -63,7 +66,8 @@
     line.append(...parts.filter(Boolean).map((part) => make("span", "", part)));
     box.append(line);
   };
-  const regret = ({ message: text }) => document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone: "error" } }));
+  const say = (text, tone) => document.dispatchEvent(new CustomEvent("toast", { detail: { text, tone } }));
+  const regret = ({ message }) => say(message, "error");
 
   // votes, and rows made of answers: a better answer is preferred to the other to the same messages
   const voteOf = (box) => $("[data-vote][aria-pressed=true]", box)?.dataset.vote ?? "";
@@ -97,14 +101,19 @@
       regret(error);
     }
   };
-  // in turn: the first gets the id that the next ones name
+  // in turn: the first gets the id that the next ones name. A conversation that another page changed becomes two.
   const keep = () => {
     judge();
     const body = { settings: settings(), columns: columns.map((column) => turns(column).map((box) => ({ ...said(box), vote: voteOf(box) }))) };
-    if (body.columns.flat().length) kept = kept.then(async () => identify((await tell(page.dataset.keepUrl, { ...body, id: page.dataset.conversation })).id)).catch(regret);
+    if (body.columns.flat().length) kept = kept.then(() => store(body)).catch(regret);
   };
-  const identify = (id) => {
-    page.dataset.conversation = id;
+  const store = async (body) => {
+    const { conversation: id, keptAt } = page.dataset, told = await tell(page.dataset.keepUrl, { ...body, id, kept_at: keptAt || null });
+    identify(told.id, told.kept_at);
+    if (id && id !== told.id) say(words.copied);
+  };
+  const identify = (id, keptAt = "") => {
+    [page.dataset.conversation, page.dataset.keptAt] = [id, keptAt];
     history.replaceState(null, "", id ? `?conversation=${id}` : location.pathname);
   };
   let latest = null;
@@ -238,21 +247,21 @@
     $("[data-play-send]").hidden = on;
     $("[data-play-stop]").hidden = !on;
   };
-  const send = async (prompt) => {
+  const send = async (question) => {
     const used = columns.filter((column) => modelOf(column).value);
     // without a seed of the user's, one is drawn for all: what differs is the model alone
     const { seed: given, temperature, response_format } = settings(), seed = given === undefined && temperature !== 0 ? crypto.getRandomValues(new Uint32Array(1))[0] : undefined;
     running = new AbortController();
     busy(true);
     fault("");
-    const waiting = used.map((column) => [column, bubble(column, "user", prompt), running.signal, seed]);
+    const waiting = used.map((column) => [column, bubble(column, "user", question), running.signal, seed]);
     const atOnce = response_format ? 2 : MOST, answers = []; // the gateway takes no more requests with a format
     while (waiting.length) answers.push(...await Promise.all(waiting.splice(0, atOnce).map((one) => ask(...one))));
-    if (!answers.some(Boolean) && !typed()) $("[data-play-prompt]").value = prompt; // to be sent again
+    if (!answers.some(Boolean) && !typed()) write(question); // to be sent again
     keep();
     running = null;
     busy(false);
-    if (!document.activeElement?.offsetParent) $("[data-play-prompt]").focus();
+    if (!document.activeElement?.offsetParent) prompt.focus();
   };
 
   // columns: the new one begins with the first model that no other has
@@ -280,19 +289,19 @@
   const drop = (column) => {
     column.remove();
     number();
-    $("[data-play-prompt]").focus();
+    prompt.focus();
   };
 
   form.addEventListener("submit", (e) => {
     e.preventDefault();
     e.stopPropagation();
-    const prompt = typed();
-    if (!prompt || running) return;
-    $("[data-play-prompt]").value = "";
-    send(prompt);
+    const question = typed();
+    if (!question || running) return;
+    write("");
+    send(question);
   });
   page.addEventListener("keydown", (e) => {
-    if (!e.target.matches("[data-play-prompt]") || e.key !== "Enter" || e.shiftKey || e.isComposing || e.metaKey || e.ctrlKey) return;
+    if (e.target !== prompt || e.key !== "Enter" || e.shiftKey || e.isComposing || e.metaKey || e.ctrlKey) return;
     e.preventDefault();
     form.requestSubmit();
   });
@@ -327,6 +336,8 @@
     for (const n of $$("[data-play-settings]", document)) n.value = JSON.stringify(now);
   };
   page.addEventListener("input", fill);
+  prompt.addEventListener("input", () => write(prompt.value));
+  if (!prompt.value) prompt.value = sessionStorage.getItem(unsent) ?? "";
   number();
-  $("[data-play-send]").disabled = $("[data-play-prompt]").disabled; // sent before this script has run, the text would be lost
+  $("[data-play-send]").disabled = prompt.disabled; // sent before this script has run, the text would be lost
 })();

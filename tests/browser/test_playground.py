@@ -83,6 +83,9 @@ def test_a_message_outlives_the_session_and_is_sent_after_a_new_sign_in(open_pag
 
     expect(column(page, 1)).to_contain_text("You were signed out, so nothing was sent.")
     expect(page.get_by_label("Message", exact=True)).to_have_value("A long message")
+    page.context.add_cookies(session)  # type: ignore[arg-type]
+    page.reload()
+    expect(page.get_by_label("Message", exact=True)).to_have_value("A long message")
     renewed = {"name": "csrftoken", "value": "n" * 32, "url": page.url}  # a sign-in in another tab renews it
     page.context.add_cookies([renewed, *session])  # type: ignore[list-item]
     page.get_by_role("button", name="Send").click()
@@ -178,8 +181,28 @@ def test_the_better_answer_is_saved_as_a_preference_and_the_conversation_opens_a
     wait_on(page, lambda: SavedConversation.objects.count() == 2)
     page.get_by_role("link", name="History").click()
     check_page(page, (1440, 390))
-    page.get_by_role("link", name="My card is lost").click()
+    page.get_by_role("link", name="My card is lost", exact=True).click()
     expect(column(page, 1)).to_contain_text("And now?")
+
+
+@pytest.mark.slow
+def test_a_conversation_that_goes_on_in_two_tabs_becomes_two(page: Page) -> None:
+    answer(page)
+    send(page)
+    wait_on(page, lambda: SavedConversation.objects.count() == 1)
+    wait_on(page, lambda: "conversation=" in page.url)
+    other = page.context.new_page()
+    other.goto(page.url)
+    answer(other)
+
+    for tab, text in ((page, "Here"), (page, "Here again"), (other, "There")):
+        send(tab, text)
+        wait_on(tab, lambda text=text: any(turns[-2].content == text for turns in kept_columns()))
+
+    expect(other.get_by_text("What you see is kept as a new one.")).to_be_visible()
+    kept = SavedConversation.objects.order_by("pk")
+    assert [len(one.transcript.columns[0]) for one in kept] == [6, 4]
+    other.close()
 
 
 def test_settings_are_saved_as_a_preset_and_opened_from_the_menu(page: Page) -> None:

@@ -52,11 +52,13 @@ def test_a_conversation_opens_again_with_its_messages_votes_and_settings(client_
 
 
 def test_the_next_state_replaces_the_last_one_and_the_list_names_the_first_message(client_for, bob):
-    kept = keep(client_for(bob)).json()["id"]
-    again = keep(client_for(bob), id=kept, columns=[TURNS * 2]).json()["id"]
+    kept = keep(client_for(bob)).json()
+    again = keep(client_for(bob), **kept, columns=[TURNS * 2]).json()
 
-    assert again == kept
+    assert again["id"] == kept["id"]
     assert len(SavedConversation.objects.get().transcript.columns[0]) == 4
+    assert keep(client_for(bob), **kept).json()["id"] != kept["id"], "another page has changed it since"
+    assert f'data-kept-at="{again["kept_at"]}"' in text(client_for(bob).get(f"/playground?conversation={again['id']}"))
     assert "My <card> is lost" in text(client_for(bob).get("/playground/saved"))
 
 

@@ -1,5 +1,6 @@
 """What members save in the playground: their conversations, and presets of settings."""
 
+import datetime
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from apps.playground.transcripts import PlaySettings, Transcript
 
 class KeptConversation(Transcript, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id: str = ""
+    kept_at: datetime.datetime | None = None
 
 
 _conversation_decoder = msgspec.json.Decoder(KeptConversation)
@@ -60,14 +62,16 @@ def index(request: OrganizationRequest) -> HttpResponse:
 @require_POST
 @organization_view(Permission.INFERENCE)
 def keep(request: OrganizationRequest) -> JsonResponse:
-    """Store the conversation of the page, and return the id under which the page opens it again."""
+    """Store the conversation of the page. Return the id under which the page opens it again, and the time."""
     try:
         sent = decode_body(json_of(request), _conversation_decoder)
         transcript = Transcript(settings=sent.settings, columns=sent.columns)
-        kept = keep_conversation(membership=request.membership, transcript=transcript, id=sent.id, now=db_now())
+        kept = keep_conversation(
+            membership=request.membership, transcript=transcript, id=sent.id, kept_at=sent.kept_at, now=db_now()
+        )
     except DomainError as refused:
         return JsonResponse(refused.as_openai(), status=refused.status)
-    return JsonResponse({"id": kept.pk})
+    return JsonResponse({"id": kept.pk, "kept_at": kept.updated_at.isoformat()})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -32,6 +32,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 from apps.interfaces.web.shell.code_samples import chat_samples
 from apps.interfaces.web.shell.current_project import project_of_new_work
 from apps.playground.conversations import get_conversation
+from apps.playground.models import SavedConversation
 from apps.playground.presets import get_preset, list_presets
 from apps.playground.transcripts import MAX_COLUMNS, PlaySettings, Transcript
 from apps.serving.aliases import list_aliases
@@ -81,7 +82,8 @@ def show(request: OrganizationRequest) -> HttpResponse:
     wanted = [name for name in request.GET.getlist("model") if name in labels][:MAX_COLUMNS]
     if request.htmx:
         return _training_prompt_field(request, _training_prompt(adapters, wanted))
-    transcript, settings = _kept(request)
+    opened, settings = _kept(request)
+    transcript = opened.transcript if opened else Transcript()
     chosen: Sequence[str] = settings.models if settings else wanted
     if len(chosen) < (1 if settings else 2):
         chosen = _pair(bases, adapters, wanted[0] if wanted else "")
@@ -91,7 +93,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
             {"chosen": name if name in labels else "", "label": labels.get(name, name), "turns": turns or ()}
             for name, turns in zip_longest(chosen, transcript.columns[: len(chosen)])
         ],
-        "conversation": request.GET.get("conversation", ""),
+        "conversation": opened,
         "settings": settings or PlaySettings(system=training_prompt, temperature=0, max_tokens=128),
         "formats": _FORMATS,
         "votes": (("up", gettext("Good")), ("down", gettext("Bad"))),
@@ -109,13 +111,12 @@ def show(request: OrganizationRequest) -> HttpResponse:
     return render(request, "adapters/playground.html", context)
 
 
-def _kept(request: OrganizationRequest) -> tuple[Transcript, PlaySettings | None]:
+def _kept(request: OrganizationRequest) -> tuple[SavedConversation | None, PlaySettings | None]:
     """Return the conversation and the settings that the address names; a preset's settings come first."""
     member, asked = request.membership, request.GET
     opened = get_conversation(membership=member, id=asked["conversation"]) if asked.get("conversation") else None
     preset = get_preset(membership=member, id=asked["preset"]) if asked.get("preset") else None
-    transcript = opened.transcript if opened else Transcript()
-    return transcript, preset.settings if preset else transcript.settings if opened else None
+    return opened, preset.settings if preset else opened.transcript.settings if opened else None
 
 
 def _training_prompt_field(request: OrganizationRequest, training_prompt: str) -> HttpResponse:
