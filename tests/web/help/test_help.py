@@ -7,8 +7,10 @@ import pytest
 from django.test import Client
 from django.urls import get_resolver
 
+from apps.core.database.clock import db_now
 from apps.interfaces.web.help.markdown import render
 from apps.interfaces.web.help.pages import PAGES, page_of_view, read_page
+from apps.serving.operations import undeploy
 from tests.support.pages import text
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -109,7 +111,7 @@ def test_the_link_is_on_the_page(floor, alice, client_for):
     assert 'href="/help"' in text(client.get("/"))
 
 
-def test_the_quickstart_names_the_readers_own_model(floor, claim, alice, client_for):
+def test_the_quickstart_names_the_readers_own_model_while_it_is_served(floor, claim, alice, client_for):
     client = client_for(alice)
     before = text(client.get("/help/quickstart"))
     job = floor.job()
@@ -117,7 +119,11 @@ def test_the_quickstart_names_the_readers_own_model(floor, claim, alice, client_
     job.refresh_from_db()
 
     assert '"model": "anneal-demo"' in before
-    assert job.adapter_version.model_name in text(client.get("/help/quickstart"))
+    name = job.adapter_version.model_name
+    assert name in text(client.get("/help/quickstart"))
+    undeploy(version=job.adapter_version, by="system", now=db_now())
+    after = text(client.get("/help/quickstart"))
+    assert name not in after and '"model": "anneal-demo"' in after
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ from django.templatetags.static import static
 from django.utils.translation import get_language
 from django.views.decorators.http import require_safe
 
+from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
+from apps.adapters.models import AdapterVersion
 from apps.adapters.queries import list_versions
 from apps.catalog.queries import list_base_models
 from apps.interfaces.web.help.pages import PAGES, Audience, HelpPage, address_of, find_page, read_page
@@ -20,6 +22,7 @@ from apps.interfaces.web.help.search import search
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, public_view
 from apps.interfaces.web.shell.code_samples import chat_samples, first_job_samples
 from apps.interfaces.web.shell.first_job import SAMPLE
+from apps.serving.models import Deployment
 
 _MAX_WORDS = 80
 
@@ -57,7 +60,7 @@ def page(request: HttpRequest, slug: str) -> HttpResponse:
 def quickstart(request: OrganizationRequest) -> HttpResponse:
     """Show code, ready to paste, that calls one of the reader's models and trains one."""
     base = list_base_models(only_installed=True).first()
-    newest = list_versions(organization=request.organization).first()
+    newest = _newest_served(request.organization)
     base_name = base.name if base else ""
     model = newest.model_name if newest else base_name
     context = {
@@ -66,6 +69,12 @@ def quickstart(request: OrganizationRequest) -> HttpResponse:
         "train": first_job_samples(model=base_name or "…", sample_url=settings.PUBLIC_URL + static(SAMPLE)),
     }
     return _render(request, "help/quickstart.html", context)
+
+
+def _newest_served(organization: Organization) -> AdapterVersion | None:
+    """Return the newest version that answers or will once it is loaded."""
+    deployed = Deployment.objects.for_organization(organization).filter(removed_at=None)
+    return list_versions(organization=organization).filter(pk__in=deployed.values("adapter_version")).first()
 
 
 @public_view
