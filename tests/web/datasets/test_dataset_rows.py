@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from django.urls import reverse
@@ -117,7 +118,7 @@ def test_who_may_open_a_row(request, version, rival, client_for, caller, status)
 
     assert client.get(row_page(version, 4)).status_code == status
     if caller != "charlie" and caller:
-        shown = row_page(version, 4) in client.get(page_of(version, line=4)).content.decode()
+        shown = row_page(version, "").partition("?")[0] in client.get(page_of(version, line=4)).content.decode()
         assert shown is (status == 200)
 
 
@@ -134,6 +135,21 @@ def test_a_saved_row_makes_a_version_and_leads_to_it(version, alice, client_for)
     assert "Version 2 has your change" in client.get(saved["Location"]).content.decode()
     validate_version(version_id=made.pk, now=db_now())
     assert "with line 4 changed" in client.get(saved["Location"]).content.decode()
+
+
+def test_an_edit_returns_to_the_rows_that_were_listed(version, alice, client_for) -> None:
+    client, query = client_for(alice), {"q": "card 1", "share": 20, "view": "json", "limit": 512, "train_on": "all"}
+    page = client.get(page_of(version, line=11, **query)).content.decode()
+    editor = html.unescape(re.search(r'href="([^"]*/row\?[^"]*)"', page)[1])
+
+    saved = client.post(f"{editor}&next=elsewhere", {"row": json.dumps(chat_row("Where is card 1?")), "newest": 1})
+
+    made = DatasetVersion.objects.get(number=2)
+    returned = dict(parse_qsl(urlsplit(saved["Location"]).query))
+    assert returned == {"model": "anneal-demo", "first": "9", "seed": "42", "line": "11"} | {
+        name: str(value) for name, value in query.items()
+    }
+    assert html.escape(saved["Location"]) in client.get(f"{editor}".replace(version.pk, made.pk)).content.decode()
 
 
 def test_a_refused_row_comes_back_with_the_text_and_the_field(version, alice, client_for) -> None:

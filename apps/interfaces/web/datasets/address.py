@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.urls import reverse
 from django.utils.translation import gettext
 
@@ -18,6 +18,7 @@ from apps.datasets.rows import kind_of
 from apps.datasets.token_counts import LIMITS
 from apps.finetuning.recipes.completion import choose_longest_row, choose_validation_share
 
+_NAMES = ("model", "limit", "share", "seed", "against", "first", "line", "view", "find", "q")
 ROWS_BEFORE = 2  # shown above the row that a link points at; a phone's list shows three rows
 VIEWS = (("chat", later("Chat")), ("tokens", later("Tokens")), ("json", "JSON"))
 SHARES = (
@@ -61,9 +62,12 @@ class Address:
     def url(self, **changes: object) -> str:
         return f"{reverse('web:dataset_detail', args=[self.version.pk])}?{urlencode(self._fields(changes))}"
 
+    def editor_url(self, line: int) -> str:
+        """Return the address of the page that edits the row, which returns to this state."""
+        return f"{reverse('web:dataset_row', args=[self.version.pk])}?{urlencode(self._fields({'line': line}))}"
+
     def _fields(self, changes: dict[str, object]) -> dict[str, object]:
-        names = ("model", "limit", "share", "seed", "against", "first", "line", "view", "find", "q")
-        query = {name: getattr(self, name) for name in names} | changes
+        query = {name: getattr(self, name) for name in _NAMES} | changes
         query |= {"train_on": self.train_on.value if self.train_on is not TrainOn.ASSISTANT else ""}
         shown = {name: value for name, value in query.items() if value not in ("", None, 0)}
         if query["share"] != self.usual_share:
@@ -77,6 +81,12 @@ class Address:
     @property
     def split(self) -> Split:
         return Split(self.share / 100, self.seed)
+
+
+def viewer_url(file_id: str, query: QueryDict, line: int) -> str:
+    """Return the address of the viewer at the line, with what the query of an `editor_url` says of it and no more."""
+    kept = {name: query[name] for name in (*_NAMES, "train_on") if query.get(name)}
+    return f"{reverse('web:dataset_detail', args=[file_id])}?{urlencode(kept | {'line': line})}"
 
 
 def chosen_model(request: HttpRequest) -> BaseModel | None:

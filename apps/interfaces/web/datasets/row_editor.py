@@ -16,7 +16,7 @@ from apps.core.http.confirmation import say_undoable
 from apps.core.http.forms import LARGEST_INTEGER, domain_errors_shown
 from apps.datasets import queries
 from apps.datasets.intake import edits, splits
-from apps.interfaces.web.datasets.address import seen_newest
+from apps.interfaces.web.datasets.address import seen_newest, viewer_url
 from apps.interfaces.web.datasets.viewer import pretty
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -44,7 +44,7 @@ def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
                 url=reverse("web:dataset_restore", args=[version.pk]),
                 newest=str(edited.number),
             )
-            return redirect(_page(edited.pk, line))
+            return redirect(viewer_url(edited.pk, request.GET, line))
         except NotFound:
             raise
         except DomainError as error:
@@ -64,8 +64,8 @@ def edit(request: OrganizationRequest, file_id: str) -> HttpResponse:
         "problem": problem,
         "newest": newest,
         "newest_by": name_of_actor(organization=request.organization, actor=newest.created_by),
-        "newest_url": _page(newest.pk, line),
-        "back_url": _page(version.pk, line),
+        "newest_url": viewer_url(newest.pk, request.GET, line),
+        "back_url": viewer_url(version.pk, request.GET, line),
     }
     return render(request, "datasets/row.html", context, status=422 if problem else 200)
 
@@ -108,10 +108,6 @@ def split(request: OrganizationRequest, file_id: str) -> HttpResponse:
         )
         return redirect(f"{reverse('web:dataset_detail', args=[trained.pk])}?share=0&against={held.pk}")
     return redirect("web:dataset_detail", version.pk)
-
-
-def _page(file_id: str, line: int) -> str:
-    return f"{reverse('web:dataset_detail', args=[file_id])}?line={line}"
 
 
 def _number(text: str) -> int:

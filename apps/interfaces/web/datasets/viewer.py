@@ -172,6 +172,7 @@ def viewer_context(address: Address, looked: RowContext, *, is_pending: bool) ->
         "found_count": counts.get(address.find, 0),
         "all_url": address.url(find="", q="", first=1, line=1),
         "chosen": chosen,
+        "edit_url": address.editor_url(chosen.line) if chosen else "",
         "is_editable": address.version.status == DatasetVersionStatus.READY or address.version.has_bad_rows,
         "shown": shown,
         "row_error": error,
