@@ -48,8 +48,13 @@
     if (body?.has?.("csrfmiddlewaretoken")) body.set("csrfmiddlewaretoken", token());
   });
 
-  // --- polls: what is pressed stays, because a button that is replaced gets no click ---
-  document.addEventListener("htmx:before:swap", (e) => { if (e.target.matches("[hx-trigger*=every]:active")) e.preventDefault(); });
+  // --- polls: what is pressed stays, because a button that is replaced gets no click; what is open stays open ---
+  let opened = [];
+  document.addEventListener("htmx:before:swap", (e) => {
+    opened = $$("details[id][open]").map((n) => n.id);
+    if (e.target.matches("[hx-trigger*=every]:active")) e.preventDefault();
+  });
+  document.addEventListener("htmx:after:swap", () => opened.forEach((id) => document.getElementById(id)?.setAttribute("open", "")));
 
   // --- clicks ---
   let pressed;
@@ -163,14 +168,17 @@
   });
 
   // --- answers that do not come: what is shown stays, and the page says that it is not current ---
-  const missing = new Set(); // the addresses that did not answer
-  const address = (ctx) => ctx?.sourceElement?.getAttribute?.("hx-get");
+  const missing = new Set(); // the elements that asked and got no answer
   const lose = (text) => $$("[data-lost]").forEach((n) => { n.hidden = !text; $("span", n).textContent = text; });
   const miss = (ctx) => {
     if (isSearch(ctx)) return sayNone(words.unanswered);
-    if (ctx?.sourceElement?.closest?.("#wizard")) return; // the wizard says it itself
-    missing.add(address(ctx));
+    if (ctx?.sourceElement?.closest?.("form[data-address]")) return; // such a form says it itself
+    if (ctx?.sourceElement) missing.add(ctx.sourceElement);
     lose(navigator.onLine ? words.stale : words.offline);
+  };
+  const recover = () => {
+    for (const each of missing) if (!each.isConnected) missing.delete(each); // what it updated is gone
+    if (navigator.onLine) lose(missing.size ? words.stale : "");
   };
   document.addEventListener("htmx:before:response", (e) => {
     const { ctx } = e.detail, { status, raw } = ctx.response;
@@ -181,12 +189,14 @@
   });
   document.addEventListener("htmx:error", (e) => miss(e.detail.ctx));
   document.addEventListener("htmx:after:swap", (e) => {
-    missing.delete(address(e.detail.ctx));
-    for (const each of missing) if (!$(`[hx-get="${CSS.escape(each)}"]`)) missing.delete(each); // what it updated is gone
-    if (navigator.onLine && !missing.size) lose("");
+    missing.delete(e.detail.ctx.sourceElement);
+    recover();
   });
   addEventListener("offline", () => lose(words.offline));
-  addEventListener("online", () => lose(""));
+  addEventListener("online", () => {
+    recover();
+    for (const each of missing) if (each.hasAttribute("hx-get")) htmx.ajax("GET", each.getAttribute("hx-get"), { source: each });
+  });
 
   // --- keys. Single letters never act in a field and can be switched off (WCAG 2.1.4) ---
   let went = 0;

@@ -1,68 +1,7 @@
-// The wizard's forms. What was worked out for other values is marked as stale and never shown as current. Delegation
-// only, nothing inline; address.js keeps what is chosen in the address.
+// A step of the wizard begins at its heading, for the keyboard and for screen readers; an error summary comes first.
 (() => {
-  const $ = (selector) => document.querySelector(selector);
-  // its attributes are read as such: a field called dataset hides the property of that name
-  const form = () => $("#wizard[data-step]");
-
-  // A step begins at its heading, for the keyboard and for screen readers; an error summary comes first.
-  const heading = $("main h1");
-  if (heading && document.activeElement === document.body) {
-    heading.tabIndex = -1;
-    heading.focus({ preventScroll: true });
-  }
-
-  // --- stale: from the first change until the answer to the last one; failed: no answer came ---
-  let edits = 0, asker = null;
-  const words = $("[data-words=wizard]").dataset;
-  const mark = (state, text = "") => {
-    if (!form()) return;
-    form().setAttribute("data-state", state);
-    form().setAttribute("aria-busy", state === "stale");
-    const notice = $("[data-live-failed]");
-    if (!notice) return;
-    notice.hidden = state !== "failed";
-    if (text) notice.querySelector("[data-live-reason]").textContent = text;
-  };
-  // An error is about a value that was sent. It goes with that value; all go with an answer that refuses none.
-  const forgive = (part) => {
-    part.querySelectorAll(".error, .summary-errors").forEach((n) => n.remove());
-    part.querySelectorAll("[aria-invalid]").forEach((n) => n.removeAttribute("aria-invalid"));
-  };
-  const isOurs = (ctx) => Boolean(ctx?.sourceElement?.closest?.("#wizard"));
-  const fail = (ctx) => {
-    if (ctx.edits !== edits) return; // a newer request is on its way
-    asker = ctx.sourceElement;
-    mark("failed", navigator.onLine ? words.failed : words.offline);
-  };
-  const retry = () => asker?.dispatchEvent(new Event("input", { bubbles: true }));
-  document.addEventListener("input", (e) => {
-    if (!form()?.contains(e.target) && e.target.form !== form()) return;
-    if (!e.target.closest("[hx-get]")) return;
-    forgive(e.target.closest(".field, .tick") ?? e.target);
-    edits += 1;
-    mark("stale");
-  }, true); // before htmx asks: each request knows the edits it is for
-  document.addEventListener("htmx:before:request", (e) => {
-    if (isOurs(e.detail.ctx)) e.detail.ctx.edits = edits;
-  });
-  document.addEventListener("htmx:before:response", (e) => {
-    const { ctx } = e.detail;
-    if (!isOurs(ctx)) return;
-    const isAnswer = [200, 422].includes(ctx.response.status) && !ctx.response.raw.redirected; // 422: a value is refused
-    if (ctx.edits === edits && isAnswer) return;
-    if (ctx.response.raw.headers.get("HX-Redirect")) return; // signed out meanwhile
-    e.preventDefault();
-    fail(ctx);
-  });
-  document.addEventListener("htmx:error", (e) => { if (isOurs(e.detail.ctx)) fail(e.detail.ctx); });
-  document.addEventListener("htmx:finally:request", (e) => {
-    const { ctx } = e.detail;
-    if (!isOurs(ctx) || ctx.edits !== edits || ctx.status !== "swapped") return;
-    mark("");
-    $("[data-problem]")?.remove(); // the answer shows the present one
-    if (ctx.response.status === 200) forgive(form());
-  });
-  document.addEventListener("click", (e) => { if (e.target.closest?.("[data-live-retry]")) retry(); });
-  addEventListener("online", () => { if (form()?.getAttribute("data-state") === "failed") retry(); });
+  const heading = document.querySelector("main h1");
+  if (!heading || document.activeElement !== document.body) return;
+  heading.tabIndex = -1;
+  heading.focus({ preventScroll: true });
 })();

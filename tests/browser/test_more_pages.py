@@ -15,6 +15,7 @@ from apps.batches.models import Batch
 from apps.batches.validation import validate
 from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
+from apps.datasets.inspection.inspections import inspect_version
 from apps.finetuning.jobs.retraining.plans import EXACT
 from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan
 from apps.finetuning.usage.allowances import set_allowance
@@ -24,7 +25,7 @@ from scripts.assets.docs_site import build
 from tests.factories.accounts import make_key
 from tests.factories.batches import make_batch, make_line
 from tests.factories.catalog import make_hub_lookup, make_listed_model
-from tests.factories.finetuning import TrainingSetup
+from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.factories.money import USD
 from tests.factories.usage import make_completion
 from tests.support.browser import WIDTHS, check_page
@@ -156,6 +157,35 @@ def test_all_events_of_a_subject_are_chosen_at_once(open_page: Open, organizatio
     mine = [each for each in EVENT_TYPES if each.startswith("adapter.")]
     expect(adapters.locator("input.pick:checked")).to_have_count(len(mine))
     expect(page.locator("input.pick:checked")).to_have_count(before + len(mine))
+
+
+@pytest.mark.slow
+def test_what_got_no_answer_is_asked_for_again_once_there_is_a_connection(
+    open_page: Open, floor: TrainingSetup, alice: User
+) -> None:
+    page = open_page("/datasets", user=alice)
+    is_price = "least-price"
+    page.route(
+        "**/datasets/file-*",
+        lambda route: route.abort() if is_price in route.request.headers.get("hx-target", "") else route.continue_(),
+    )
+    version = make_training_file(floor.organization, floor.base_model)
+    inspect_version(version=version)
+    page.goto(f"/datasets/{version.pk}")
+    lost, price = page.locator("[data-lost]"), page.locator("#least-price.price")
+    expect(lost).to_contain_text("could not be updated")
+    page.evaluate("() => htmx.ajax('GET', '/datasets', {source: '#rows-h', swap: 'none'})")
+    expect(lost).to_contain_text("could not be updated")
+
+    page.context.set_offline(True)
+    expect(lost).to_contain_text("You are offline")
+    page.unroute_all()
+    page.context.set_offline(False)
+
+    expect(price).to_contain_text("from")
+    expect(lost).to_be_hidden()
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "Failed to fetch" not in text and "ERR_" not in text]
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
@@ -16,7 +16,7 @@ from tests.factories.datasets import jsonl, make_ready_version
 from tests.factories.finetuning import TrainingSetup
 from tests.factories.money import USD, give_credit
 from tests.factories.serving import BASE_MODEL, make_served_model
-from tests.support.browser import wait_on
+from tests.support.browser import check_page, wait_on
 
 Open = Callable[..., Page]
 OTHER = "other"
@@ -117,6 +117,39 @@ def test_an_eval_that_is_not_started_yet_survives_reload_back_forward_and_sharin
     page.keyboard.press("Enter")  # before the address has followed; the value is refused
     page.locator("#id_temperature").fill("0.7")
     wait_for_address(page)
+
+
+@pytest.mark.slow
+def test_a_price_for_other_values_is_dimmed_and_one_that_does_not_come_is_hidden(
+    open_page: Open, rows: DatasetVersion, alice: User
+) -> None:
+    filled = {
+        "name": "cards", "model": BASE_MODEL, "dataset": rows.pk, "question": "Answer: {{item.question}}",
+        "criterion-0-kind": "string_check", "criterion-0-name": "exact", "criterion-0-reference": "x",
+    }  # fmt: skip
+    page = open_page(f"/evals/new?{urlencode(filled)}", user=alice, is_fresh=True)
+    form, price = page.locator("#eval-form"), page.locator("#eval-price .kv")
+    expect(price).to_be_visible()
+    held: list[Route] = []
+    page.route("**/evals/new", lambda route: held.append(route))
+
+    page.locator("#id_temperature").press_sequentially("1")  # nothing leaves the field
+    expect(form).to_have_attribute("data-state", "stale")
+    wait_on(page, lambda: len(held) == 1)
+    held[0].fulfill(status=502, body="<h1>Bad gateway</h1>")
+
+    expect(page.get_by_role("alert").filter(has_text="could not be updated")).to_be_visible()
+    expect(price).to_be_hidden()
+    check_page(page, (1440, 390))
+    page.unroute_all()
+    page.get_by_role("button", name="Try again").click()
+    expect(price).to_be_visible()
+    expect(form).to_have_attribute("data-state", "")
+    page.get_by_role("button", name="Add a criterion").click()
+    expect(page.locator("#id_criterion-1-kind")).to_be_visible()
+    expect(form).to_have_attribute("data-state", "")
+    complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
+    complaints[:] = [text for text in complaints if "502" not in text]
 
 
 @pytest.mark.slow
