@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 from apps.accounts.models import ApiKey, Membership, Organization, User
 from apps.accounts.operations import save_view
 from tests.factories.accounts import make_key
-from tests.factories.datasets import make_ready_version
-from tests.support.browser import WIDTHS, check_page
+from tests.factories.datasets import make_ready_version, make_version
+from tests.support.browser import DRAWN, WIDTHS, check_page
 
 Open = Callable[..., Page]
 
@@ -59,6 +59,22 @@ def test_a_list_with_filters_views_and_older_versions_is_accessible_and_fits(
 
     expect(page.get_by_role("link", name="Version 1")).to_be_visible()
     check_page(page, WIDTHS)
+
+
+@pytest.mark.slow
+def test_older_versions_stay_open_while_the_list_follows_a_check(
+    open_page: Open, lists: Organization, alice: User
+) -> None:
+    make_version(lists, dataset_name="unchecked")
+    page = open_page("/datasets", user=alice)
+    page.get_by_text("Older versions").click()
+
+    for _ in range(2):
+        with page.expect_response(lambda response: "hx-request" in response.request.headers):
+            pass
+
+    page.evaluate(DRAWN)
+    expect(page.get_by_role("link", name="Version 1")).to_be_visible()
 
 
 @pytest.mark.parametrize(("language", "day"), [("en", "4 Oct 2030"), ("de", "04.10.2030")])
