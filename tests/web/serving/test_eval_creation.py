@@ -218,7 +218,7 @@ def test_a_run_is_followed_canceled_and_repeated_on_another_model(
     second = EvalRun.objects.exclude(pk=run.pk).get()
     assert second.data_source == run.data_source | {"model": OTHER}
     kept = text(browser.get(f"{again}&other_model={OTHER}"))
-    assert f'value="{OTHER}" selected' in kept and 'hx-trigger="change' in kept, "one model is missing"
+    assert f'value="{OTHER}" selected' in kept and 'hx-trigger="input' in kept, "one model is missing"
     whole = text(browser.get(f"/evals/{run.evaluated_id}/runs/new"))
     assert 'id="id_dataset"' in whole and 'id="id_name"' not in whole
 
@@ -238,7 +238,7 @@ def test_the_address_fills_in_the_form_of_an_eval_and_its_criteria(rows, client_
         assert f'value="{chosen}" selected' in page, chosen
     for words in ('value="cards"', 'value="0.5"', 'value="a&b"', "Say\nit.", "Be\nfair.", 'value="10"', 'value="7"'):
         assert words in page, words
-    assert "criterion-2-kind" not in page and 'hx-trigger="load, change' in page, "its price is asked for at once"
+    assert "criterion-2-kind" not in page and 'hx-trigger="load, input' in page, "its price is asked for at once"
     many = {name: value for number in range(50) for name, value in criterion(number, "label_model").items()}
     page = text(browser.get(NEW, many))
     assert "criterion-9-kind" in page and "criterion-10-kind" not in page and "Add a criterion" not in page
@@ -249,7 +249,7 @@ def test_the_address_fills_in_the_form_of_an_eval_and_its_criteria(rows, client_
         {"model": ""},
     ):
         page = text(browser.get(NEW, wrong))
-        assert 'value="string_check" selected' in page and 'hx-trigger="change' in page
+        assert 'value="string_check" selected' in page and 'hx-trigger="input' in page
     assert not Eval.objects.exists()
 
 
