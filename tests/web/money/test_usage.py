@@ -21,10 +21,10 @@ from apps.catalog.operations import set_price
 from apps.core.database.clock import begin_of_day, db_now
 from apps.core.http.csv_text import csv_chunks
 from apps.core.ids import new_id
+from apps.core.objects.downloads import download_csv
 from apps.finetuning.jobs import control
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.billing import usage
-from apps.interfaces.web.shell.downloads import download_csv
 from tests.factories.money import USD, give_credit
 from tests.support.pages import csv_rows, text
 

@@ -11,10 +11,10 @@ from django.test.utils import CaptureQueriesContext
 from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import ApiKey, Membership, SavedView, User
 from apps.accounts.operations import MAX_SAVED_VIEWS, save_view
+from apps.core.database import listing
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
-from apps.interfaces.web.shell import listing
 from apps.serving.operations import deploy
 from tests.factories.accounts import make_key, make_member
 from tests.factories.datasets import make_ready_version, make_version

@@ -8,8 +8,8 @@ from apps.accounts.audit_page import page_context, with_last_day
 from apps.accounts.roles import Permission
 from apps.core import audit
 from apps.core.audit_log import export, list_entries, read_filter
+from apps.core.objects.downloads import stream_download
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import stream_download
 
 _PAGES = {
     "adpv": "web:adapter_detail",

@@ -19,10 +19,10 @@ from apps.core.errors import DomainError, NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later, translated
+from apps.core.objects.downloads import stream_download, zip_chunks
 from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.results.checkpoint_models import adapter_files, serve_checkpoint
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
 from apps.serving import aliases
 from apps.serving import keep_warm as warmth
 

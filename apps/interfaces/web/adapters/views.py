@@ -19,6 +19,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import DomainError
 from apps.core.http.forms import domain_errors_shown
 from apps.core.messages.translation import later
+from apps.core.objects.downloads import stream_download, zip_chunks
 from apps.core.objects.store import attachment
 from apps.finetuning.conversions.orders import LABELS as EXPORTS
 from apps.finetuning.conversions.orders import list_offers
@@ -34,7 +35,6 @@ from apps.interfaces.web.adapters.traffic import traffic_of
 from apps.interfaces.web.jobs.evaluation import evaluation_of
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.code_samples import chat_samples
-from apps.interfaces.web.shell.downloads import stream_download, zip_chunks
 from apps.serving import operations
 from apps.serving.aliases import list_aliases
 from apps.serving.keep_warm import warm_price

@@ -25,9 +25,9 @@ from apps.core.database.keyset import read_page
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
+from apps.core.objects.downloads import download_csv
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project, project_of_new_work
-from apps.interfaces.web.shell.downloads import download_csv
 
 _PAGE = 25
 _EXPORTED = ("id", "model", "created_at", "metadata", "bytes", "question", "answer")

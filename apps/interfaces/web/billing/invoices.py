@@ -18,12 +18,12 @@ from apps.billing.usage.sums import forecast_month
 from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
+from apps.core.objects.downloads import download_csv
 from apps.core.objects.store import attachment
 from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.spending_forms import ProfileForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
-from apps.interfaces.web.shell.downloads import download_csv
 
 _SHOWN = 50
 _LINES = 50  # on a page of an invoice

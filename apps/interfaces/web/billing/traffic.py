@@ -16,12 +16,12 @@ from apps.billing.usage.traffic import KEPT_DAYS, TrafficSum, list_traffic, list
 from apps.core.database.clock import db_now
 from apps.core.messages.translation import later
 from apps.core.money import usd_decimal
+from apps.core.objects.downloads import download_csv
 from apps.interfaces.web.billing.periods import Period, period_of
 from apps.interfaces.web.billing.usage import model_label, usage_tabs
 from apps.interfaces.web.charts.day_charts import Days, stacked_days
 from apps.interfaces.web.charts.latency_charts import latency_chart
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import download_csv
 
 PRESETS = {1: later("24 hours"), 7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
 _MODEL_LENGTH = 200

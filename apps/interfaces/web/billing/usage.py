@@ -43,13 +43,13 @@ from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
 from apps.core.database.read_times import counted_read
 from apps.core.messages.translation import later
+from apps.core.objects.downloads import download_csv
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.billing.periods import Period, period_of
 from apps.interfaces.web.charts import day_charts
 from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import download_csv
 
 PRESETS = {7: later("7 days"), 30: later("30 days"), 90: later("90 days")}
 _MOST_DAYS = 366

@@ -17,6 +17,7 @@ from apps.accounts.roles import Permission
 from apps.contracts.chat.rows import ChatRow, PreferenceRow, TextRow
 from apps.core.database.search import with_words
 from apps.core.messages.translation import later
+from apps.core.objects.downloads import stream_download
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.queries import RowPreview, list_token_counts, list_versions, read_rows
@@ -25,7 +26,6 @@ from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
-from apps.interfaces.web.shell.downloads import stream_download
 
 LABELS = {
     "": later("Overview"),

@@ -4,10 +4,10 @@ from django.http import StreamingHttpResponse
 from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission
+from apps.core.objects.downloads import stream_download
 from apps.finetuning import queries
 from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
-from apps.interfaces.web.shell.downloads import stream_download
 
 
 @require_safe
