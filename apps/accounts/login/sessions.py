@@ -102,7 +102,10 @@ def require_recent_sign_in(request: HttpRequest) -> None:
 
 
 class EndIdleOperatorSessions(MiddlewareMixin):
-    """Sign operators out after OPERATOR_IDLE_SECONDS without a request; 0 switches this off."""
+    """Sign operators out after OPERATOR_IDLE_SECONDS without a request; 0 switches this off.
+
+    What an open page asks for by itself counts as none.
+    """
 
     def process_request(self, request: HttpRequest) -> HttpResponse | None:
         if not settings.OPERATOR_IDLE_SECONDS or settings.SESSION_COOKIE_NAME not in request.COOKIES:
@@ -118,7 +121,8 @@ class EndIdleOperatorSessions(MiddlewareMixin):
             with override(getattr(user, "language", "") or get_language_from_request(request)):
                 messages.info(request, gettext("You were signed out because you were away. Sign in again."))
             return redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
-        if seen_at is None or now - seen_at > _NOTED_EVERY_SECONDS:
+        is_poll = request.method == "GET" and "HX-Request" in request.headers
+        if seen_at is None or (now - seen_at > _NOTED_EVERY_SECONDS and not is_poll):
             request.session[_SEEN_AT] = now
         return None
 

@@ -208,3 +208,16 @@ def test_an_operator_who_was_away_is_signed_out(
 
     assert (answer.status_code == 302) is is_out
     assert AuditEntry.objects.filter(action="person.session_idle").exists() is is_out
+
+
+def test_polls_of_an_open_page_keep_no_operator_signed_in(olga: Any, client_for: ClientFor, settings: Any) -> None:
+    settings.OPERATOR_IDLE_SECONDS = 1800
+    browser = client_for(olga)
+    browser.get("/staff/")
+    for _ in range(2):  # a quarter of an hour before each answer, and after the last one
+        session = browser.session
+        session["operator_seen_at"] -= 1000
+        session.save()
+        answer = browser.get("/staff/", headers={"HX-Request": "true"})
+
+    assert answer.status_code == 302
