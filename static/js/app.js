@@ -48,11 +48,12 @@
     if (body?.has?.("csrfmiddlewaretoken")) body.set("csrfmiddlewaretoken", token());
   });
 
-  // --- polls: what is pressed stays, because a button that is replaced gets no click; what is open stays open ---
+  // --- polls: a pressed button stays, because one that is replaced gets no click; what is open stays open ---
   let opened = [];
   document.addEventListener("htmx:before:swap", (e) => {
     opened = $$("details[id][open]").map((n) => n.id);
-    if (e.target.matches("[hx-trigger*=every]:active")) e.preventDefault();
+    if (!e.target.matches("[hx-trigger*=every]")) return;
+    if (e.target.matches(":active") || $("main :is(dialog[open], :popover-open)")) e.preventDefault();
   });
   document.addEventListener("htmx:after:swap", () => opened.forEach((id) => document.getElementById(id)?.setAttribute("open", "")));
 
