@@ -17,7 +17,7 @@ from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.datasets.inspection.inspections import inspect_version
 from apps.finetuning.jobs.retraining.plans import EXACT
-from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan
+from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan, Worker
 from apps.finetuning.usage.allowances import set_allowance
 from apps.serving.evals.models import Eval, EvalRun
 from apps.serving.operations import register_replica
@@ -54,7 +54,7 @@ CUSTOMERS = (
 )  # fmt: skip
 OPERATORS = (
     "/staff/", "/staff/organizations/{organization}", "/staff/jobs/{job}", "/staff/workers/{worker}",
-    "/staff/quotas/{organization}",
+    "/staff/quotas/{organization}", "/staff/workers", "/staff/jobs/cancel?job={job}",
     "/staff/regions", "/staff/pools", "/staff/pools/{pool}", "/staff/replicas", "/staff/base-models",
     "/staff/base-models/lookups/{lookup}", "/staff/prices", "/staff/payments", "/staff/books",
     "/staff/margin", "/staff/quotas", "/staff/jobs", "/staff/organizations", "/staff/audit",
@@ -203,6 +203,34 @@ def test_pages_that_an_operator_views_have_a_banner_that_is_accessible(
     page.get_by_role("button", name="Stop viewing").click()
 
     page.wait_for_url("**/staff/organizations/*")
+
+
+@pytest.mark.slow
+def test_a_pool_that_is_open_in_the_console_stays_current_but_not_under_an_open_menu(
+    open_page: Open, floor: TrainingSetup, olga: User
+) -> None:
+    page = open_page(user=olga, is_fresh=True)
+    page.clock.install()
+    page.goto(f"/staff/pools/{floor.pool.pk}")
+    workers = page.get_by_role("table", name="Workers of local-cpu")
+    Worker.objects.update(hostname="renamed")
+
+    def poll() -> None:
+        with page.expect_response(lambda answer: "version=" in answer.url):
+            page.clock.fast_forward(10_000)
+
+    page.get_by_role("button", name="Actions for here").click()
+    poll()
+    expect(page.get_by_role("button", name="Cordon, keep its runs")).to_be_visible()
+    expect(workers).to_contain_text("here")
+    page.keyboard.press("Escape")
+    poll()
+    expect(workers).to_contain_text("renamed")
+    for _ in range(2):
+        Worker.objects.update(hostname="again")
+        poll()
+    expect(workers).to_contain_text("again")
+    expect(page.locator("#as-of")).to_have_count(1)
 
 
 @pytest.mark.slow

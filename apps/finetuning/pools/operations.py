@@ -301,6 +301,12 @@ def drain(*, worker: Worker, by: str) -> None:
 
 
 @transaction.atomic
+def undrain(*, worker: Worker, by: str) -> None:
+    """End a drain: the worker stays cordoned, and a run that it still has continues."""
+    _mark(worker, by, "worker.undrained", drain_requested_at=None)
+
+
+@transaction.atomic
 def revoke(*, worker: Worker, by: str) -> None:
     """Refuse the worker's credential from now on."""
     _mark(worker, by, "worker.revoked", revoked_at=db_now())

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext, ngettext_lazy
 from django.views.decorators.http import require_safe
@@ -24,6 +23,7 @@ from apps.finetuning.queries import list_pools
 from apps.finetuning.usage.occupancy import held_hours_by_day
 from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.staff.access import operator_view
+from apps.interfaces.staff.live import is_poll, render_live
 from apps.interfaces.staff.machines.pools import list_loads
 from apps.payments.lifecycle import RefundStatus
 from apps.payments.models import CardRefund
@@ -105,38 +105,49 @@ class Alert:
 @require_safe
 @operator_view
 def show(request: HttpRequest) -> HttpResponse:
-    """Show the whole installation at a glance."""
+    """Show the whole installation at a glance. Alerts, load, queue and failures stay current."""
     now = db_now()
+    context = _present(now) if is_poll(request) else _present(now) | _money_and_traffic(now)
+    return render_live(request, "staff/home.html", context, now=now)
+
+
+def _present(now: datetime.datetime) -> dict[str, object]:
+    """Return the part that open pages ask for again."""
     pools = list_loads(list(list_pools()))
     today = now.astimezone(datetime.UTC).date()
     held = held_hours_by_day(first=today - datetime.timedelta(days=_USE_DAYS - 1), last=today)
-    margins = list_margins(month=month_of(now), now=now)
-    costs = [each.cost_nano for each in margins]
     failed = FineTuningJob.objects.filter(status=JobStatus.FAILED, finished_at__gte=now - _RECENT)
     ended = FineTuningJob.objects.filter(finished_at__gte=now - _RECENT)
     counts = ended.aggregate(
         succeeded=Count("pk", filter=Q(status=JobStatus.SUCCEEDED)),
         failed=Count("pk", filter=Q(status=JobStatus.FAILED)),
     )
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    hours = list_hours_of_all(since=hour - _RECENT + _HOUR, until=hour + _HOUR)
-    context = {
+    return {
         "alerts": _alerts(),
         "pools": [(each, held.get(each.pool.pk, [])) for each in pools],
         "waiting": _waiting(now),
         "failed": list(failed.select_related("organization", "base_model").order_by("-finished_at")[:_SHOWN]),
         "counts": counts,
-        "traffic": total_of(hours),
-        "hours": [_ends_of(each) for each in hours],
-        "newest": sum_traffic(since=hour - _HOUR, until=now),
         "running": sum(each.running for each in pools),
         "queued": sum(each.queued for each in pools),
-        "revenue_nano": sum(each.revenue_nano for each in margins),
-        "margin_nano": None if None in costs else sum(each.margin_nano or 0 for each in margins),
         "ready_replicas": ready_replicas().count(),
         "replicas": standing_replicas().count(),
     }
-    return render(request, "staff/home.html", context)
+
+
+def _money_and_traffic(now: datetime.datetime) -> dict[str, object]:
+    """Return the part as of the opening of the page: the month's revenue and the day's requests."""
+    margins = list_margins(month=month_of(now), now=now)
+    costs = [each.cost_nano for each in margins]
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    hours = list_hours_of_all(since=hour - _RECENT + _HOUR, until=hour + _HOUR)
+    return {
+        "traffic": total_of(hours),
+        "hours": [_ends_of(each) for each in hours],
+        "newest": sum_traffic(since=hour - _HOUR, until=now),
+        "revenue_nano": sum(each.revenue_nano for each in margins),
+        "margin_nano": None if None in costs else sum(each.margin_nano or 0 for each in margins),
+    }
 
 
 def _waiting(now: datetime.datetime) -> list[tuple[FineTuningJob, str]]:

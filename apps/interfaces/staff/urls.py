@@ -10,7 +10,7 @@ from apps.interfaces.staff import (
     tenants,
     viewing,
 )
-from apps.interfaces.staff.machines import calibrations, capacity, pools, regions, replicas, workers
+from apps.interfaces.staff.machines import calibrations, capacity, pools, regions, replicas, worker_list, workers
 from apps.interfaces.staff.money import books, payments
 
 app_name = "staff"
@@ -28,11 +28,14 @@ urlpatterns = [
     path("pools/<str:pool_id>/calibrations", calibrations.index, name="pool_calibrations"),
     path("pools/<str:pool_id>/calibrations/use", calibrations.use, name="calibration_use"),
     path("pools/<str:pool_id>/calibrations/follow", calibrations.follow, name="calibration_follow"),
+    path("workers", worker_list.index, name="worker_list"),
+    path("workers/export", worker_list.export, name="worker_export"),
     path("workers/revoke", workers.revoke, name="worker_revoke"),
     path("workers/<str:worker_id>", workers.detail, name="worker_detail"),
     path("workers/<str:worker_id>/cordon", workers.act, {"action": "cordon"}, name="worker_cordon"),
     path("workers/<str:worker_id>/uncordon", workers.act, {"action": "uncordon"}, name="worker_uncordon"),
     path("workers/<str:worker_id>/drain", workers.act, {"action": "drain"}, name="worker_drain"),
+    path("workers/<str:worker_id>/undrain", workers.act, {"action": "undrain"}, name="worker_undrain"),
     path("replicas", replicas.index, name="replica_list"),
     path("replicas/<str:replica_id>", replicas.detail, name="replica_detail"),
     path("replicas/<str:replica_id>/drain", replicas.drain, name="replica_drain"),

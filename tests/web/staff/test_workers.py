@@ -39,7 +39,22 @@ def test_a_cordon_is_undone_from_its_message(console, floor):
 
     console.post(f"/staff/workers/{floor.worker.pk}/drain")
     page = console.post(f"/staff/workers/{floor.worker.pk}/uncordon", follow=True).content.decode()
-    assert "takes work again" in page and "Undo" not in page  # a cordon would not begin the drain again
+    assert "takes work again" in page and f'action="/staff/workers/{floor.worker.pk}/drain">' in page
+
+
+@pytest.mark.parametrize(("before", "undo"), [("uncordon", "uncordon"), ("cordon", "undrain"), ("drain", None)])
+def test_a_drain_is_undone_to_the_state_before_it(console, floor, before, undo):
+    address = f"/staff/workers/{floor.worker.pk}"
+    console.post(f"{address}/{before}", follow=True)
+    kept = Worker.objects.values_list("cordoned_at", "drain_requested_at").get()
+
+    page = console.post(f"{address}/drain", follow=True).content.decode()
+
+    assert "Undo" in page if undo else "Undo" not in page
+    if undo:
+        assert f'<form method="post" action="{address}/{undo}">' in page.partition("data-toasts")[2]
+        console.post(f"{address}/{undo}")
+        assert Worker.objects.values_list("cordoned_at", "drain_requested_at").get() == kept
 
 
 @pytest.mark.slow
@@ -57,6 +72,9 @@ def test_a_worker_shows_its_load_its_attempts_and_its_changes(console, floor, cl
 
     assert f'href="/staff/jobs/{job.pk}"' in page and f'href="/staff/jobs/{job.pk}"' in pool
     assert f'href="/staff/workers/{floor.worker.pk}"' in pool and f'href="/staff/jobs/{another.pk}"' in pool
+    for shown in (page, pool):
+        dialog = shown.partition(f'id="drain-{floor.worker.pk}"')[2].partition("</dialog>")[0]
+        assert all(f'href="/staff/jobs/{each.pk}"' in dialog for each in (job, another)) and "of Acme" in dialog
     assert "Drain, moves 2 jobs" in page and "on 2 of 4 GPUs" in " ".join(pool.split())
     assert "worker.cordoned" in page and "Olga" in page and "Cordoned" in page
     assert "50%" in page and "3 GiB" in page

@@ -11,6 +11,7 @@ from django.db import transaction
 from django.db.models import Aggregate, Count, Min, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.views.decorators.cache import never_cache
@@ -33,10 +34,11 @@ from apps.finetuning.pools.capacity.fleets import list_fleets
 from apps.finetuning.pools.capacity.settings import list_recent_nodes
 from apps.finetuning.pools.prices import price_sku
 from apps.finetuning.quotes.pool_facts import live_worker_filter, newest_probes, seconds_ahead, training_sku
-from apps.finetuning.usage.occupancy import jobs_on
 from apps.interfaces.staff.access import operator_id, operator_view, sensitive_operator_view
+from apps.interfaces.staff.live import is_poll, render_live
 from apps.interfaces.staff.machines.capacity_form import CapacityForm, FleetForm, capacity_form_of, fleet_form_of
 from apps.interfaces.staff.machines.pool_forms import NewPoolForm, PoolEditForm, WorkerTokenForm
+from apps.interfaces.staff.machines.worker_list import with_jobs
 
 _SESSION_COMMAND = "admission_command"
 _WORKERS_SHOWN = 25
@@ -235,23 +237,31 @@ def show_pool(
     fleet_form: FleetForm | None = None,
     status: int = 200,
 ) -> HttpResponse:
-    """Answer with the pool's page, and those of its forms that were refused."""
-    shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
+    """Answer with the pool's page, and those of its forms that were refused. Its machines and load stay current."""
+    now, context = db_now(), _present(request, pool)
+    if not is_poll(request):
+        shown = take_secret(request, _SESSION_COMMAND, owner=pool.pk)
+        context |= {
+            "form": form or _edit_form(pool),
+            "capacity_form": capacity_form or capacity_form_of(pool),
+            "fleet_form": fleet_form or fleet_form_of(pool, fleet_id=request.GET.get("fleet", "")),
+            "token_form": token_form or WorkerTokenForm(),
+            "command": shown[1] if shown else "",
+        }
+    url = reverse("staff:pool_detail", args=[pool.pk])
+    return render_live(request, "staff/machines/pool.html", context, now=now, url=url, status=status)
+
+
+def _present(request: HttpRequest, pool: GpuPool) -> dict[str, object]:
+    """Return the part that open pages ask for again: the load of the pool, and a page of its workers."""
     page = read_page(queries.list_workers(pool=pool), request.GET, order=("created_at", "id"), size=_WORKERS_SHOWN)
-    jobs = jobs_on(workers=[worker.pk for worker in page.rows])
-    context: dict[str, object] = vars(list_loads([pool])[0]) | {
+    return vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
-        "form": form or _edit_form(pool),
         "capacity": getattr(pool, "capacity", None),
-        "capacity_form": capacity_form or capacity_form_of(pool),
         "nodes": list_recent_nodes(pool=pool),
         "fleets": list_fleets(pool=pool),
-        "fleet_form": fleet_form or fleet_form_of(pool, fleet_id=request.GET.get("fleet", "")),
-        "token_form": token_form or WorkerTokenForm(),
-        "command": shown[1] if shown else "",
-        "members": [{"worker": worker, "jobs": jobs[worker.pk]} for worker in page.rows],
+        "members": with_jobs(page.rows),
         "previous": f"?{urlencode(page.previous)}" if page.previous else "",
         "next": f"?{urlencode(page.next)}" if page.next else "",
         "probes": newest_probes(pool=pool.machines),
     }
-    return render(request, "staff/machines/pool.html", context, status=status)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.utils.translation import gettext, ngettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -20,6 +20,7 @@ from apps.finetuning.models import JobEvent, Run, RunMember, Worker, WorkerKind
 from apps.finetuning.pools import operations
 from apps.finetuning.usage.occupancy import jobs_on, seconds_between
 from apps.interfaces.staff.access import operator_id, operator_view
+from apps.interfaces.staff.live import render_live
 
 _SHOWN = 50
 _RECENT = datetime.timedelta(hours=24)
@@ -27,14 +28,14 @@ _ACTIONS = {
     "cordon": (operations.cordon, later("%(name)s takes no new work.")),
     "uncordon": (operations.uncordon, later("%(name)s takes work again.")),
     "drain": (operations.drain, later("%(name)s gives up its runs and takes no new work.")),
+    "undrain": (operations.undrain, later("%(name)s keeps its runs, and takes no new work.")),
 }
-_OPPOSITES = {"cordon": "uncordon", "uncordon": "cordon"}
 
 
 @require_safe
 @operator_view
 def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
-    """Show one worker with its newest attempts and the audit log of its states."""
+    """Show one worker with its newest attempts and the audit log of its states; it stays current."""
     worker = get_object_or_404(Worker.objects.select_related("pool__gpu_type"), pk=worker_id)
     now = db_now()
     runs = _newest_runs(worker)
@@ -51,12 +52,13 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
         "worker": worker,
         "runs": runs,
         "running": running,
+        "moved": [(run.job_id, run.organization.name) for run in running],
         "gpu_load": metrics.get("gpu_utilization"),
         "memory_bytes": metrics.get("memory_bytes"),
         "busy_share": busy / (worker.gpu_count * _RECENT.total_seconds()),
         "entries": [{"entry": entry, "who": names[entry.actor]} for entry in entries],
     }
-    return render(request, "staff/machines/worker.html", context)
+    return render_live(request, "staff/machines/worker.html", context, now=now)
 
 
 def _newest_runs(worker: Worker) -> list[Run]:
@@ -75,14 +77,25 @@ def _newest_runs(worker: Worker) -> list[Run]:
 def act(request: HttpRequest, worker_id: str, action: str) -> HttpResponse:
     worker = get_object_or_404(Worker.objects.select_related("pool"), pk=worker_id)
     change, words = _ACTIONS[action]
-    is_restorable = worker.drain_requested_at is None  # uncordoning ends a drain, which a cordon does not begin again
+    undo = _undo_of(worker, action)
     change(worker=worker, by=operator_id(request))
     text = words % {"name": worker.hostname}
-    if is_restorable and (opposite := _OPPOSITES.get(action)):
-        say_undoable(request, text, url=reverse(f"staff:worker_{opposite}", args=[worker.pk]))
+    if undo:
+        say_undoable(request, text, url=reverse(f"staff:worker_{undo}", args=[worker.pk]))
     else:
         messages.success(request, text)
     return redirect("staff:worker_detail", worker_id=worker.pk)
+
+
+def _undo_of(worker: Worker, action: str) -> str:
+    """Return the action that leads from the worker's state after `action` back to its present one; "" if none does."""
+    if action == "uncordon":  # it ends a drain as well
+        return "drain" if worker.drain_requested_at else "cordon" if worker.cordoned_at else ""
+    if action == "undrain":
+        return "drain" if worker.drain_requested_at else ""
+    if worker.drain_requested_at or (action == "cordon" and worker.cordoned_at):  # nothing changes
+        return ""
+    return "undrain" if worker.cordoned_at else "uncordon"
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
