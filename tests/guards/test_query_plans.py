@@ -25,8 +25,9 @@ ROWS, ORGANIZATIONS, WORKERS = 3_000, 30, 20
 LARGE = ("finetuning_finetuningjob", "finetuning_run", "billing_hold", "billing_usageseries",
          "billing_ledgertransaction")  # fmt: skip
 STAFF = (
-    "/staff/", "/staff/jobs", "/staff/jobs?after={job}", "/staff/jobs?status=queued", "/staff/jobs/{job}",
-    "/staff/workers/{worker}", "/staff/pools", "/staff/pools/{pool}", "/staff/books", "/staff/margin",
+    "/staff/", "/staff/jobs", "/staff/jobs?after={job}", "/staff/jobs?status=queued", "/staff/jobs?days=7",
+    "/staff/jobs?pool={pool}", "/staff/jobs/{job}", "/staff/workers", "/staff/workers/{worker}",
+    "/staff/pools", "/staff/pools/{pool}", "/staff/books", "/staff/margin",
     "/staff/payments", "/staff/organizations", "/staff/organizations/{organization}", "/staff/quotas",
 )  # fmt: skip
 LISTS = ("/", "/jobs", "/jobs?after={job}", "/jobs?status=paused", "/usage", "/usage?by=label", "/invoices")

@@ -30,16 +30,19 @@ _PARAM = "fine_tuning_job_id"
 
 
 @transaction.atomic
-def lock_several(*, organization: Organization | str, ids: Collection[str]) -> None:
-    """Lock these jobs of the organization, which the transaction changes one after the other.
+def lock_several(*, ids: Collection[str], organization: Organization | str | None = None) -> None:
+    """Lock these jobs of the organization (None: of all), which the transaction changes one after the other.
 
     A claim locks a job and then its organization's share of the pool, and the end of a job locks a share and then the
     wallet. Here all jobs come first, and then all shares, so that neither waits for a lock of this transaction while it
     holds the next one.
     """
-    jobs = FineTuningJob.objects.for_organization(organization).filter(pk__in=ids).order_by("pk")
-    pools = {pool_id for pool_id in jobs.select_for_update().values_list("pool_id", flat=True) if pool_id}
-    shares = QueueShare.objects.for_organization(organization).filter(pool__in=pools)
+    jobs = FineTuningJob.objects.filter(pk__in=ids)
+    if organization is not None:
+        jobs = jobs.for_organization(organization)
+    found = list(jobs.order_by("pk").select_for_update().values_list("organization_id", "pool_id"))
+    owners, pools = {owner for owner, _ in found}, {pool for _, pool in found if pool}
+    shares = QueueShare.objects.filter(organization__in=owners, pool__in=pools)
     list(shares.order_by("pk").select_for_update().values_list("pk", flat=True))
 
 

@@ -7,11 +7,11 @@ from apps.interfaces.staff import (
     catalog,
     home,
     search,
-    tenants,
     viewing,
 )
 from apps.interfaces.staff.machines import calibrations, capacity, pools, regions, replicas, worker_list, workers
 from apps.interfaces.staff.money import books, payments
+from apps.interfaces.staff.tenants import jobs, organizations, quotas
 
 app_name = "staff"
 
@@ -54,21 +54,25 @@ urlpatterns = [
     path("payments/refunds/<str:refund_id>", payments.decide, name="refund_decide"),
     path("payments/differences/<str:difference_id>/resolve", payments.resolve, name="difference_resolve"),
     path("books", books.show, name="books"),
-    path("organizations/<str:organization_id>", tenants.organization, name="organization_detail"),
+    path("books/export", books.export, name="books_export"),
+    path("organizations", organizations.index, name="organization_list"),
+    path("organizations/export", organizations.export, name="organization_export"),
+    path("organizations/<str:organization_id>", organizations.detail, name="organization_detail"),
     path("organizations/<str:organization_id>/adjust", books.adjust, name="adjustment_create"),
     path("credit-requests/<str:request_id>/decline", books.decline, name="credit_request_decline"),
     path("adjustments/<str:adjustment_id>", books.decide, name="adjustment_decide"),
     path("margin", books.margin, name="margin"),
-    path("organizations/<str:organization_id>/suspend", tenants.suspend, name="organization_suspend"),
-    path("organizations/<str:organization_id>/reinstate", tenants.reinstate, name="organization_reinstate"),
+    path("organizations/<str:organization_id>/suspend", organizations.suspend, name="organization_suspend"),
+    path("organizations/<str:organization_id>/reinstate", organizations.reinstate, name="organization_reinstate"),
     path("organizations/<str:organization_id>/view", viewing.start, name="organization_view"),
     path("viewing/stop", viewing.stop, name="viewing_stop"),
-    path("quotas", tenants.quotas, name="quota_list"),
-    path("quotas/<str:organization_id>", tenants.quota, name="quota_edit"),
-    path("jobs", tenants.jobs, name="job_list"),
-    path("jobs/<str:job_id>", tenants.job, name="job_detail"),
-    path("jobs/<str:job_id>/cancel", tenants.cancel_job, name="job_cancel"),
-    path("jobs/<str:job_id>/continue", tenants.continue_job, name="job_continue"),
+    path("quotas", quotas.index, name="quota_list"),
+    path("quotas/export", quotas.export, name="quota_export"),
+    path("quotas/<str:organization_id>", quotas.edit, name="quota_edit"),
+    path("jobs", jobs.index, name="job_list"),
+    path("jobs/export", jobs.export, name="job_export"),
+    path("jobs/cancel", jobs.cancel, name="job_cancel"),
+    path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
+    path("jobs/<str:job_id>/continue", jobs.continue_overrun, name="job_continue"),
     path("search", search.show, name="search"),
-    path("organizations", tenants.organizations, name="organization_list"),
 ]

@@ -18,9 +18,9 @@ STAFF = (
     "/staff/", "/staff/jobs", "/staff/jobs?after={deep}", "/staff/jobs?status=queued", "/staff/jobs?status=failed",
     "/staff/jobs?status=paused", "/staff/jobs/{job}", "/staff/jobs/{live}", "/staff/workers/{worker}", "/staff/pools",
     "/staff/pools/{pool}", "/staff/pools/{pool}/calibrations", "/staff/replicas", "/staff/base-models",
-    "/staff/prices", "/staff/payments", "/staff/books", "/staff/books?page=3", "/staff/margin", "/staff/organizations",
-    "/staff/organizations/{organization}", "/staff/organizations/{organization}/adjust", "/staff/quotas",
-    "/staff/quotas/{organization}", "/staff/audit", "/staff/audit?organization={organization}",
+    "/staff/prices", "/staff/payments", "/staff/books", "/staff/books?sort=newest", "/staff/margin", "/staff/workers",
+    "/staff/organizations", "/staff/organizations/{organization}", "/staff/organizations/{organization}/adjust",
+    "/staff/quotas", "/staff/quotas/{organization}", "/staff/audit", "/staff/audit?organization={organization}",
 )  # fmt: skip
 MEMBER = (
     "/", "/jobs", "/jobs?after={deep}", "/jobs?status=paused", "/jobs?status=failed", "/jobs?sort=cost",

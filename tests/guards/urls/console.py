@@ -3,7 +3,9 @@
 from tests.guards.urls.kinds import Url, staff
 
 CONSOLE: dict[str, Url] = {
-    "staff:organization_suspend": staff("POST", ids={"organization_id": "organization"}, data={"reason": "abuse"}),
+    "staff:organization_suspend": staff(
+        "POST", ids={"organization_id": "organization"}, data={"reason": "abuse", "confirm": "Acme"}
+    ),
     "staff:organization_reinstate": staff("POST", ids={"organization_id": "organization"}, data={"reason": "paid"}),
     "staff:audit": staff("GET"),
     "staff:pool_list": staff("GET", "POST"),
@@ -42,9 +44,11 @@ CONSOLE: dict[str, Url] = {
     "staff:organization_view": staff("POST", ids={"organization_id": "organization"}),
     "staff:viewing_stop": staff("POST"),
     "staff:job_detail": staff("GET", ids={"job_id": "job"}),
-    "staff:job_cancel": staff("POST", ids={"job_id": "job"}),
+    "staff:job_cancel": staff("GET", "POST", refs={"job": "job"}),
+    "staff:job_export": staff("GET"),
     "staff:job_continue": staff("POST", ids={"job_id": "job"}),
     "staff:books": staff("GET"),
+    "staff:books_export": staff("GET"),
     "staff:adjustment_create": staff(
         "GET",
         "POST",
@@ -61,8 +65,10 @@ CONSOLE: dict[str, Url] = {
     "staff:refund_decide": staff("POST", ids={"refund_id": "card_refund"}, data={"decision": "reject"}),
     "staff:difference_resolve": staff("POST", ids={"difference_id": "difference"}, data={"note": "looked"}),
     "staff:quota_list": staff("GET"),
+    "staff:quota_export": staff("GET"),
     "staff:quota_edit": staff("GET", "POST", ids={"organization_id": "organization"}),
     "staff:job_list": staff("GET"),
     "staff:search": staff("GET"),
     "staff:organization_list": staff("GET"),
+    "staff:organization_export": staff("GET"),
 }

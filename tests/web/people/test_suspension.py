@@ -11,7 +11,8 @@ from apps.finetuning.runs.queue.queue_order import queue_order
 
 
 def move(browser, organization, verb, reason="Abuse of the playground"):
-    return browser.post(f"/staff/organizations/{organization.pk}/{verb}", {"reason": reason}, follow=True)
+    body = {"reason": reason, "confirm": organization.name}
+    return browser.post(f"/staff/organizations/{organization.pk}/{verb}", body, follow=True)
 
 
 @pytest.mark.slow
@@ -69,6 +70,23 @@ def test_what_makes_no_sense_is_refused_with_a_sentence(organization, olga, clie
     assert says in page.content.decode()
     assert Organization.objects.get(pk=organization.pk).suspended_at is None
     assert not AuditEntry.objects.filter(action__startswith="organization.s").exists()
+
+
+def test_its_name_is_typed_and_the_page_that_asked_shows_the_answer(organization, olga, client_for):
+    console, page, listed = client_for(olga), f"/staff/organizations/{organization.pk}", "/staff/organizations?q=acme"
+
+    def send(verb: str, confirm: str, sender: str) -> str:
+        body = {"reason": "Abuse", "confirm": confirm}
+        headers = {"Referer": f"http://testserver{sender}"}
+        return console.post(f"{page}/{verb}", body, headers=headers).headers["Location"]
+
+    refused = send("suspend", "another", page)
+    assert f"Type {organization.name} to confirm." in console.get(page).content.decode()
+    assert Organization.objects.get(pk=organization.pk).suspended_at is None
+
+    assert f'data-typed="{organization.name}"' in console.get(page).content.decode()
+    places = [refused, send("suspend", organization.name, listed), send("reinstate", "", page)]
+    assert places == [f"http://testserver{place}" for place in (page, listed, page)]
 
 
 def test_suspending_twice_is_audited_once(organization, olga, client_for):

@@ -15,8 +15,9 @@ from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.interfaces.staff.money import books, payments
 from apps.payments.models import CardDispute, CardRefund, ReconciliationDifference, TopUp
 from tests.factories.accounts import make_organization, make_user
-from tests.factories.finetuning import make_worker
+from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.many_rows import copy_rows, numbered
+from tests.support.pages import csv_rows
 
 pytestmark = pytest.mark.django_db
 
@@ -28,9 +29,9 @@ def text(console, path: str) -> str:
 
 
 @pytest.mark.slow
-def test_jobs_are_listed_50_a_page_from_the_last_one_shown(console, floor) -> None:
+def test_jobs_are_listed_25_a_page_from_the_last_one_shown(console, floor) -> None:
     copy_rows(
-        floor.job(), count=120, id=numbered("ftjob-"), status="'cancelled'",
+        floor.job(), count=60, id=numbered("ftjob-"), status="'cancelled'",
         created_at="now() - number * interval '1 day'", finished_at="now()",
     )  # fmt: skip
     listed = list(FineTuningJob.objects.order_by("-created_at", "-id").values_list("pk", flat=True))
@@ -38,14 +39,88 @@ def test_jobs_are_listed_50_a_page_from_the_last_one_shown(console, floor) -> No
     def shown(query: str) -> list[str]:
         return [row["job"].pk for row in console.get(f"/staff/jobs{query}").context["jobs"]]
 
-    assert shown("") == listed[:50]
-    assert f"?after={listed[49]}" in text(console, "/staff/jobs")
-    assert shown(f"?after={listed[49]}") == listed[50:100]
-    assert shown(f"?after={listed[99]}") == listed[100:]
-    assert shown(f"?before={listed[100]}") == listed[50:100]
-    cancelled = text(console, f"/staff/jobs?status=cancelled&after={listed[60]}")
-    assert f"?status=cancelled&after={listed[110]}" in cancelled and f"before={listed[61]}" in cancelled
-    assert shown("?after=ftjob-x") == shown("?status=nothing") == listed[:50]
+    assert shown("") == listed[:25]
+    assert f"?after={listed[24]}" in text(console, "/staff/jobs")
+    assert shown(f"?after={listed[24]}") == listed[25:50]
+    assert shown(f"?after={listed[49]}") == listed[50:]
+    assert shown(f"?before={listed[50]}") == listed[25:50]
+    cancelled = text(console, f"/staff/jobs?status=cancelled&after={listed[30]}")
+    assert f"?status=cancelled&after={listed[55]}" in cancelled and f"before={listed[31]}" in cancelled
+    assert shown("?after=ftjob-x") == shown("?status=nothing") == listed[:25]
+
+
+def csv(console, path: str) -> list[dict[str, str]]:
+    return csv_rows(console.get(path))
+
+
+@pytest.mark.slow
+def test_jobs_are_searched_filtered_sorted_and_sent_as_csv(console, floor, rival) -> None:
+    give_credit(rival)
+    ours, theirs = floor.job(suffix="ours"), make_job(rival, floor.base_model, suffix="theirs")
+    long_ago = db_now() - datetime.timedelta(days=40)
+    FineTuningJob.objects.filter(pk=theirs.pk).update(
+        status="running", pool=make_pool("other"), created_at=long_ago, cost_nano=10**7, method="qlora"
+    )
+
+    def shown(query: str) -> list[str]:
+        found = [row["job"].pk for row in console.get(f"/staff/jobs?{query}").context["jobs"]]
+        assert [row["id"] for row in csv(console, f"/staff/jobs/export?{query}")] == found
+        return found
+
+    assert shown("") == [ours.pk, theirs.pk] and shown("sort=cost") == shown("sort=oldest") == [theirs.pk, ours.pk]
+    for query in ("q=rival", f"q={theirs.pk}", "q=theirs", "status=running", "method=qlora"):
+        assert shown(query) == [theirs.pk], query
+    for query in (f"pool={floor.pool.pk}", "days=30", f"organization={floor.organization.pk}"):
+        assert shown(query) == [ours.pk], query
+    assert shown(f"organization={rival.pk}&days=7") == []
+    row = csv(console, "/staff/jobs/export?q=theirs")[0]
+    assert (row["organization"], row["cost_usd"], row["pool"]) == ("Rival", "0.01", "other")
+
+
+@pytest.mark.slow
+def test_several_jobs_are_cancelled_once_their_number_is_typed(console, floor, rival) -> None:
+    give_credit(rival)
+    jobs = [floor.job(), make_job(rival, floor.base_model)]
+    body = {"job": [job.pk for job in jobs], "confirm": "2 jobs"}
+    asked = text(console, f"/staff/jobs/cancel?job={jobs[0].pk}&job={jobs[1].pk}")
+
+    console.post("/staff/jobs/cancel", body)
+
+    assert "Acme: It leaves the queue." in asked and "Rival: It leaves the queue." in asked
+    assert set(FineTuningJob.objects.values_list("status", flat=True)) == {"cancelled"}
+
+
+@pytest.mark.slow
+def test_workers_are_searched_filtered_and_sent_as_csv(console, floor, claim) -> None:
+    job = floor.job()
+    claim()
+    other, revoked = (make_worker(floor.pool, credential=f"annw_{name}") for name in ("other", "revoked"))
+    Worker.objects.filter(pk=other.pk).update(hostname="b-machine", cordoned_at=db_now(), kind="replica")
+    Worker.objects.filter(pk=revoked.pk).update(revoked_at=db_now())
+
+    def shown(query: str) -> set[str]:
+        found = {row["worker"].pk for row in console.get(f"/staff/workers?{query}").context["rows"]}
+        assert {row["id"] for row in csv(console, f"/staff/workers/export?{query}")} == found
+        return found
+
+    both = {floor.worker.pk, other.pk}
+    assert shown("") == shown(f"pool={floor.pool.pk}") == both and shown("state=revoked") == {revoked.pk}
+    assert shown("q=b-mach") == shown("state=cordoned") == shown("kind=replica") == {other.pk}
+    assert shown("state=open") == {floor.worker.pk}
+    page = text(console, "/staff/workers")
+    assert f'href="/staff/jobs/{job.pk}"' in page and f'name="worker" value="{other.pk}"' in page
+
+
+@pytest.mark.slow
+def test_organizations_quotas_and_balances_are_sent_as_csv(console, organization, floor) -> None:
+    make_organization("Empty", owner=make_user("empty"))
+
+    listed, limits, balances = (csv(console, f"/staff/{page}/export") for page in ("organizations", "quotas", "books"))
+
+    assert [row["name"] for row in listed] == [row["name"] for row in limits] == ["Acme", "Empty"]
+    assert float(listed[0]["available_usd"]) > 0 == float(listed[1]["available_usd"])
+    assert (limits[1]["weight"], balances[1]["paid_left_usd"]) == ("1", "0")
+    assert [row["name"] for row in csv(console, "/staff/quotas/export?standing=empty&sort=newest")] == ["Empty"]
 
 
 @pytest.mark.slow
@@ -81,12 +156,12 @@ def test_organizations_are_filtered_by_their_standing(console, organization, flo
     Organization.objects.filter(name="Closed").update(suspended_at=db_now())
 
     def shown(query: str) -> list[str]:
-        return [row["organization"].name for row in console.get(f"/staff/organizations{query}").context["rows"]]
+        return [row.organization.name for row in console.get(f"/staff/organizations{query}").context["rows"]]
 
     assert shown("?standing=suspended") == ["Closed"]
     assert shown("?standing=empty") == ["Closed", "Empty"]
     assert shown("?standing=empty&q=emp") == ["Empty"]
-    assert shown("?standing=nothing") == shown("")
+    assert shown("?standing=nothing") == shown("") and shown("?sort=newest")[0] == "Empty"
     assert 'name="standing" value="empty"' in console.get("/staff/organizations?standing=empty").content.decode()
 
 
@@ -171,5 +246,5 @@ def test_the_workers_of_a_pool_are_listed_25_a_page_with_their_jobs(console, flo
 
     first = text(console, f"/staff/pools/{floor.pool.pk}")
     assert shown("") == listed[:25] and f"?after={listed[24]}" in first
-    assert first.count(f"/staff/jobs/{job.pk}") == 1  # of the worker that holds it
+    assert first.count(f"/staff/jobs/{job.pk}") == 2  # of the worker that holds it, and of its drain
     assert shown(f"?after={listed[24]}") == listed[25:] and shown(f"?before={listed[25]}") == listed[:25]

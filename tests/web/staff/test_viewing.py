@@ -65,11 +65,12 @@ def test_each_request_is_in_both_audit_logs(viewer_browser, organization, olga):
 @pytest.mark.slow
 def test_nothing_can_be_changed_until_the_viewing_is_stopped(viewer_browser, floor, organization):
     job = floor.job()
+    body = {"job": job.pk, "confirm": job.pk}
     grant = {"amount_usd": "5", "reason": "x", "once": "adj_" + "0" * 26}
 
     refused = [
         viewer_browser.post(f"/jobs/{job.pk}/cancel"),
-        viewer_browser.post(f"/staff/jobs/{job.pk}/cancel"),
+        viewer_browser.post("/staff/jobs/cancel", body),
         viewer_browser.post(f"/staff/organizations/{organization.pk}/adjust", grant),
         viewer_browser.post(path_of(organization)),
         viewer_browser.post("/accounts/password/change/"),
@@ -82,7 +83,7 @@ def test_nothing_can_be_changed_until_the_viewing_is_stopped(viewer_browser, flo
     assert FineTuningJob.objects.get(pk=job.pk).status == job.status
     assert stopped.headers["Location"] == f"/staff/organizations/{organization.pk}"
     assert viewer_browser.get("/members").headers["Location"] == "/staff/"
-    assert viewer_browser.post(f"/staff/jobs/{job.pk}/cancel").status_code == 302
+    assert viewer_browser.post("/staff/jobs/cancel", body).status_code == 302
 
 
 def test_a_page_that_would_write_is_refused_by_the_database(viewer_browser, floor):

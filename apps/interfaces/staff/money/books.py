@@ -1,9 +1,11 @@
 """The books for operators: balances, receivables, adjustments, reconciliation, and the margin of each pool."""
 
 import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
 from django.urls import reverse
 from django.utils.translation import gettext
@@ -15,26 +17,38 @@ from apps.billing.books.credit_requests import decline_request
 from apps.billing.books.reconciliation import list_newest_checks, list_receivables
 from apps.billing.budgets import month_of
 from apps.billing.models import Adjustment, AdjustmentStatus, CreditRequest, CreditRequestStatus, LotKind
-from apps.billing.queries import get_balance, get_balances, sum_lots
+from apps.billing.queries import Balance, get_balance, get_balances, sum_lots
 from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
-from apps.core.money import nano_to_usd, usd_to_nano
+from apps.core.messages.translation import later
+from apps.core.money import nano_to_usd, usd_decimal, usd_to_nano
 from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost, sum_estimate_losses
 from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
-from apps.interfaces.staff.tenants import read_organizations
+from apps.interfaces.staff.tenants.listed import ORGANIZATIONS
 
 _DECIDED_SHOWN = 20
 _FIRST_MONTH = datetime.date(2000, 1, 1)  # of the margin
 _SHOWN = 50  # of what waits and of debts
+_LIST = replace(ORGANIZATIONS, name=later("balances"), url_name="staff:books", export_url_name="staff:books_export")
+_EXPORTED = ("id", "name", "available_usd", "held_usd", "paid_left_usd", "promotional_left_usd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TenantBalance:
+    """An organization with its balance, and what is left of its paid and promotional credit."""
+
+    organization: Organization
+    balance: Balance
+    paid_nano: int
+    promotional_nano: int
 
 
 @require_safe
 @operator_view
 def show(request: HttpRequest) -> HttpResponse:
     """Show the tenants' balances by pages, the largest receivables, pending adjustments, and checks of the books."""
-    listed = read_organizations(request)
-    lots, balances = sum_lots(organizations=listed.ids), get_balances(organizations=listed.ids)
+    page = _LIST.page(request, Organization.objects.all())
     receivables = list_receivables(now=db_now())
     owing = Organization.objects.in_bulk([row.organization_id for row in receivables[:_SHOWN]])
     adjustments = Adjustment.objects.select_related("organization").order_by("requested_at", "pk")
@@ -44,15 +58,8 @@ def show(request: HttpRequest) -> HttpResponse:
     people = [each.requested_by for each in waiting] + [each.requested_by for each in requests]
     askers = {each.pk: each.email for each in User.objects.filter(pk__in=people)}
     context = {
-        "rows": [
-            {
-                "organization": each,
-                "balance": balances[each.pk],
-                "paid_nano": lots.get((each.pk, LotKind.PAID), 0),
-                "promotional_nano": lots.get((each.pk, LotKind.PROMOTIONAL), 0),
-            }
-            for each in listed.rows
-        ],
+        "list": page,
+        "rows": _with_balances(page.rows),
         "requests": [(each, askers.get(each.requested_by, each.requested_by)) for each in requests[:_SHOWN]],
         "has_more_requests": len(requests) > _SHOWN,
         "receivables": [(owing[row.organization_id], row) for row in receivables[:_SHOWN]],
@@ -63,9 +70,35 @@ def show(request: HttpRequest) -> HttpResponse:
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),
         "is_only_operator": is_only_operator(request, [each.requested_by for each in waiting]),
-        **listed.context,
     }
     return render(request, "staff/money/books.html", context)
+
+
+@require_safe
+@operator_view
+def export(request: HttpRequest) -> HttpResponseBase:
+    """Send the balances of the organizations as CSV."""
+    rows = Organization.objects.all()
+    return _LIST.export(request, rows, header=_EXPORTED, cells=_exported, joined=_with_balances)
+
+
+def _with_balances(organizations: Sequence[Organization]) -> list[TenantBalance]:
+    ids = [each.pk for each in organizations]
+    lots, balances = sum_lots(organizations=ids), get_balances(organizations=ids)
+    return [
+        TenantBalance(
+            organization=each,
+            balance=balances[each.pk],
+            paid_nano=lots.get((each.pk, LotKind.PAID), 0),
+            promotional_nano=lots.get((each.pk, LotKind.PROMOTIONAL), 0),
+        )
+        for each in organizations
+    ]
+
+
+def _exported(row: TenantBalance) -> tuple[object, ...]:
+    amounts = (row.balance.available_nano, row.balance.held_nano, row.paid_nano, row.promotional_nano)
+    return (row.organization.pk, row.organization.name, *map(usd_decimal, amounts))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
