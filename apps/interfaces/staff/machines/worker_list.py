@@ -55,7 +55,7 @@ _EXPORTED = (
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
     page = _list().page(request, _workers())
-    return render_list(request, "staff/machines/workers.html", page, {"rows": with_jobs(page.rows)})
+    return render_list(request, "staff/machines/workers/list.html", page, {"rows": with_jobs(page.rows)})
 
 
 def with_jobs(workers: Sequence[Worker]) -> list[dict[str, object]]:

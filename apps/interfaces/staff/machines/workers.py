@@ -58,7 +58,7 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
         "busy_share": busy / (worker.gpu_count * _RECENT.total_seconds()),
         "entries": [{"entry": entry, "who": names[entry.actor]} for entry in entries],
     }
-    return render_live(request, "staff/machines/worker.html", context, now=now)
+    return render_live(request, "staff/machines/workers/detail.html", context, now=now)
 
 
 def _newest_runs(worker: Worker) -> list[Run]:
