@@ -76,7 +76,10 @@ def stop_viewing(*, request: HttpRequest) -> str | None:
 
 
 class LimitViewing(MiddlewareMixin):
-    """Ends a viewing in time, refuses every request that does more than read, and audits every request."""
+    """Ends a viewing in time, refuses every request that does more than read, and audits every request.
+
+    The console shows the same with and without a viewing: what its open pages ask for again is not audited.
+    """
 
     def process_request(self, request: HttpRequest) -> None:
         if settings.SESSION_COOKIE_NAME not in request.COOKIES or _SESSION not in request.session:
@@ -90,7 +93,8 @@ class LimitViewing(MiddlewareMixin):
             messages.info(request, gettext("Viewing has ended."))
             return
         request.viewing = viewing  # type: ignore[attr-defined]
-        if is_always_open:
+        is_of_console = is_read and request.path_info.startswith(reverse("staff:home"))
+        if is_always_open or (is_of_console and "HX-Request" in request.headers):  # an open page asks again
             return
         action = "organization.viewed" if is_read else "organization.view_refused"
         _record(request, viewing.organization_id, action, method=request.method, path=request.path)

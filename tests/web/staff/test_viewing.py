@@ -49,6 +49,7 @@ def test_an_operator_sees_the_pages_as_a_viewer_with_a_banner(viewer_browser, fl
 
 def test_each_request_is_in_both_audit_logs(viewer_browser, organization, olga):
     viewer_browser.get("/members?page=1")
+    viewer_browser.get("/staff/", headers={"HX-Request": "true"})  # a page of the console in another tab
     viewer_browser.post("/members/invite", {"email": "x@example.com", "role": "owner"})
     viewer_browser.post("/staff/viewing/stop")
 
