@@ -145,7 +145,7 @@ def detail(request: HttpRequest, organization_id: str) -> HttpResponse:
     now = db_now()
     today = now.astimezone(datetime.UTC).date()
     used = used_gpu_seconds(organizations=[tenant.pk], now=now)
-    jobs = list_jobs(organization=tenant)
+    jobs, traffic = list_jobs(organization=tenant), _traffic_by_day(tenant, last=today)
     context = {
         "tenant": tenant,
         "balance": get_balance(organization=tenant),
@@ -161,8 +161,7 @@ def detail(request: HttpRequest, organization_id: str) -> HttpResponse:
         "adapters": _newest_adapters(tenant),
         "requests": list(list_requests(organization=tenant)[:_NEWEST_REQUESTS]),
         "days": _spent_by_day(tenant, last=today),
-        "traffic": (traffic := _traffic_by_day(tenant, last=today)),
-        "traffic_total": total_of(traffic),
+        "traffic": total_of(traffic),
         "traffic_days": [_ends_of(each) for each in traffic],
     }
     return render(request, "staff/tenants/organization.html", context)
