@@ -150,7 +150,12 @@ def get_states(
 
 def list_budgets(*, organization: Organization | str) -> QuerySet[Budget]:
     """Return the budgets in force."""
-    return Budget.objects.for_organization(organization).filter(ended_at=None).order_by("pk")
+    return list_with_ended(organization=organization).filter(ended_at=None).order_by("pk")
+
+
+def list_with_ended(*, organization: Organization | str) -> QuerySet[Budget]:
+    """Return the budgets in force and those that were ended."""
+    return Budget.objects.for_organization(organization)
 
 
 def get_budget(*, organization: Organization | str, id: str) -> Budget:

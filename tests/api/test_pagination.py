@@ -16,11 +16,15 @@ from apps.core.database.read_times import read_seconds
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.handlers import read_query
 from apps.interfaces.api.requests.pagination import PageQuery, page
+from apps.serving.models import Alias
 from tests.factories import datasets
 from tests.factories.accounts import make_key
+from tests.factories.batches import make_batch, make_line
 from tests.factories.finetuning import TrainingSetup
-from tests.factories.serving import make_served_model, make_version
+from tests.factories.serving import make_adapter, make_served_model, make_version
 from tests.factories.usage import make_completion
+
+GRADER = {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}
 
 
 @pytest.fixture
@@ -141,6 +145,67 @@ def make_jobs(organization: Organization, alice: User) -> None:
     floor = TrainingSetup(organization)
     for _ in range(5):
         floor.job()
+
+
+def make_webhooks(client, organization: Organization, alice: User) -> None:
+    sent = {"url": "https://hooks.example.com/a", "event_types": ["batch.completed"]}
+    made = [client.post("/api/v1/webhooks", sent, format="json").json()["id"] for _ in range(3)]
+    for webhook in [made[0], made[0], made[0], made[1]]:
+        client.post(f"/api/v1/webhooks/{webhook}/test")
+
+
+def make_limits(client, organization: Organization, alice: User) -> None:
+    for name in "abc":
+        target = {"scope": "label", "target": f"team={name}"}
+        client.post("/api/v1/budgets", target | {"limit_usd": "5"}, format="json")
+        client.post("/api/v1/allowances", target | {"queued_jobs": 3}, format="json")
+
+
+def make_aliases(client, organization: Organization, alice: User) -> None:
+    version = make_adapter(organization, make_served_model("small", is_priced=False))
+    for name in ("one", "two", "three"):
+        Alias.objects.create(
+            organization=organization, adapter=version.adapter, version=version, name=name, model_name=f"ft:{name}"
+        )
+
+
+def make_evals(client, organization: Organization, alice: User) -> None:
+    sent = {"data_source_config": {"type": "logs"}, "testing_criteria": [GRADER]}
+    for name in ("one", "two", "three"):
+        client.post("/v1/evals", sent | {"name": name}, format="json")
+
+
+def make_batches(client, organization: Organization, alice: User) -> None:
+    for name in ("one", "two", "three"):
+        make_batch(organization, alice, [make_line("1")], name=f"{name}.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("make", "address", "one", "none"),
+    [
+        (make_webhooks, "/api/v1/webhooks", "", ""),
+        (make_webhooks, "/api/v1/webhooks/{first}/deliveries", "", "status=failed event_type=batch.completed"),
+        (make_limits, "/api/v1/budgets", "", ""),
+        (make_limits, "/api/v1/allowances", "", ""),
+        (make_aliases, "/api/v1/aliases", "q=two model=ft:two", "q=four model=two"),
+        (make_evals, "/v1/evals", "q=two", "q=four"),
+        (make_batches, "/v1/batches", "q=two", "q=four status=failed"),
+    ],
+)
+def test_a_list_has_pages_and_filters(
+    api_client, key, organization, alice, make, address: str, one: str, none: str
+) -> None:
+    client = api_client(key)
+    make(client, organization, alice)
+    first = client.get("/api/v1/webhooks").json()["first_id"]
+    address = address.format(first=first)
+
+    start = client.get(f"{address}?limit=2").json()
+    end = client.get(f"{address}?limit=2&after={start['last_id']}").json()
+    assert [start["has_more"], end["has_more"]] == [True, False]
+    assert len({each["id"] for each in start["data"] + end["data"]}) == 3
+    assert [len(client.get(f"{address}?{query}").json()["data"]) for query in one.split()] == [1] * len(one.split())
+    assert [client.get(f"{address}?{query}").json()["data"] for query in none.split()] == [[]] * len(none.split())
 
 
 @pytest.mark.parametrize(

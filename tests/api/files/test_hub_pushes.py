@@ -75,7 +75,7 @@ def test_a_model_is_pushed_with_its_card_and_the_token_is_erased(hub, push, vers
     expected = {name: hashlib.sha256(content).hexdigest() for name, content in adapter_files(floor.base_model).items()}
     assert {name: hashlib.sha256(sent[name]).hexdigest() for name in expected} == expected
     assert {"README.md", "reproducibility.json"} <= set(sent) and hub.commits.private == {REPOSITORY}
-    listed = api_client(key).get(f"/api/v1/models/{version.model_name}/pushes").json()["data"]
+    listed = api_client(key).get(f"/api/v1/models/{version.model_name}/pushes?limit=1").json()["data"]
     assert [(each["status"], each["commit"]) for each in listed] == [
         ("succeeded", hub.repositories[REPOSITORY].head)
     ]  # fmt: skip

@@ -57,6 +57,8 @@ def test_members_make_plans_and_others_do_not(
         assert call(client, "post", one, {"enabled": False})[0] == writes
         assert (call(client, "post", runs)[0], call(client, "delete", one)[0]) == (writes, writes)
     assert call(outsider, "get")[1]["data"] == []
+    found = [viewer.get(f"{PLANS}?{query}").json()["data"] for query in ("q=support&enabled=true", "q=x", "enabled=0")]
+    assert [len(each) for each in found] == [1, 0, 0]
     foreign = call(outsider, "post", body=wanted(job))
     assert (foreign[0], foreign[1]["error"]["param"]) == (404, "source_job")
 

@@ -14,7 +14,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState
 from apps.finetuning.recipes.checkpoint_names import find_named
 from apps.finetuning.results.checkpoint_models import version_named
-from apps.interfaces.api.requests.pagination import ListObject, list_object
+from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
 from apps.interfaces.api.views import ApiView
 from apps.serving import aliases, operations
 from apps.serving import keep_warm as warmth
@@ -42,6 +42,10 @@ class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
     ] = None
 
 
+class AliasesQuery(SearchQuery):
+    model: Annotated[str, msgspec.Meta(max_length=240, description="The whole name of an alias.")] | None = None
+
+
 class AliasObject(TypedDict):
     object: Literal["alias"]
     id: str
@@ -64,9 +68,12 @@ class AliasList(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
     examples = {"POST": {"name": "production", "version": "ft:anneal-demo:acme:support:01m8", "canary_percent": 10}}
 
-    def get(self, request: Request) -> ListObject[AliasObject]:
-        """List all aliases."""
-        return list_object([alias_object(alias) for alias in aliases.list_aliases(organization=self.organization)])
+    def get(self, request: Request, query: AliasesQuery) -> ListObject[AliasObject]:
+        """List aliases by their whole names, in which `q` searches. `model` gets the one with this whole name."""
+        found = aliases.list_aliases(organization=self.organization)
+        rows = found.filter(model_name=query.model) if query.model else found
+        rows = with_words_of(query, rows, fields=("model_name",))
+        return page(query, rows, alias_object, order=("model_name", "id"), places=found)
 
     def post(self, request: Request, body: AliasRequest) -> AliasObject:
         """Create or move an alias, or send `canary_percent` of its requests to another version.

@@ -11,7 +11,7 @@ from apps.accounts.members.projects import get_project
 from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.billing.budget_settings import DEFAULT_THRESHOLDS, MAX_THRESHOLDS, end_budget, set_budget
-from apps.billing.budgets import get_budget, get_states, list_budgets
+from apps.billing.budgets import get_budget, get_states, list_budgets, list_with_ended
 from apps.billing.models import Budget, TrafficHour
 from apps.billing.usage.traffic import list_traffic_hours
 from apps.core.database.clock import db_now
@@ -19,13 +19,21 @@ from apps.core.errors import InvalidValue
 from apps.core.http.forms import LARGEST_BIG_INTEGER, LARGEST_INTEGER
 from apps.core.money import usd_decimal
 from apps.finetuning.models import Allowance
-from apps.finetuning.usage.allowances import ALLOWED, end_allowance, get_allowance, set_allowance
+from apps.finetuning.usage.allowances import ALLOWED, end_allowance, get_allowance, list_allowances, set_allowance
 from apps.finetuning.usage.quota_use import TargetUse, list_quota_use, list_target_use
 from apps.interfaces.api.requests.amounts import read_nano
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
+from apps.interfaces.api.requests.pagination import (
+    ListObject,
+    LongPageQuery,
+    PageQuery,
+    list_object,
+    page,
+    page_together,
+)
+from apps.interfaces.api.requests.times import Moment, time_of
 from apps.interfaces.api.views import ApiView
 
-Moment = Annotated[int, Meta(ge=0, le=253_000_000_000, description="In Unix seconds.")]
+_OLDEST_FIRST = ("pk", "id")
 
 
 class QuotaObject(TypedDict):
@@ -113,9 +121,12 @@ class AllowanceList(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ORGANIZATION_MANAGE}
     examples = {"POST": {"scope": "label", "target": "team=search", "concurrent_gpus": 1}}
 
-    def get(self, request: Request) -> ListObject[AllowanceObject]:
-        """Return what the organization allows its members, labels and projects, and what they use. At most 100."""
-        return list_object(_allowance_objects(self.organization))
+    def get(self, request: Request, query: LongPageQuery) -> ListObject[AllowanceObject]:
+        """List what the organization allows its members, labels and projects, and what they use. At most 100."""
+        rows = list_allowances(organization=self.organization)
+        return page_together(
+            query, rows, lambda found: _allowance_objects(self.organization, found), order=_OLDEST_FIRST
+        )
 
     def post(self, request: Request, body: SetAllowance) -> AllowanceObject:
         """Set what the jobs of a member, label or project may use, within the organization's quota.
@@ -130,7 +141,7 @@ class AllowanceList(ApiView):
             by=self.actor,
             now=db_now(),
         )
-        return _allowance_objects(self.organization, allowance.pk)[0]
+        return _allowance_objects(self.organization, [allowance])[0]
 
 
 class AllowanceDetail(ApiView):
@@ -139,7 +150,7 @@ class AllowanceDetail(ApiView):
     def get(self, request: Request, allowance_id: str) -> AllowanceObject:
         """Return an allowance, and what its jobs use."""
         allowance = get_allowance(organization=self.organization, id=allowance_id)
-        return _allowance_objects(self.organization, allowance.pk)[0]
+        return _allowance_objects(self.organization, [allowance])[0]
 
     def delete(self, request: Request, allowance_id: str) -> DeletedAllowance:
         """End an allowance. Jobs that it held back can start, within the organization's quota."""
@@ -148,9 +159,10 @@ class AllowanceDetail(ApiView):
         return {"id": allowance_id, "object": "allowance", "deleted": True}
 
 
-def _allowance_objects(organization: Organization, only: str = "") -> list[AllowanceObject]:
-    rows = [(each, each.allowance) for each in list_target_use(organization=organization, now=db_now())]
-    return [_allowance_object(each, allowance) for each, allowance in rows if allowance and only in ("", allowance.pk)]
+def _allowance_objects(organization: Organization, found: list[Allowance]) -> list[AllowanceObject]:
+    uses = list_target_use(organization=organization, now=db_now())
+    use_of = {each.allowance.pk: each for each in uses if each.allowance}
+    return [_allowance_object(use_of[each.pk], each) for each in found if each.pk in use_of]
 
 
 def _allowance_object(use: TargetUse, allowance: Allowance) -> AllowanceObject:
@@ -211,9 +223,16 @@ class BudgetList(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ORGANIZATION_MANAGE}
     examples = {"POST": {"limit_usd": "250.00", "mode": "block", "thresholds": [80, 100]}}
 
-    def get(self, request: Request) -> ListObject[BudgetObject]:
-        """Return all budgets in force, with what was spent this month and what is held. There are at most 100."""
-        return list_object(_budget_objects(self.organization, list(list_budgets(organization=self.organization))))
+    def get(self, request: Request, query: LongPageQuery) -> ListObject[BudgetObject]:
+        """List the budgets in force, with what was spent this month and what is held. There are at most 100."""
+        organization = self.organization
+        return page_together(
+            query,
+            list_budgets(organization=organization),
+            lambda found: _budget_objects(organization, found),
+            order=("created_at", "id"),
+            places=list_with_ended(organization=organization),
+        )
 
     def post(self, request: Request, body: SetBudget) -> BudgetObject:
         """Set the monthly budget of the organization, a label, key, member or project. It replaces the one before."""
@@ -295,9 +314,9 @@ class UsageList(ApiView):
 
     def get(self, request: Request, query: UsageQuery) -> ListObject[UsageObject]:
         """List usage by hour, key and model, newest first; by default of the last 7 days. It is kept for 90 days."""
-        until = _moment(query.end_time) if query.end_time is not None else db_now()
+        until = time_of(query.end_time) if query.end_time is not None else db_now()
         days = datetime.timedelta(days=7)
-        since = _moment(query.start_time) if query.start_time is not None else until - min(days, until - _moment(0))
+        since = time_of(query.start_time) if query.start_time is not None else until - min(days, until - time_of(0))
         if since > until:
             raise InvalidValue("'start_time' must be before 'end_time'. Send an earlier one.", param="start_time")
         rows = list_traffic_hours(
@@ -309,10 +328,6 @@ class UsageList(ApiView):
             project_id=get_project(organization=self.organization, id=query.project).pk if query.project else "",
         )
         return page(query, rows, _usage_object, order=("-hour_at", "-id"))
-
-
-def _moment(seconds: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
 def _usage_object(row: TrafficHour) -> UsageObject:

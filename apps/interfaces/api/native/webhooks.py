@@ -10,7 +10,7 @@ from apps.accounts.notices import endpoints
 from apps.accounts.notices.events import EVENT_TYPES
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, list_object, page
+from apps.interfaces.api.requests.pagination import ListObject, LongPageQuery, PageQuery, page
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
@@ -35,6 +35,11 @@ class WebhookChange(msgspec.Struct, forbid_unknown_fields=True):
     event_types: EventTypes | None = None
     format: str | None = None
     is_paused: bool | None = None
+
+
+class DeliveriesQuery(PageQuery):
+    status: Literal["pending", "delivered", "failed"] | None = None
+    event_type: Annotated[str, msgspec.Meta(max_length=64)] | None = None
 
 
 class WebhookObject(TypedDict):
@@ -88,9 +93,10 @@ class WebhookList(ApiView):
     required_scope = {"GET": _MANAGE, "POST": _MANAGE}
     examples = {"POST": {"url": "https://hooks.example.com/anneal", "event_types": ["fine_tuning.job.succeeded"]}}
 
-    def get(self, request: Request) -> ListObject[WebhookObject]:
-        """List all webhooks."""
-        return list_object([_object(row) for row in endpoints.list_endpoints(organization=self.organization)])
+    def get(self, request: Request, query: LongPageQuery) -> ListObject[WebhookObject]:
+        """List webhooks, oldest first."""
+        rows = endpoints.list_endpoints(organization=self.organization)
+        return page(query, rows, _object, order=("created_at", "id"))
 
     def post(self, request: Request, body: WebhookRequest) -> WebhookWithSecret:
         """Create a webhook. Its secret is only in this answer."""
@@ -148,10 +154,12 @@ class WebhookTest(WebhookView):
 class WebhookDeliveries(WebhookView):
     required_scope = {"GET": _MANAGE}
 
-    def get(self, request: Request, webhook_id: str, query: PageQuery) -> ListObject[WebhookDeliveryObject]:
+    def get(self, request: Request, webhook_id: str, query: DeliveriesQuery) -> ListObject[WebhookDeliveryObject]:
         """List the delivery log, newest first. It is kept for 30 days, up to 1,000 deliveries."""
-        rows = endpoints.list_deliveries(endpoint=self.endpoint(webhook_id))
-        return page(query, rows, _delivery)
+        deliveries = endpoints.list_deliveries(endpoint=self.endpoint(webhook_id))
+        rows = deliveries.filter(status=query.status) if query.status else deliveries
+        rows = rows.filter(event__type=query.event_type) if query.event_type else rows
+        return page(query, rows, _delivery, places=deliveries)
 
 
 class WebhookReplay(WebhookView):

@@ -7,15 +7,20 @@ from msgspec import Meta
 from rest_framework.request import Request
 
 from apps.accounts.roles import Permission
+from apps.batches.lifecycle import BatchStatus
 from apps.batches.models import Batch
 from apps.batches.operations import cancel_batch, create_batch
 from apps.batches.queries import get_batch, list_batches
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidValue
 from apps.interfaces.api.requests.idempotency import is_client_retry
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
+
+
+class BatchesQuery(SearchQuery):
+    status: BatchStatus | None = None
 
 
 class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
@@ -103,9 +108,12 @@ class BatchList(ApiView):
         }
     }
 
-    def get(self, request: Request, query: PageQuery) -> ListObject[BatchObject]:
-        """List batches, newest first."""
-        return page(query, list_batches(organization=self.organization), batch_object)
+    def get(self, request: Request, query: BatchesQuery) -> ListObject[BatchObject]:
+        """List batches, newest first. `status` and `q` are Anneal's: `q` searches files, models and ids."""
+        batches = list_batches(organization=self.organization)
+        rows = batches.filter(status=query.status) if query.status else batches
+        rows = with_words_of(query, rows, fields=("input_file__filename", "model_name", "id"))
+        return page(query, rows, batch_object, places=batches)
 
     def post(self, request: Request, body: CreateBatch) -> BatchObject:
         """Create a batch. Its requests are answered behind all live ones.

@@ -22,7 +22,7 @@ from apps.interfaces.api.openai.eval_objects import (
 from apps.interfaces.api.openai.graders import EXAMPLE
 from apps.interfaces.api.requests.amounts import read_nano
 from apps.interfaces.api.requests.idempotency import is_client_retry
-from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, page
+from apps.interfaces.api.requests.pagination import PAGE_BYTES, ListObject, PageQuery, SearchQuery, page, with_words_of
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals import operations, queries
 from apps.serving.evals.criteria import SentCriteria
@@ -83,7 +83,7 @@ class CreateRun(msgspec.Struct, forbid_unknown_fields=True):
     max_cost_usd: str | int | float | None = None
 
 
-class EvalsQuery(PageQuery):
+class EvalsQuery(SearchQuery):
     order: _Order = "asc"
     order_by: Literal["created_at", "updated_at"] = "created_at"
 
@@ -114,11 +114,12 @@ class EvalList(_EvalView):
     }
 
     def get(self, request: Request, query: EvalsQuery) -> ListObject[EvalObject]:
-        """List evals, oldest first unless `order` is `desc`."""
+        """List evals, oldest first unless `order` is `desc`. `q` is Anneal's: it searches names and ids."""
         sign = "-" if query.order == "desc" else ""
-        found = queries.list_evals(organization=self.organization)
+        evals = queries.list_evals(organization=self.organization)
+        found = with_words_of(query, evals, fields=("name", "id"))
         order = (f"{sign}{query.order_by}", f"{sign}id")
-        return page(query, found, eval_object, order=order, most_bytes=PAGE_BYTES)
+        return page(query, found, eval_object, order=order, most_bytes=PAGE_BYTES, places=evals)
 
     def post(self, request: Request, body: CreateEval) -> EvalObject:
         """Create an eval: what answers are graded by."""

@@ -37,6 +37,12 @@ class PageQuery(msgspec.Struct):
     after: After | None = None
 
 
+class LongPageQuery(PageQuery):
+    """For lists that have few rows: most clients get all of them at once."""
+
+    limit: Annotated[int, Meta(ge=1, le=100)] = 100
+
+
 class SearchQuery(PageQuery):
     q: Annotated[str, Meta(max_length=80, description="Words that an object must contain.")] | None = None
 

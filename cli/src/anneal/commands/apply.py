@@ -182,11 +182,15 @@ def _ended(api: Api, manifest: Manifest, job: dict[str, Any], result: dict[str, 
 
 def _aliases(api: Api, manifest: Manifest, new: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the alias that the model would take over, and the newest one of its name for another base model."""
-    found = {alias["model"]: alias for alias in api.get("/api/v1/aliases")["data"]}
     models = [new, *(job["fine_tuned_model"] for job in manifest_jobs(api, manifest))]
     own, *others = dict.fromkeys(f"{model.rsplit(':', 1)[0]}:{manifest.alias}" for model in models if model)
-    alias = found.get(manifest.alias or "") or found.get(own)  # an imported alias has a whole name
-    return alias, next((found[name] for name in others if name in found), None)
+    alias = _alias(api, manifest.alias) or _alias(api, own)  # an imported alias has a whole name
+    return alias, next(filter(None, (_alias(api, name) for name in others)), None)
+
+
+def _alias(api: Api, model: str | None) -> dict[str, Any] | None:
+    """Return the alias with this whole name."""
+    return next(api.pages("/api/v1/aliases", limit=1, model=model), None) if model else None
 
 
 def _gates(api: Api, manifest: Manifest, job: dict[str, Any], current_name: str) -> list[Gate]:

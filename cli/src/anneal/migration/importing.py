@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import sys
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -184,14 +185,19 @@ def name_models(api: Api, memory: Memory) -> list[dict[str, Any]]:
 
     A name that has an alias already is left as it is: it may have moved since.
     """
-    taken = {alias["name"]: alias["version"] for alias in api.get("/api/v1/aliases")["data"]}
+    taken = _taken(api)
     return [_named(api, key, kept, taken) for key, kept in memory.jobs.items()]
 
 
 def standing(api: Api, memory: Memory) -> list[dict[str, Any]]:
     """Return where each job of an import stands, and change nothing."""
-    taken = {alias["name"]: alias["version"] for alias in api.get("/api/v1/aliases")["data"]}
+    taken = _taken(api)
     return [_state(key, kept, find_job(api, key), taken) for key, kept in memory.jobs.items()]
+
+
+def _taken(api: Api) -> dict[str, str]:
+    """Return the version of each alias by its name."""
+    return {alias["name"]: alias["version"] for alias in api.pages("/api/v1/aliases", limit=sys.maxsize)}
 
 
 def _named(api: Api, key: str, kept: dict[str, Any], taken: dict[str, str]) -> dict[str, Any]:

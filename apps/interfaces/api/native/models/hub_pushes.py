@@ -11,12 +11,10 @@ from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
 from apps.finetuning.models import HubPush
 from apps.finetuning.results.hub_pushes import list_pushes, request_push
-from apps.interfaces.api.requests.pagination import ListObject, list_object
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 from apps.serving.aliases import get_exact_version
-
-_SHOWN = 100
 
 
 class PushBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -47,10 +45,10 @@ class ModelPushes(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.ADAPTER_WRITE}
     examples = {"POST": {"repository": "acme/support", "token": "hf_...", "export": "gguf"}}
 
-    def get(self, request: Request, model: str) -> ListObject[PushObject]:
-        """List the latest 100 pushes of a fine-tuned model, newest first."""
+    def get(self, request: Request, model: str, query: PageQuery) -> ListObject[PushObject]:
+        """List the pushes of a fine-tuned model, newest first."""
         version = get_exact_version(organization=self.organization, model_name=model)
-        return list_object([_object(model, push) for push in list_pushes(version=version)[:_SHOWN]])
+        return page(query, list_pushes(version=version), lambda push: _object(model, push))
 
     def post(self, request: Request, model: str, body: PushBody) -> PushObject:
         """Push the files of a fine-tuned model, or of its export, with its card to a repository on the hub.

@@ -19,7 +19,7 @@ from apps.finetuning.jobs.retraining.schedules import Schedule, schedule_of
 from apps.finetuning.lifecycle import Cadence
 from apps.finetuning.models import Retraining, RetrainingPlan
 from apps.interfaces.api.requests.amounts import read_nano
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
+from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 from apps.serving.evals.criteria import SentCriteria
@@ -37,6 +37,10 @@ class ScheduleBody(msgspec.Struct, forbid_unknown_fields=True):
     every: Cadence
     value: Annotated[int, Meta(ge=1, le=365)]
     hour_utc: Annotated[int, Meta(ge=0, le=23)] = 0
+
+
+class PlansQuery(SearchQuery):
+    enabled: bool | None = None
 
 
 class CreatePlan(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,9 +181,12 @@ class RetrainingPlanList(ApiView):
         }
     }
 
-    def get(self, request: Request, query: PageQuery) -> ListObject[RetrainingPlanObject]:
-        """List retraining plans, newest first."""
-        return page(query, plans.list_plans(organization=self.organization), _plan_object)
+    def get(self, request: Request, query: PlansQuery) -> ListObject[RetrainingPlanObject]:
+        """List retraining plans, newest first. `q` searches the names of plans and datasets."""
+        found = plans.list_plans(organization=self.organization)
+        rows = found if query.enabled is None else found.filter(is_enabled=query.enabled)
+        rows = with_words_of(query, rows, fields=("name", "dataset__name"))
+        return page(query, rows, _plan_object, places=found)
 
     def post(self, request: Request, body: CreatePlan) -> RetrainingPlanObject:
         """Create a plan that repeats a job on a schedule, or when its dataset has grown.
