@@ -15,6 +15,7 @@ class Status(IntEnum):
     METHOD_NOT_ALLOWED = 405
     TIMED_OUT = 408  # OpenAI clients retry it
     CONFLICT = 409  # OpenAI clients retry it: on the public API it is only for a request that is still in progress
+    PRECONDITION_FAILED = 412
     TOO_LARGE = 413
     UNSUPPORTED_MEDIA_TYPE = 415
     UNPROCESSABLE = 422

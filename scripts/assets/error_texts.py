@@ -185,6 +185,10 @@ ERRORS: dict[str, Words] = {
         "Set `max_length` to `least_max_length` or more. It is the lowest value with which a row has a token to "
         "train on.",
     ),
+    "precondition_failed": Words(
+        "What `If-Match` names has changed since you read it. Nothing was done.",
+        "Read it again, decide again, and send the change with the new ETag.",
+    ),
     "push_refused": Words(
         "The hub does not let the token write to the repository.", "Use a token with write access to the repository."
     ),

@@ -14,8 +14,8 @@ from django.utils.module_loading import import_string
 from django.views.decorators.http import require_safe
 
 from apps.core.http.openapi.document import Operation, document
+from apps.interfaces.api.requests import conditions, idempotency
 from apps.interfaces.api.requests.handlers import signature_of
-from apps.interfaces.api.requests.idempotency import HEADERS
 from apps.interfaces.api.views import ApiView
 
 _PART = re.compile(r"<\w+:(\w+)>")
@@ -57,6 +57,7 @@ def operations() -> Iterator[Operation]:
 def _operation(view: type[ApiView], method: str, path: str, name: str) -> Operation:
     handler = getattr(view, method.lower())
     read, takes_key = signature_of(handler), method == "POST" and view.takes_idempotency_key
+    takes_condition = method != "GET" and view.has_etag()
     return Operation(
         method=method,
         path=path,
@@ -64,11 +65,11 @@ def _operation(view: type[ApiView], method: str, path: str, name: str) -> Operat
         text=inspect.cleandoc(handler.__doc__ or vars(view).get("__doc__") or ""),
         scope=view.required_scope[method],
         query=read.query,
-        headers=HEADERS if takes_key else {},
+        headers=(idempotency.HEADERS if takes_key else {}) | (conditions.HEADERS if takes_condition else {}),
         body=read.body,
         is_body_required=read.is_body_required,
         form=read.form,
         example=view.examples.get(method),
         answers=read.answers,
-        errors=view.errors.get(method, ()) + ((409, 422) if takes_key else ()),
+        errors=view.errors.get(method, ()) + ((409, 422) if takes_key else ()) + ((412,) if takes_condition else ()),
     )

@@ -18,10 +18,12 @@ from apps.accounts.models import Organization, User
 from apps.accounts.queries import KeyIdentity, get_organization
 from apps.core.database.clock import db_now
 from apps.core.database.idempotency import HEADER, answer_once
+from apps.core.database.locks import lock
 from apps.core.database.tenancy import tenant
 from apps.core.errors import InvalidValue
 from apps.core.http.origin import with_key
-from apps.interfaces.api.requests.handlers import read_arguments
+from apps.interfaces.api.requests.conditions import read_if_match, refuse_if_match, require_match
+from apps.interfaces.api.requests.handlers import is_file, read_arguments
 from apps.interfaces.api.requests.idempotency import read_idempotency_key, request_digest
 
 _CONDITIONS_OF_CHANGES = ("HTTP_IF_MATCH", "HTTP_IF_UNMODIFIED_SINCE")
@@ -33,7 +35,8 @@ class ApiView(APIView):
     A handler's parameters `query`, `body` and `form` are read as the types that it gives them, and what it returns
     becomes JSON. The OpenAPI document is made from the same types. Permission check and handler run in one transaction
     that sees only the key's organization. An exception of the handler rolls it back. A POST with an `Idempotency-Key`
-    that was answered before gets that answer, without its handler. The handler finds the key as `self.identity` and its
+    that was answered before gets that answer, without its handler. A change with `If-Match` is made only if GET at its
+    address answers with that ETag. The handler finds the key as `self.identity` and its
     organization as `self.organization`.
     """
 
@@ -88,7 +91,24 @@ class ApiView(APIView):
         return response
 
     def _answer(self, request: Request, handler: Callable[..., object]) -> object:
-        return handler(request, *self.args, **self.kwargs, **read_arguments(request, handler))
+        arguments = read_arguments(request, handler)
+        if condition := read_if_match(request):
+            self._require_match(request, condition)
+        return handler(request, *self.args, **self.kwargs, **arguments)
+
+    def _require_match(self, request: Request, condition: str) -> None:
+        """Raise an error unless GET answers now what the client has read. Later conditional changes wait for this."""
+        if not self.has_etag():
+            raise refuse_if_match()
+        lock(f"if-match:{self.organization.pk}:{request.path}")
+        read: Callable[..., object] = self.get  # type: ignore[attr-defined]
+        current = read(request, *self.args, **self.kwargs, **read_arguments(request, read))
+        require_match(condition, JSONRenderer().render(current))
+
+    @classmethod
+    def has_etag(cls) -> bool:
+        """Return whether GET answers at this address with an object, and so with an ETag."""
+        return "GET" in cls.required_scope and not is_file(cls.get)  # type: ignore[attr-defined]
 
     def _answer_once(self, request: Request, handler: Callable[..., object], key: str) -> HttpResponse:
         """Return the answer to the first request with the key. The answer to a POST is JSON with status 200."""
@@ -129,7 +149,7 @@ class ApiView(APIView):
 def _unless_known(request: HttpRequest, response: HttpResponse) -> HttpResponseBase:
     """Return the answer with its ETag, or 304 if the client has it already.
 
-    Only `If-None-Match` counts: the other conditions protect changes, and would answer a read with 412 and no body.
+    Only `If-None-Match` counts: the other conditions are for changes, and would answer a read with 412 and no body.
     """
     for name in _CONDITIONS_OF_CHANGES:
         request.META.pop(name, None)

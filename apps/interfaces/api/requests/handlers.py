@@ -48,6 +48,11 @@ def _signature(function: Callable[..., object]) -> Signature:
     return Signature(hints.get("query"), hints.get("body"), hints.get("form"), answers, is_required)
 
 
+def is_file(handler: Callable[..., object]) -> bool:
+    """Return whether a handler answers with a file only."""
+    return all(isinstance(answer, FileAnswer) for answer in signature_of(handler).answers)
+
+
 def read_arguments(request: Request, handler: Callable[..., object]) -> dict[str, object]:
     """Return the arguments that the handler's signature asks for. Raises DomainErrors that name the field."""
     wanted = signature_of(handler)
