@@ -198,6 +198,9 @@ def _require_cover(organization: Organization, asker: Attribution, issued: Issue
 def set_key_labels(*, organization: Organization | str, key_id: str, labels: Mapping[str, str], by: str) -> None:
     """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
     organization_id = key_of(organization)
+    labels = {name.strip(): value.strip() for name, value in labels.items()}
+    if not all(name and value and "=" not in name for name, value in labels.items()):
+        raise InvalidValue(gettext("A label is name=value."), param="labels")
     if len(labels) > MAX_LABELS:
         raise InvalidValue(
             gettext("A key has at most %(max_labels)s labels.") % {"max_labels": MAX_LABELS}, param="labels"

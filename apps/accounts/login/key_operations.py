@@ -1,6 +1,7 @@
 """Operations on keys: create, rotate and revoke them, each audited in its own transaction."""
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from django.db import transaction
@@ -118,6 +119,11 @@ def _within(
             "timestamp": int(identity.expires_at.timestamp())
         }
         raise PermissionDenied(text, param="expires_at")
+    return _limits_within(identity, limits)
+
+
+def _limits_within(identity: KeyIdentity, limits: KeyLimits) -> KeyLimits:
+    """Return the limits with those of the calling key where they have none. Raise PermissionDenied if one is higher."""
     asked = asdict(limits)
     for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
         if most is not None and (asked[name] or most) > most:
@@ -303,21 +309,63 @@ def revoke_key(
     """
     key = get_key(organization=organization, id=key_id)
     membership = lock_members(organization, by)  # so that it finds the keys that this key is making
-    if key.created_by_id != by.pk and not has_permission(membership.role, Permission.MEMBER_MANAGE):
-        raise PermissionDenied(gettext("Only an owner or admin may revoke another member's key."))
-    if identity and key.pk != identity.key_id:
-        needed = set(key.scopes) if key.created_by_id == by.pk else {Permission.MEMBER_MANAGE.value}
-        if missing := sorted(needed - identity.scopes):
-            raise PermissionDenied(
-                gettext("This API key lacks %(missing)s, so it cannot revoke that key.")
-                % {"missing": ", ".join(missing)}
-            )
+    _require_own_or_managed(key, membership, identity)
     rows = ApiKey.objects.for_organization(organization).filter(pk=key.pk)
     # The key that asks stays, and what was made with it.
     if revoked := revoke_keys(with_made(rows, but=identity.key_id if identity else ""), now=now, by=by):
         audit.record(organization=organization, by=by.pk, action="key.revoke", target=key.pk, keys_revoked=revoked)
     key.refresh_from_db()
     return key
+
+
+@transaction.atomic
+def change_key(
+    *,
+    organization: Organization,
+    key_id: str,
+    name: str | None,
+    limits: Mapping[str, int | None],
+    by: User,
+    now: datetime.datetime,
+    identity: KeyIdentity,
+) -> ApiKey:
+    """Give a key these limits, by the names in KeyLimits, and another name unless it is None.
+
+    Members may change their own keys, and admins all keys. `identity`, the calling key, needs the scopes for this, and
+    gives no limit above its own. Raises NotFound, PermissionDenied, InvalidState, InvalidValue.
+    """
+    key = get_key(organization=organization, id=key_id)
+    membership = lock_members(organization, by)
+    require_not_revoked(identity)
+    _require_own_or_managed(key, membership, identity)
+    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
+    if key.status(now=now) != "active":
+        raise InvalidState(
+            gettext("The key is %(status)s. Create another one.") % {"status": key.status(now=now)},
+            code="key_not_active",
+        )
+    within = asdict(_limits_within(identity, KeyLimits(**limits)))
+    values = {field: within[field] for field in limits} | ({} if name is None else {"name": clean_name(name)})
+    changed = {field: value for field, value in values.items() if getattr(key, field) != value}
+    if changed:
+        ApiKey.objects.filter(pk=key.pk).update(**changed)
+        audit.record(organization=organization, by=by.pk, action="key.change", target=key.pk, **changed)
+        key.refresh_from_db()
+    return key
+
+
+def _require_own_or_managed(key: ApiKey, membership: Membership, identity: KeyIdentity | None) -> None:
+    """Raise PermissionDenied unless the member, and the calling key, may revoke or change the key."""
+    is_own = key.created_by_id == membership.user_id
+    if not is_own and not has_permission(membership.role, Permission.MEMBER_MANAGE):
+        raise PermissionDenied(gettext("Only an owner or admin may revoke or change another member's key."))
+    if identity and key.pk != identity.key_id:
+        needed = set(key.scopes) if is_own else {Permission.MEMBER_MANAGE.value}
+        if missing := sorted(needed - identity.scopes):
+            raise PermissionDenied(
+                gettext("This API key lacks %(missing)s, so it may not revoke or change that key.")
+                % {"missing": ", ".join(missing)}
+            )
 
 
 @transaction.atomic

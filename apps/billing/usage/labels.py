@@ -1,7 +1,7 @@
 """Labels of keys, to which what their requests cost is charged. The key of a judge has those of the key of its job."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -28,13 +28,19 @@ def with_keys(
             key_id: (creator, labelled)
             for key_id, creator, labelled in keys.values_list("pk", "created_by_id", LABELLED_KEY)
         }
-        labels: dict[str, dict[str, str]] = defaultdict(dict)
-        labelled = {each for _, each in found.values()}
-        for label in KeyLabel.objects.for_organization(organization).filter(key_id__in=labelled):
-            labels[label.key_id][label.name] = label.value
+        labels = labels_of_keys(organization=organization, ids={each for _, each in found.values()})
         for row in part:
             creator, key_id = found.get(key_of_row(row), ("", ""))
             yield row, creator or "", dict(labels.get(key_id, {}))
+
+
+def labels_of_keys(*, organization: Organization | str, ids: Collection[str]) -> dict[str, dict[str, str]]:
+    """Return the labels of each of these keys, by name; a key without labels has no entry."""
+    labels: dict[str, dict[str, str]] = defaultdict(dict)
+    rows = KeyLabel.objects.for_organization(organization).filter(key_id__in=ids)
+    for label in rows.order_by("key_id", "name"):
+        labels[label.key_id][label.name] = label.value
+    return dict(labels)
 
 
 def label_by_key(*, organization: Organization | str, name: str) -> "QuerySet[ApiKey, tuple[str, str | None]]":

@@ -1,4 +1,4 @@
-"""API keys: list, create, rotate with an overlap, revoke."""
+"""API keys: list, create, change, label, rotate with an overlap, revoke."""
 
 import datetime
 from typing import Annotated, Literal, TypedDict
@@ -6,22 +6,24 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from django.db.models import Q
 from django.db.models.functions import Now
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 from rest_framework.request import Request
 
 from apps.accounts import queries
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import IssuedKey
-from apps.accounts.models import ApiKey
+from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import SCOPES, Permission
-from apps.billing.budget_settings import issue_key, rotate_key
+from apps.billing.budget_settings import issue_key, rotate_key, set_key_labels
+from apps.billing.usage.labels import labels_of_keys
 from apps.core.database.clock import db_now
-from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page, with_words_of
+from apps.interfaces.api.requests.pagination import ListObject, SearchQuery, page_together, with_words_of
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 Limit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent_requests")
 _STATUSES = {
     "active": Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=Now())),
     "expired": Q(revoked_at=None, expires_at__lte=Now()),
@@ -50,6 +52,21 @@ class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
     project: Annotated[str, Meta(max_length=40)] | None = None
 
 
+class ChangeKey(msgspec.Struct, forbid_unknown_fields=True):
+    """What is left out stays as it is. null removes a limit."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=80)] | UnsetType = UNSET
+    requests_per_minute: Limit | UnsetType | None = UNSET
+    tokens_per_minute: Limit | UnsetType | None = UNSET
+    concurrent_requests: Limit | UnsetType | None = UNSET
+
+
+class SetLabels(msgspec.Struct, forbid_unknown_fields=True):
+    """`labels` replace all labels that the key has."""
+
+    labels: dict[str, str]
+
+
 class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
     """For `overlap_hours`, both keys work. 0 ends the old key at once. The key that you call with needs at least 1."""
 
@@ -58,7 +75,7 @@ class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
 
 class ApiKeyObject(TypedDict):
     """`prefix` is the begin of the secret. `created_by` is the member or service account in whose name the key acts.
-    `project` is the one of all that is created with it.
+    `project` is the one of all that is created with it. What its requests cost is charged to its `labels`.
 
     `issued_by` is set for keys of service accounts: who created the key, and so knows it.
     """
@@ -78,6 +95,7 @@ class ApiKeyObject(TypedDict):
     requests_per_minute: int | None
     tokens_per_minute: int | None
     concurrent_requests: int | None
+    labels: dict[str, str]
 
 
 class IssuedKeyObject(ApiKeyObject):
@@ -98,7 +116,7 @@ class KeyList(ApiView):
         now = db_now()
         fields = ("name", "prefix", "created_by__name", "created_by__email")
         found = with_words_of(query, rows, fields=fields)
-        return page(query, found, lambda key: key_object(key, now), places=keys)
+        return page_together(query, found, lambda keys: key_objects(self.organization, keys, now), places=keys)
 
     def post(self, request: Request, body: CreateKey) -> IssuedKeyObject:
         """Create a key in the name of this key's creator. Its secret is in this answer only.
@@ -110,11 +128,31 @@ class KeyList(ApiView):
 
 
 class KeyDetail(ApiView):
-    required_scope = {"GET": Permission.VIEW, "DELETE": Permission.KEY_MANAGE}
+    required_scope = {"GET": Permission.VIEW, "POST": Permission.KEY_MANAGE, "DELETE": Permission.KEY_MANAGE}
+    examples = {"POST": {"name": "nightly evaluation", "requests_per_minute": 120}}
 
     def get(self, request: Request, key_id: str) -> ApiKeyObject:
         """Return a key, without its secret."""
         return key_object(queries.get_key(organization=self.organization, id=key_id), db_now())
+
+    def post(self, request: Request, key_id: str, body: ChangeKey) -> ApiKeyObject:
+        """Rename a key, or change its limits. They apply to its next requests.
+
+        No limit may be above that of the key that you call with. To change another key of the same creator, your key
+        needs all its scopes. For keys of others it needs `member.manage`.
+        """
+        now = db_now()
+        sent = {field: getattr(body, field) for field in _LIMITS}
+        changed = key_operations.change_key(
+            organization=self.organization,
+            key_id=key_id,
+            name=None if body.name is UNSET else body.name,
+            limits={field: value for field, value in sent.items() if value is not UNSET},
+            by=self.creator,
+            now=now,
+            identity=self.identity,
+        )
+        return key_object(changed, now)
 
     def delete(self, request: Request, key_id: str) -> ApiKeyObject:
         """Revoke a key. It never works again, and stays in the list.
@@ -127,6 +165,17 @@ class KeyDetail(ApiView):
             organization=self.organization, key_id=key_id, by=self.creator, now=now, identity=self.identity
         )
         return key_object(revoked, now)
+
+
+class KeyLabels(ApiView):
+    required_scope = {"PUT": Permission.ORGANIZATION_MANAGE}
+    examples = {"PUT": {"labels": {"team": "search"}}}
+
+    def put(self, request: Request, key_id: str, body: SetLabels) -> ApiKeyObject:
+        """Replace the labels of a key. They apply to its next requests, and to budgets of labels."""
+        key = queries.get_key(organization=self.organization, id=key_id)
+        set_key_labels(organization=self.organization, key_id=key.pk, labels=body.labels, by=self.actor)
+        return key_object(key, db_now())
 
 
 class KeyRotation(ApiView):
@@ -176,7 +225,16 @@ def issued_object(issued: IssuedKey, now: datetime.datetime) -> IssuedKeyObject:
     return {**key_object(issued.key, now), "secret": issued.secret}
 
 
+def key_objects(organization: Organization, keys: list[ApiKey], now: datetime.datetime) -> list[ApiKeyObject]:
+    labels = labels_of_keys(organization=organization, ids=[key.pk for key in keys])
+    return [_object(key, labels.get(key.pk, {}), now) for key in keys]
+
+
 def key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
+    return _object(key, labels_of_keys(organization=key.organization_id, ids=[key.pk]).get(key.pk, {}), now)
+
+
+def _object(key: ApiKey, labels: dict[str, str], now: datetime.datetime) -> ApiKeyObject:
     return {
         "object": "api_key",
         "id": key.pk,
@@ -193,4 +251,5 @@ def key_object(key: ApiKey, now: datetime.datetime) -> ApiKeyObject:
         "requests_per_minute": key.requests_per_minute,
         "tokens_per_minute": key.tokens_per_minute,
         "concurrent_requests": key.concurrent_requests,
+        "labels": labels,
     }

@@ -206,9 +206,7 @@ class KeyLabelsForm(forms.Form):
 
     def clean_labels(self) -> dict[str, str]:
         pairs = [part.partition("=") for part in self.cleaned_data["labels"].split(",") if part.strip()]
-        if not all(name.strip() and value.strip() for name, _, value in pairs):
-            raise forms.ValidationError(gettext("A label is name=value."))
-        return {name.strip(): value.strip() for name, _, value in pairs}
+        return {name: value for name, _, value in pairs}
 
 
 class ProfileForm(forms.Form):

@@ -12,9 +12,16 @@ from apps.accounts.models import Membership
 from apps.accounts.queries import MemberKind
 from apps.accounts.roles import Permission
 from apps.core.database.clock import db_now
-from apps.interfaces.api.native.keys import ApiKeyObject, CreateKey, IssuedKeyObject, create_key, key_object
+from apps.interfaces.api.native.keys import ApiKeyObject, CreateKey, IssuedKeyObject, create_key, key_objects
 from apps.interfaces.api.native.members import RoleName
-from apps.interfaces.api.requests.pagination import ListObject, PageQuery, SearchQuery, page, with_words_of
+from apps.interfaces.api.requests.pagination import (
+    ListObject,
+    PageQuery,
+    SearchQuery,
+    page,
+    page_together,
+    with_words_of,
+)
 from apps.interfaces.api.views import ApiView
 
 _NEWEST_FIRST = ("-created_at", "-id")
@@ -127,7 +134,7 @@ class ServiceAccountKeys(ApiView):
         """List the keys of a service account, newest first."""
         account, now = _get(self, service_account_id), db_now()
         rows = queries.list_keys(organization=self.organization).filter(created_by=account.user_id)
-        return page(query, rows, lambda key: key_object(key, now))
+        return page_together(query, rows, lambda keys: key_objects(self.organization, keys, now))
 
     def post(self, request: Request, service_account_id: str, body: CreateKey) -> IssuedKeyObject:
         """Create a key of a service account. Its secret is in this answer only.
