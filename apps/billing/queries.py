@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.db.models import F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
+from django.utils.translation import gettext
 
 from apps.accounts.models import Organization, key_of
 from apps.billing.lots import spendable_lots
@@ -28,6 +29,7 @@ from apps.billing.models import (
     UsageSeries,
 )
 from apps.core.database.clock import begin_of_day
+from apps.core.errors import NotFound
 
 _KEPT = F("captured_nano") - F("refunded_nano")
 _INPUT_SKUS = "inference:input:"  # every request has one input line, so counting these counts each request once
@@ -107,6 +109,15 @@ def list_transactions(*, organization: Organization | str) -> QuerySet[LedgerTra
     """Return the organization's transactions, newest first, with their entries and accounts."""
     rows = LedgerTransaction.objects.filter(organization_id=key_of(organization))
     return rows.order_by("-created_at", "-id").prefetch_related("entries__account")
+
+
+def own_amounts(posted: LedgerTransaction) -> Counter[str]:
+    """Return the nano that a transaction of `list_transactions` moved in its organization's accounts, by their kind."""
+    moved: Counter[str] = Counter()
+    for entry in posted.entries.all():
+        if entry.organization_id == posted.organization_id:
+            moved[entry.account.kind] += entry.amount_nano
+    return moved
 
 
 def get_ledger_sum_nano() -> int:
@@ -190,6 +201,14 @@ def open_slices() -> QuerySet[Hold]:
 def list_invoices(*, organization: Organization | str) -> QuerySet[Invoice]:
     """Return the organization's invoices, newest month first."""
     return Invoice.objects.for_organization(organization).order_by("-month")
+
+
+def get_invoice(*, organization: Organization | str, id: str) -> Invoice:
+    """Return one invoice. Raises NotFound."""
+    invoice = list_invoices(organization=organization).select_related("organization").filter(pk=id).first()
+    if invoice is None:
+        raise NotFound(gettext("No such invoice."), param="invoice_id")
+    return invoice
 
 
 def sum_lots(*, organizations: Collection[str]) -> dict[tuple[str, str], int]:

@@ -1,7 +1,7 @@
 """Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby, islice
 
 import msgspec
@@ -33,6 +33,7 @@ from apps.datasets.rows import kind_of
 from apps.datasets.stream import LINES_PER_OFFSET
 
 DOWNLOAD_SECONDS = 300
+_MOST_OTHERS = 100
 _RAW_LIMIT_CHARS = 20_000
 _KEY_BYTES = 8  # that an inspection stores for each row
 _SAMPLED_ROWS, _SAMPLED_BYTES, _SYSTEM_CHARS = 200, 256 * 1024, 16_000
@@ -181,6 +182,25 @@ def require_none_unwritten(version: DatasetVersion) -> None:
             "name": waiting.dataset.name,
         }
         raise InvalidState(text, param="file_id")
+
+
+def list_others(*, version: DatasetVersion) -> list[DatasetVersion]:
+    """Return the newest other versions of the same dataset, newest first."""
+    return [each for each in list_siblings(version=version)[:_MOST_OTHERS] if each.pk != version.pk]
+
+
+def find_compared(*, version: DatasetVersion, since: str, others: Sequence[DatasetVersion]) -> DatasetVersion | None:
+    """Return the version `since` of the same dataset; without an id the one before among `others`, else the newest.
+
+    None means that there is no other version. Raises UnknownFile.
+    """
+    if since:
+        found = get_version(organization=version.organization_id, id=since, param="since")
+        if found.dataset_id != version.dataset_id:
+            raise UnknownFile(gettext("The two files are not versions of the same dataset."), param="since")
+        return found
+    earlier = (each for each in others if each.number < version.number)
+    return next(earlier, others[0] if others else None)
 
 
 def storage_used_bytes(*, organizations: Collection[str], but_upload: str = "") -> Counter[str]:

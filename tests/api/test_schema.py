@@ -30,7 +30,21 @@ WITHOUT_BODY = {
     "webhook_rotate_post",
     "webhook_replay_post",
     "webhook_test_post",
+    "file_restore_post",
 }  # fmt: skip
+
+
+# Lists that are always whole, or have pages of another kind.
+WITHOUT_PAGES = {
+    "audit_get": "its pages begin before a time",
+    "integration_list_get": "one of each tracker",
+    "job_moves_get": "the offers of each pool",
+    "model_conversions_get": "one of each form",
+    "model_file_list_get": "the files of one model",
+    "model_list_get": "OpenAI's has no pages",
+    "price_list_get": "one of each SKU",
+    "quota_list_get": "one of each limit",
+}
 
 
 def all_operations() -> list[Operation]:
@@ -82,6 +96,33 @@ def test_every_post_beside_inference_answers_with_json_that_an_idempotency_key_r
     without = {one.name for one in posts if "Idempotency-Key" not in one.headers}
     assert without == {"endpoint_test_post"}  # what it returns is known after its transaction
     assert not any(isinstance(answer, FileAnswer) for one in posts for answer in one.answers)
+
+
+def test_every_list_has_pages_or_says_why_not() -> None:
+    schemas = api_document()["components"]["schemas"]
+    answers = {
+        operation["operationId"]: (operation, operation["responses"]["200"]["content"].get("application/json"))
+        for name, operation in described()
+        if name.startswith("GET ")
+    }
+    lists = {
+        name: {each["name"] for each in operation["parameters"]}
+        for name, (operation, answer) in answers.items()
+        if answer and "has_more" in schemas[str(answer["schema"].get("$ref")).rpartition("/")[2]]["properties"]
+    }
+
+    assert {name for name, parameters in lists.items() if not {"after", "limit"} <= parameters} <= set(WITHOUT_PAGES)
+    assert set(WITHOUT_PAGES) <= set(lists)
+
+
+def test_a_change_where_get_answers_takes_if_match() -> None:
+    for path, methods in api_document()["paths"].items():
+        read = methods.get("get", {"responses": {}})
+        for method, operation in methods.items():
+            takes = "If-Match" in {each["name"] for each in operation["parameters"]}
+            has_etag = "application/json" in read["responses"].get("200", {"content": {}})["content"]
+            assert takes == ("412" in operation["responses"]), path
+            assert takes == (method != "get" and has_etag and path != "/v1/chat/completions"), (method, path)
 
 
 def test_every_call_that_sends_something_has_its_schema() -> None:

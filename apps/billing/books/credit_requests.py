@@ -13,7 +13,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import OrganizationQuerySet, system
 from apps.core.database.transitions import advance
-from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
+from apps.core.errors import InvalidState, InvalidValue, NotFound, QuotaExceeded
 from apps.core.messages import outbox
 from apps.core.money import NANO_PER_USD, dollars
 
@@ -94,6 +94,14 @@ def note_granted(
 def list_requests(*, organization: Organization) -> OrganizationQuerySet:
     """Return the organization's requests, newest first."""
     return CreditRequest.objects.for_organization(organization).order_by("-requested_at", "-pk")
+
+
+def get_request(*, organization: Organization, id: str) -> CreditRequest:
+    """Return one of the organization's requests. Raises NotFound."""
+    request: CreditRequest | None = list_requests(organization=organization).filter(pk=id).first()
+    if request is None:
+        raise NotFound(gettext("No such request for credit."), param="request_id")
+    return request
 
 
 def _answer(

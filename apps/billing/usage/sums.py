@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import connection
 from django.db.models import Case, CharField, Count, F, Func, Max, Q, Sum, Value, When
-from django.db.models.functions import Cast, Coalesce, Concat, NullIf, TruncDay, TruncHour
+from django.db.models.functions import Cast, Coalesce, Concat, NullIf, TruncDate, TruncDay, TruncHour
 
 from apps.accounts.models import ApiKey, Organization, default_project_id, key_of
 from apps.billing.models import LineKind
@@ -61,6 +61,15 @@ class DayUse:
     day: datetime.date
     subject: str
     requests: int
+    cost_nano: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DayCost:
+    """What one LineKind cost on one day: less than nothing for a rebate."""
+
+    day: datetime.date
+    kind: str
     cost_nano: int
 
 
@@ -171,6 +180,25 @@ def sum_uses_by_day(
         DayUse(day=day, subject=subject, requests=int(requests), cost_nano=int(nano))
         for day, subject, requests, nano in sums
     ]
+
+
+def sum_by_day(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[DayCost]:
+    """Return the nano spent on each of these UTC days, both included, for each LineKind.
+
+    A rebate counts on the first day of its month.
+    """
+    days = key_of(organization), first, last
+    of_hold = Coalesce(kind_of("price_rule__sku"), Value(LineKind.TRAINING), output_field=CharField())
+    closed = TruncDate("closed_at", tzinfo=datetime.UTC)
+    sums = (
+        *used_series(*days).values_list("day", kind_of("sku")).annotate(nano=Sum(RATED)).order_by(),
+        *charged_holds(*days).values_list(closed, of_hold).annotate(nano=Sum(_KEPT)).order_by(),
+        *posted_rebates(*days).values_list("month", Value(LineKind.REBATE), -F("posted_nano")),
+    )
+    return sorted(
+        (DayCost(day=day, kind=str(kind), cost_nano=int(nano)) for day, kind, nano in sums),
+        key=lambda each: (each.day, each.kind),
+    )
 
 
 def sum_by_group(

@@ -128,7 +128,12 @@ def store_changes(*, version: DatasetVersion, since: DatasetVersion) -> None:
 
 @transaction.atomic
 def request_changes(*, version: DatasetVersion, since: DatasetVersion) -> None:
-    """Have a task compare two versions. Requests are limited to one per hour, so repeating is harmless."""
+    """Have a task compare two versions, unless one is being validated.
+
+    Requests are limited to one per hour, so repeating is harmless.
+    """
+    if {version.status, since.status} & set(UNVALIDATED):
+        return
     hour = db_now().strftime("%Y%m%d%H")
     outbox.publish(
         topic="dataset.changes",

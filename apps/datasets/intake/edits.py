@@ -70,7 +70,7 @@ def edit_row(
         )
     lock_storage(version.organization_id)
     if newest_number(version) != newest:
-        raise NewerVersion(gettext("A newer version was saved after you opened this row. Your text is still here."))
+        raise NewerVersion(gettext("A newer version was saved after you opened this row. Nothing was changed."))
     return derive(version, EDIT, by=by, now=now, layout=FileLayout(edited_line=line), row=data)
 
 

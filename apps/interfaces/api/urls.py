@@ -6,9 +6,6 @@ from apps.interfaces.api import schema
 from apps.interfaces.api.native import (
     adapters,
     audit,
-    billing,
-    dataset_library,
-    datasets,
     estimates,
     integrations,
     keys,
@@ -18,6 +15,7 @@ from apps.interfaces.api.native import (
     usage,
     webhooks,
 )
+from apps.interfaces.api.native.datasets import columns, library, revisions
 from apps.interfaces.api.native.models import (
     conversions,
     hub_pushes,
@@ -26,7 +24,8 @@ from apps.interfaces.api.native.models import (
     model_files,
     retraining_plans,
 )
-from apps.interfaces.api.native.organization import projects, service_accounts
+from apps.interfaces.api.native.money import billing, costs, invoices, ledger
+from apps.interfaces.api.native.organization import projects, service_accounts, settings
 from apps.interfaces.api.openai import (
     batches,
     checkpoint_permissions,
@@ -51,6 +50,9 @@ _SERVICE_ACCOUNT = "api/v1/service-accounts/<str:service_account_id>"
 _PLAN = "api/v1/fine_tuning/retraining_plans/<str:plan_id>"
 _ENDPOINT = "v1/webhook_endpoints/<str:webhook_id>"
 _WEBHOOK = "api/v1/webhooks/<str:webhook_id>"
+_FILE = "api/v1/files/<str:file_id>"
+_CREDIT_REQUEST = "api/v1/credit-requests/<str:request_id>"
+_INVOICE = "api/v1/invoices/<str:invoice_id>"
 
 urlpatterns = [
     path("v1/files", files.FileList.as_view(), name="api_file_list"),
@@ -111,6 +113,21 @@ urlpatterns = [
     path(f"{_PLAN}/retrainings", retraining_plans.RetrainingList.as_view(), name="api_retraining_list"),
     path("api/v1/audit", audit.AuditLog.as_view(), name="api_audit"),
     path("api/v1/billing", billing.BillingView.as_view(), name="api_billing"),
+    path("api/v1/billing/profile", invoices.ProfileView.as_view(), name="api_billing_profile"),
+    path("api/v1/invoices", invoices.InvoiceList.as_view(), name="api_invoice_list"),
+    path(_INVOICE, invoices.InvoiceDetail.as_view(), name="api_invoice_detail"),
+    path(f"{_INVOICE}/lines", invoices.InvoiceLines.as_view(), name="api_invoice_lines"),
+    path(f"{_INVOICE}/csv", invoices.InvoiceCsv.as_view(), name="api_invoice_csv"),
+    path(f"{_INVOICE}/pdf", invoices.InvoicePdf.as_view(), name="api_invoice_pdf"),
+    path("api/v1/ledger", ledger.LedgerList.as_view(), name="api_ledger"),
+    path("api/v1/prices", ledger.PriceList.as_view(), name="api_price_list"),
+    path("api/v1/costs", costs.Costs.as_view(), name="api_costs"),
+    path("api/v1/credit-requests", ledger.CreditRequestList.as_view(), name="api_credit_request_list"),
+    path(
+        "api/v1/credit-requests/<str:request_id>",
+        ledger.CreditRequestDetail.as_view(),
+        name="api_credit_request_detail",
+    ),
     path("api/v1/estimates", estimates.Estimates.as_view(), name="api_estimates"),
     path("api/v1/models/<path:model>/limits", limits.ModelLimits.as_view(), name="api_model_limits"),
     path("api/v1/models/<path:model>/serving", serving.ModelServing.as_view(), name="api_model_serving"),
@@ -134,28 +151,34 @@ urlpatterns = [
     ),
     path("api/v1/models/<path:model>/pushes", hub_pushes.ModelPushes.as_view(), name="api_model_pushes"),
     path("api/v1/models/<path:model>/licence", licences.ModelLicence.as_view(), name="api_model_licence"),
-    path("api/v1/files/<str:file_id>/columns", datasets.FileColumns.as_view(), name="api_file_columns"),
-    path("api/v1/files/<str:file_id>/repair", datasets.FileRepair.as_view(), name="api_file_repair"),
+    path(f"{_FILE}/columns", columns.FileColumns.as_view(), name="api_file_columns"),
+    path(f"{_FILE}/repair", columns.FileRepair.as_view(), name="api_file_repair"),
     path("api/v1/integrations", integrations.IntegrationList.as_view(), name="api_integration_list"),
     path("api/v1/integrations/<str:kind>", integrations.IntegrationDetail.as_view(), name="api_integration_detail"),
-    path("api/v1/datasets", dataset_library.DatasetList.as_view(), name="api_dataset_list"),
-    path("api/v1/datasets/<str:dataset_id>", dataset_library.DatasetDetail.as_view(), name="api_dataset_detail"),
+    path("api/v1/datasets", library.DatasetList.as_view(), name="api_dataset_list"),
+    path("api/v1/datasets/<str:dataset_id>", library.DatasetDetail.as_view(), name="api_dataset_detail"),
     path(
         "api/v1/datasets/<str:dataset_id>/versions",
-        dataset_library.DatasetVersionList.as_view(),
+        library.DatasetVersionList.as_view(),
         name="api_dataset_version_list",
     ),
-    path("api/v1/files/<str:file_id>/rows", dataset_library.FileRows.as_view(), name="api_file_rows"),
-    path("api/v1/files/<str:file_id>/findings", dataset_library.FileFindings.as_view(), name="api_file_findings"),
+    path(f"{_FILE}/rows", library.FileRows.as_view(), name="api_file_rows"),
+    path(f"{_FILE}/findings", library.FileFindings.as_view(), name="api_file_findings"),
+    path(f"{_FILE}/edits", revisions.FileRowEdits.as_view(), name="api_file_edits"),
+    path(f"{_FILE}/restore", revisions.FileRestore.as_view(), name="api_file_restore"),
+    path(f"{_FILE}/split", revisions.FileSplit.as_view(), name="api_file_split"),
+    path(f"{_FILE}/changes", revisions.FileChanges.as_view(), name="api_file_changes"),
     path("api/v1/adapters", adapters.AdapterList.as_view(), name="api_adapter_list"),
     path("api/v1/adapters/<str:version_id>", adapters.AdapterDetail.as_view(), name="api_adapter_detail"),
     path("api/v1/keys", keys.KeyList.as_view(), name="api_key_list"),
     path("api/v1/keys/<str:key_id>", keys.KeyDetail.as_view(), name="api_key_detail"),
+    path("api/v1/keys/<str:key_id>/labels", keys.KeyLabels.as_view(), name="api_key_labels"),
     path("api/v1/keys/<str:key_id>/rotate", keys.KeyRotation.as_view(), name="api_key_rotate"),
     path("api/v1/members", members.MemberList.as_view(), name="api_member_list"),
     path("api/v1/members/<str:membership_id>", members.MemberDetail.as_view(), name="api_member_detail"),
     path("api/v1/invitations", members.InvitationList.as_view(), name="api_invitation_list"),
     path("api/v1/invitations/<str:invitation_id>", members.InvitationDetail.as_view(), name="api_invitation_detail"),
+    path("api/v1/organization", settings.OrganizationView.as_view(), name="api_organization"),
     path("api/v1/projects", projects.ProjectList.as_view(), name="api_project_list"),
     path(_PROJECT, projects.ProjectDetail.as_view(), name="api_project_detail"),
     path(f"{_PROJECT}/archive", projects.ProjectArchive.as_view(), name="api_project_archive"),

@@ -19,6 +19,7 @@ from apps.core.models import AuditEntry
 from tests.factories.accounts import make_key, make_member
 from tests.factories.money import USD, give_credit, spend
 
+MEMBER = frozenset({"view", "key.manage"})
 HOUR = datetime.timedelta(hours=1)
 
 
@@ -302,6 +303,74 @@ def test_notifications_are_those_of_the_creator(api_client, key, organization, a
     assert client.post("/api/v1/notifications", {"notification": unread[0]["id"]}, format="json").json()["marked"] == 1
     assert client.get("/api/v1/notifications?is_read=false&kind=job").json()["data"] == []
     assert client.get("/api/v1/notifications?kind=webhook").json()["data"] == []
+
+
+def test_a_key_is_renamed_limited_and_labelled(api_client, key, organization, alice, bob, rival, charlie):
+    client = api_client(key)
+    made = client.post("/api/v1/keys", {"name": "nightly", "scopes": ["view"], "tokens_per_minute": 9}, format="json")
+    place = f"/api/v1/keys/{made.json()['id']}"
+
+    sent = {"name": "weekly", "requests_per_minute": 5, "tokens_per_minute": None}
+    changed = client.post(place, sent, format="json").json()
+    assert (changed["name"], changed["requests_per_minute"], changed["tokens_per_minute"]) == ("weekly", 5, None)
+    assert client.post(place, {}, format="json").json()["requests_per_minute"] == 5
+    labelled = client.put(f"{place}/labels", {"labels": {"team": " search "}}, format="json").json()
+    assert labelled["labels"] == {"team": "search"}
+    assert {each["id"]: each["labels"] for each in client.get("/api/v1/keys").json()["data"]} == {
+        made.json()["id"]: {"team": "search"}, key.key.pk: {},
+    }  # fmt: skip
+    refused = client.put(f"{place}/labels", {"labels": {"team": " "}}, format="json").json()
+    assert refused["error"]["param"] == "labels"
+    entries = AuditEntry.objects.filter(target=made.json()["id"], action__in=["key.change", "key.labelled"])
+    assert [entry.action for entry in entries.order_by("pk")] == ["key.change", "key.labelled"]
+
+    limited = make_key(organization, bob, scopes=MEMBER, limits=KeyLimits(3))
+    own = f"/api/v1/keys/{limited.key.pk}"
+    above = api_client(limited).post(own, {"requests_per_minute": 4}, format="json")
+    assert (above.status_code, above.json()["error"]["param"]) == (403, "requests_per_minute")
+    kept = api_client(limited).post(own, {"requests_per_minute": None}, format="json").json()
+    assert kept["requests_per_minute"] == 3
+    lead = api_client(make_key(organization, alice, limits=KeyLimits(3)))
+    assert lead.post(place, {"name": "monthly"}, format="json").json()["requests_per_minute"] == 5
+    assert api_client(limited).post(place, {"name": "mine"}, format="json").status_code == 403
+    assert api_client(limited).put(f"{place}/labels", {"labels": {}}, format="json").status_code == 403
+    assert api_client(make_key(rival, charlie)).post(place, {"name": "mine"}, format="json").status_code == 404
+    assert api_client().post(place, {"name": "mine"}, format="json").status_code == 401
+    client.delete(place)
+    assert client.post(place, {"name": "late"}, format="json").json()["error"]["code"] == "key_not_active"
+
+
+def test_the_organization_is_renamed_by_its_owners_only(api_client, key, organization, bob):
+    renamed = api_client(key).post("/api/v1/organization", {"name": "Acme  Inc"}, format="json").json()
+
+    assert (renamed["name"], renamed["slug"], renamed["requires_second_factor"]) == ("Acme Inc", "acme", False)
+    member = api_client(make_key(organization, bob, scopes=MEMBER))
+    assert member.get("/api/v1/organization").json() == renamed
+    assert member.post("/api/v1/organization", {"name": "Bob"}, format="json").status_code == 403
+    assert api_client().get("/api/v1/organization").status_code == 401
+
+
+def test_a_change_of_what_was_changed_meanwhile_is_refused(api_client, key, organization, alice):
+    """RFC 9110, 13.1.1: without the check, two people who edit the same object overwrite each other."""
+    client, other = api_client(key), make_key(organization, alice)
+    place = f"/api/v1/keys/{other.key.pk}"
+    etag = client.get(place).headers["ETag"]
+
+    def change(etag: str, name: str, **headers: str):
+        return client.post(place, {"name": name}, format="json", headers={"If-Match": etag} | headers)
+
+    once = {"Idempotency-Key": "once"}
+    assert change(etag, "first", **once).status_code == 200
+    assert change(etag, "first", **once).headers["Idempotent-Replayed"] == "true"
+    late = change(etag, "second")
+    assert (late.status_code, late.json()["error"]["code"]) == (412, "precondition_failed")
+    assert client.get(place).json()["name"] == "first"
+    assert client.delete(place, headers={"If-Match": etag}).status_code == 412
+    assert change(f'"x", {client.get(place).headers["ETag"]}', "third").json()["name"] == "third"
+    assert change("*", "fourth").json()["name"] == "fourth"
+    assert change("no quotes", "fifth").json()["error"]["param"] == "If-Match"
+    unread = client.put(f"{place}/labels", {"labels": {}}, format="json", headers={"If-Match": "*"})
+    assert (unread.status_code, unread.json()["error"]["param"]) == (400, "If-Match")
 
 
 def test_an_answer_that_the_client_has_is_not_sent_again(api_client, key, organization, alice):

@@ -21,6 +21,7 @@ from tests.guards.urls.kinds import (
 
 COMPLETION = {"completion_id": "completion"}
 EVAL = {"eval_id": "eval"}
+INVOICE = {"invoice_id": "invoice"}
 RUN = EVAL | {"run_id": "eval_run"}
 GRADING = {"grader": {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}}
 
@@ -97,6 +98,10 @@ API: dict[str, Url] = {
     "api_file_detail": api(GET=P.VIEW, DELETE=P.DATASET_WRITE, ids=FILE),
     "api_file_columns": api(GET=P.VIEW, POST=P.DATASET_WRITE, ids=FILE, data={"mapping": {"format": "chat"}}),
     "api_file_repair": api(POST=P.DATASET_WRITE, ids=FILE, data={"mode": "drop"}),
+    "api_file_edits": api(POST=P.DATASET_WRITE, ids=FILE, data={"line": 1, "row": '{"prompt": "a"}'}),
+    "api_file_restore": api(POST=P.DATASET_WRITE, ids=FILE),
+    "api_file_split": api(POST=P.DATASET_WRITE, ids=FILE, data={"share": 0.5}),
+    "api_file_changes": api(GET=P.VIEW, POST=P.VIEW, ids=FILE, refs={"since": "dataset_version"}),
     "api_file_content": api(GET=P.VIEW, ids=FILE),
     "api_upload_list": api(
         POST=P.DATASET_WRITE,
@@ -167,6 +172,18 @@ API: dict[str, Url] = {
     "api_checkpoint_serve": api(POST=P.ADAPTER_WRITE, ids={"checkpoint_id": "checkpoint"}),
     "api_alias_rollback": api(POST=P.ADAPTER_WRITE, ids=ALIAS),
     "api_billing": api(GET=P.VIEW),
+    "api_billing_profile": api(GET=P.VIEW, POST=P.ORGANIZATION_MANAGE, data={"legal_name": "Acme GmbH"}),
+    "api_invoice_list": api(GET=P.VIEW),
+    "api_invoice_detail": api(GET=P.VIEW, ids=INVOICE),
+    "api_invoice_lines": api(GET=P.VIEW, ids=INVOICE),
+    "api_invoice_csv": api(GET=P.VIEW, ids=INVOICE),
+    "api_invoice_pdf": api(GET=P.VIEW, ids=INVOICE),
+    "api_ledger": api(GET=P.VIEW),
+    "api_price_list": api(GET=P.VIEW),
+    "api_costs": api(GET=P.VIEW),
+    "api_credit_request_list": api(GET=P.VIEW, POST=P.JOB_WRITE, data={"amount_usd": "5"}),
+    "api_credit_request_detail": api(GET=P.VIEW, ids={"request_id": "credit_request"}),
+    "api_organization": api(GET=P.VIEW, POST=P.ORGANIZATION_MANAGE, data={"name": "Renamed"}),
     "api_dataset_list": api(
         GET=P.VIEW, POST=P.DATASET_WRITE, data={"name": "distilled", "stored_completions": {"model": "anneal-demo"}}
     ),
@@ -177,7 +194,10 @@ API: dict[str, Url] = {
     "api_adapter_list": api(GET=P.VIEW, POST=P.ADAPTER_WRITE),
     "api_adapter_detail": api(GET=P.VIEW, DELETE=P.ADAPTER_DELETE, ids={"version_id": "adapter_version"}),
     "api_key_list": api(GET=P.VIEW, POST=P.KEY_MANAGE, data={"name": "nightly", "scopes": ["view"]}),
-    "api_key_detail": api(GET=P.VIEW, DELETE=P.KEY_MANAGE, ids={"key_id": "key"}),
+    "api_key_detail": api(
+        GET=P.VIEW, POST=P.KEY_MANAGE, DELETE=P.KEY_MANAGE, ids={"key_id": "key"}, data={"name": "renamed"}
+    ),
+    "api_key_labels": api(PUT=P.ORGANIZATION_MANAGE, ids={"key_id": "key"}, data={"labels": {"team": "search"}}),
     "api_key_rotate": api(POST=P.KEY_MANAGE, ids={"key_id": "key"}),
     "api_member_list": api(GET=P.VIEW),
     "api_member_detail": api(

@@ -4,6 +4,7 @@ from typing import Literal, TypedDict
 
 from rest_framework.request import Request
 
+from apps.accounts.models import Organization
 from apps.accounts.roles import Permission
 from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
@@ -38,15 +39,10 @@ class MeView(ApiView):
 
     def get(self, request: Request) -> MeObject:
         """Return the organization, the key and its scopes."""
-        identity, organization = self.identity, self.organization
+        identity = self.identity
         return {
             "object": "me",
-            "organization": {
-                "id": organization.pk,
-                "name": organization.name,
-                "slug": organization.slug,
-                "regions": organization.regions,
-            },
+            "organization": organization_object(self.organization),
             "key": {
                 "id": identity.key_id,
                 "project": identity.project_id,
@@ -54,3 +50,12 @@ class MeView(ApiView):
                 "expires_at": unix_seconds(identity.expires_at),
             },
         }
+
+
+def organization_object(organization: Organization) -> OrganizationObject:
+    return {
+        "id": organization.pk,
+        "name": organization.name,
+        "slug": organization.slug,
+        "regions": organization.regions,
+    }

@@ -23,7 +23,7 @@ from apps.billing.budgets import list_budgets
 from apps.billing.invoices.files import csv_usd
 from apps.billing.invoices.profiles import get_profile
 from apps.billing.models import AccountKind, BudgetScope, LedgerTransaction, PostingKind
-from apps.billing.queries import get_balance, list_transactions, sources_of_holds
+from apps.billing.queries import get_balance, list_transactions, own_amounts, sources_of_holds
 from apps.billing.usage.spending import Spend, stream_spending
 from apps.billing.usage.storage import STORED
 from apps.billing.usage.sums import (
@@ -278,10 +278,7 @@ def _movements(organization: Organization, listed: Sequence[LedgerTransaction]) 
 
 
 def _movement(posted: LedgerTransaction, source: str) -> Movement:
-    moved: dict[str, int] = defaultdict(int)
-    for entry in posted.entries.all():
-        if entry.organization_id == posted.organization_id:
-            moved[entry.account.kind] += entry.amount_nano
+    moved = own_amounts(posted)
     is_job = source.startswith("ftjob-")
     url = reverse("web:job_detail", args=[source]) if is_job else ""
     if posted.kind == PostingKind.SETTLE and (is_job or source.startswith("conv_")):

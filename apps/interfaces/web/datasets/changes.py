@@ -11,13 +11,11 @@ from django.views.decorators.http import require_http_methods
 from apps.accounts.roles import Permission
 from apps.datasets import queries
 from apps.datasets.inspection.changes import Changes, find_changes, request_changes
-from apps.datasets.lifecycle import UNVALIDATED
 from apps.datasets.models import DatasetVersion
 from apps.interfaces.web.datasets.viewer import pretty
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
 _ROWS_SHOWN = 10
-_MAX_VERSIONS = 100
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -28,18 +26,18 @@ def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
     A POST has a task compare large files.
     """
     version = queries.get_version(organization=request.organization, id=file_id)
-    siblings = [each for each in queries.list_siblings(version=version)[:_MAX_VERSIONS] if each.pk != version.pk]
-    since = _chosen(request, version, siblings)
+    others = queries.list_others(version=version)
+    since = queries.find_compared(version=version, since=request.GET.get("since", ""), others=others)
     found = find_changes(version=version, since=since) if since else None
     is_waiting = since is not None and found is None
-    if request.method == "POST" and since and is_waiting and not {version.status, since.status} & set(UNVALIDATED):
+    if request.method == "POST" and since and is_waiting:
         request_changes(version=version, since=since)
     context: dict[str, object] = {
         "version": version,
         "since": since,
         "others": [
             (each.pk, gettext("Version %(number)s, %(filename)s") % {"number": each.number, "filename": each.filename})
-            for each in siblings
+            for each in others
         ],
         "is_waiting": is_waiting,
     }
@@ -49,20 +47,6 @@ def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
     response = render(request, "datasets/changes.html" + part, context)
     patch_vary_headers(response, ["HX-Request"])
     return response
-
-
-def _chosen(
-    request: OrganizationRequest, version: DatasetVersion, siblings: list[DatasetVersion]
-) -> DatasetVersion | None:
-    """Return the version to compare with. Raises UnknownFile if it belongs to another dataset."""
-    wanted = request.GET.get("since", "")
-    if not wanted:
-        earlier = (each for each in siblings if each.number < version.number)
-        return next(earlier, siblings[0] if siblings else None)
-    since = queries.get_version(organization=request.organization, id=wanted, param="since")
-    if since.dataset_id != version.dataset_id:
-        raise queries.UnknownFile(gettext("The two files are not versions of the same dataset."), param="since")
-    return since
 
 
 def _listed(

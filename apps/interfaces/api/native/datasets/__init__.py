@@ -1,0 +1,1 @@
+"""Calls on datasets, their versions and rows."""

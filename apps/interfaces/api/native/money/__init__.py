@@ -1,0 +1,1 @@
+"""Calls on money: balance, ledger, invoices, prices, costs and requests for credit."""
