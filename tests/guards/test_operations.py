@@ -19,6 +19,9 @@ from hypothesis.errors import Unsatisfiable
 from apps.datasets.models import DatasetVersion
 from apps.datasets.operations import count_tokens
 from tests.guards.makers.tenants import Tenant, World, undone
+from tests.guards.urls.pages import PAGES
+from tests.guards.urls.parity import LEFT_TO_PEOPLE
+from tests.guards.urls.parity import OPERATIONS as CALLS
 from tests.guards.world import build_world
 from tests.support.api.document import api_document, check_answer
 from tests.support.api.operations import ids_of, with_ids
@@ -94,6 +97,17 @@ def answers_of(operation: Any, tenant: Tenant) -> list[tuple[int, str]]:
         asked = {"method": operation.method.upper(), "url": f"{_ADDRESS}{path}", "json": sent}
         found.append(send(client, tenant.secret, asked))
     return found
+
+
+def test_every_action_of_the_dashboard_is_an_operation_or_says_why_not() -> None:
+    """An action without a line here is one that programs cannot do and nobody decided about."""
+    actions = {name.removeprefix("web:") for name, url in PAGES.items() if name[:4] == "web:" and "POST" in url.methods}
+    known = {f"{operation.definition.raw['operationId']}" for operation in OPERATIONS}
+
+    assert actions - {*CALLS, *LEFT_TO_PEOPLE} == set(), "add a line to tests/guards/urls/parity.py"
+    assert {*CALLS, *LEFT_TO_PEOPLE} - actions == set(), "these lines have no action any more"
+    assert set(CALLS) & set(LEFT_TO_PEOPLE) == set()
+    assert {name for names in CALLS.values() for name in names.split()} - known == set()
 
 
 @pytest.mark.slow
