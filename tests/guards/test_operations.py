@@ -100,7 +100,7 @@ def answers_of(operation: Any, tenant: Tenant) -> list[tuple[int, str]]:
 
 
 def test_every_action_of_the_dashboard_is_an_operation_or_says_why_not() -> None:
-    """An action without a line here is one that programs cannot do and nobody decided about."""
+    """An action without a line is one that programs cannot do, by oversight and not by decision."""
     actions = {name.removeprefix("web:") for name, url in PAGES.items() if name[:4] == "web:" and "POST" in url.methods}
     known = {f"{operation.definition.raw['operationId']}" for operation in OPERATIONS}
 

@@ -101,8 +101,8 @@ def _groups(
         return [(each.kind, each.day.isoformat(), each.cost_nano) for each in costs], _NO_OTHERS
     if query.group_by == "subject":
         sums = sum_by_subject(organization=organization, first=first, last=last, most=query.limit)
-        parts = [(*name.split(" ", 1), nano) for name, nano in sums.largest.items()]
-        return [(kind, subject, nano) for kind, subject, nano in parts], sums
+        parts = [(name.partition(" "), nano) for name, nano in sums.largest.items()]
+        return [(kind, subject, nano) for (kind, _, subject), nano in parts], sums
     sums = sum_by_group(
         organization=organization,
         first=first,
