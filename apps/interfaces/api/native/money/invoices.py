@@ -22,7 +22,7 @@ from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 Csv = Annotated[HttpResponse, FileAnswer("text/csv")]
-Pdf = Annotated[HttpResponse, FileAnswer("application/pdf")]
+Pdf = Annotated[HttpResponse, FileAnswer("application/octet-stream")]  # generators of clients know no application/pdf
 _Day = Annotated[str, Meta(description="A UTC day, such as 2026-11-30.")]
 
 
@@ -113,7 +113,7 @@ class InvoicePdf(InvoiceView):
     def get(self, request: Request, invoice_id: str) -> Pdf:
         """Download an invoice as a PDF, with its first 1,000 charges."""
         invoice = self.invoice(invoice_id)
-        return self.file(pdf_of(invoice), "application/pdf", f"invoice-{invoice.number}.pdf")
+        return self.file(pdf_of(invoice), "application/octet-stream", f"invoice-{invoice.number}.pdf")
 
 
 class ChangeProfile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
