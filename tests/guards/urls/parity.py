@@ -91,7 +91,7 @@ OPERATIONS: dict[str, str] = {
 _ACCOUNT = "belongs to a person, and a key acts for an organization"
 _CARD = "needs a card and a recent sign-in, and opens a page of Stripe"
 _BROWSER = "is a choice of one browser or one person"
-_PLAYGROUND = "belongs to one person's playground, and holds no work of the organization"
+_PLAYGROUND = "belongs to one person's playground, and a program sends its own requests"
 
 # page with an action -> why only people do this
 LEFT_TO_PEOPLE: dict[str, str] = {
@@ -112,7 +112,7 @@ LEFT_TO_PEOPLE: dict[str, str] = {
     "playground_token": "gives the browser a key of minutes, and a program has a key",
     "playground_prompt": _PLAYGROUND,
     "playground_code": _PLAYGROUND,
-    "playground_save": _PLAYGROUND,
+    "playground_save": "adds an answer to a dataset: a program uploads rows, or makes them of stored completions",
     "playground_keep": _PLAYGROUND,
     "playground_delete": _PLAYGROUND,
     "playground_preset": _PLAYGROUND,

@@ -18,7 +18,6 @@ from apps.core.http.openapi.document import FileAnswer
 from apps.core.money import usd_decimal
 from apps.core.objects.store import attachment
 from apps.interfaces.api.requests.pagination import ListObject, PageQuery, page
-from apps.interfaces.api.requests.times import unix_seconds
 from apps.interfaces.api.views import ApiView
 
 Csv = Annotated[HttpResponse, FileAnswer("text/csv")]
@@ -27,7 +26,7 @@ _Day = Annotated[str, Meta(description="A UTC day, such as 2026-11-30.")]
 
 
 class InvoiceObject(TypedDict):
-    """The charges of one month. `month` is its first day. `paid_at` is null for what credit has paid already."""
+    """The charges of one month, which credit has paid. `month` is its first day."""
 
     object: Literal["invoice"]
     id: str
@@ -36,7 +35,6 @@ class InvoiceObject(TypedDict):
     issued_at: int
     billed_to: str
     total_usd: str
-    paid_at: int | None
 
 
 class InvoiceLineObject(TypedDict):
@@ -158,7 +156,6 @@ def _invoice_object(invoice: Invoice) -> InvoiceObject:
         "issued_at": int(invoice.issued_at.timestamp()),
         "billed_to": invoice.billed_to,
         "total_usd": usd_of_cents(invoice.total_cents),
-        "paid_at": unix_seconds(invoice.paid_at),
     }
 
 
