@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Need = tuple[int, int]  # of a run: the GPUs of each node, and the number of nodes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -32,22 +34,36 @@ class Limits:
         return base + _affordable(self.maximum - base, self.spot_nano, self.budget_nano - base * self.node_nano)
 
 
-def wanted_nodes(*, waiting: Sequence[int], busy: Sequence[int], limits: Limits) -> int:
+def wanted_nodes(*, waiting: Sequence[Need], busy: Sequence[int], limits: Limits) -> int:
     """Return the number of nodes: those with leases, those that waiting runs need beside them, within the limits.
 
-    `waiting` are the GPUs of each run that may start, `busy` the GPUs in use on each node with leases. A run that is
-    larger than a node needs none. A node that works is never above the limits: it keeps its work.
+    `waiting` are the runs that may start, `busy` the GPUs in use on each node with leases. A run that is larger than a
+    node needs none, and neither does a group that the limits do not let be complete now. A node that works is never
+    above the limits: it keeps its work.
     """
-    free = [max(limits.gpus_per_node - used, 0) for used in busy]
+    left = free_gpus(busy, limits)
     for need in sorted(waiting, reverse=True):
-        if need > limits.gpus_per_node:
-            continue
-        place = next((index for index, gpus in enumerate(free) if gpus >= need), None)
-        if place is None:
-            free.append(limits.gpus_per_node - need)
-        else:
-            free[place] -= need
-    return max(min(max(len(free), limits.minimum), limits.most), len(busy))
+        left = take(need, left, limits) or left
+    return max(min(max(len(left), limits.minimum), limits.most), len(busy))
+
+
+def free_gpus(busy: Sequence[int], limits: Limits) -> list[int]:
+    """Return the free GPUs of each node with leases."""
+    return [max(limits.gpus_per_node - used, 0) for used in busy]
+
+
+def take(need: Need, left: Sequence[int], limits: Limits) -> list[int] | None:
+    """Return what is left of the nodes, new ones included, once the run has its GPUs of as many nodes as it needs.
+
+    `left` are the free GPUs of each node. None: the limits do not allow all these nodes.
+    """
+    gpus, count = need
+    places = [index for index, free in enumerate(left) if free >= gpus][:count]
+    missing = count - len(places)
+    if gpus > limits.gpus_per_node or (missing and len(left) + missing > limits.most):
+        return None
+    rest = [free - gpus if index in places else free for index, free in enumerate(left)]
+    return rest + [limits.gpus_per_node - gpus] * missing
 
 
 def wanted_replicas(*, in_progress: int, per_replica: int, is_needed: bool, others: int) -> int:

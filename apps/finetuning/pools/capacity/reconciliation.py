@@ -7,23 +7,19 @@ the node under that name, so no request is made twice. A listed node without a l
 
 import datetime
 import logging
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from django.db import transaction
 from django.db.models import Q
 
-from apps.accounts.shares import list_sharing
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
 from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, NodeStatus
 from apps.finetuning.models import (
     CapacityKind,
     CapacityNode,
-    FineTuningJob,
     PoolCapacity,
-    Run,
     Worker,
     WorkerToken,
 )
@@ -40,6 +36,7 @@ from apps.finetuning.pools.capacity.fleets import (
     replica_of,
     wait_for_operator,
 )
+from apps.finetuning.pools.capacity.needs import list_needs
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode
 from apps.finetuning.pools.capacity.settings import engine_of, limits_of
 from apps.finetuning.pools.capacity.starts import (
@@ -50,9 +47,7 @@ from apps.finetuning.pools.capacity.starts import (
     note_failed_start,
     start_node,
 )
-from apps.finetuning.runs.queue.queue_order import queue_order
 from apps.finetuning.usage.occupancy import has_worked, is_leased, last_work, leased_gpus
-from apps.finetuning.usage.quotas import reason_to_wait
 from apps.serving.models import ReplicaFleet
 from apps.serving.operations import retire_replica
 
@@ -62,8 +57,6 @@ _TURN = datetime.timedelta(seconds=120)  # longer than a task may take
 _SILENT_AT_MOST = datetime.timedelta(minutes=10)  # of a worker without a lease
 _SPOT_WAITS_AT_MOST = datetime.timedelta(minutes=10)  # in the engine's queue
 _STARTS_AT_ONCE = 4  # of one reconciliation: each is a call of some seconds at worst
-_LOOKED_AT = (50, 200, 800)  # queued runs: the next number if none of the first ones may start
-_ALIKE = 5  # of the further ones, runs of one member and size that may not start
 _BY = "system"
 
 
@@ -149,9 +142,9 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     has_spot = _has_spot(capacity, nodes, listed, limits, now)
     nodes = [node for node in nodes if node.status not in NODE_ENDED]
     alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
-    waiting = _waiting(capacity, limits, now)
     lent = leased_gpus(workers=leased, lent_by=capacity.pool_id)  # it comes back, so it is free for what waits
     busy = [gpus - lent.get(worker_id, 0) for worker_id, gpus in leased.items()]
+    waiting = list_needs(pool=capacity.pool, busy=busy, limits=limits, now=now)
     wanted = wanted_nodes(waiting=waiting, busy=busy, limits=limits)
     PoolCapacity.objects.filter(pk=capacity.pk).update(wanted=wanted)
     for node in _surplus(alive, len(alive) - wanted, leased, capacity, now):
@@ -331,41 +324,3 @@ def _hold_idle(worker: Worker) -> bool:
     """Lock the worker's row, as a claim does, and return whether it has no lease; it gets none before the end."""
     Worker.objects.select_for_update().get(pk=worker.pk)
     return not is_leased(worker=worker)
-
-
-def _waiting(capacity: PoolCapacity, limits: Limits, now: datetime.datetime) -> list[int]:
-    """Return the GPUs of the queued runs that may start together now, as far as the limits could serve them.
-
-    A run that a machine joined by hand could take counts as well: the node ends again when it stays idle. Runs that
-    limits hold back may be first in the order for weeks, so they must not hide the others.
-    """
-    needs: list[int] = []
-    for looked_at in _LOOKED_AT:
-        runs = queue_order(pool=capacity.pool, now=now, limit=looked_at, depth=looked_at)
-        needs = _needs_of(runs, limits, now, most_refused=_ALIKE if looked_at > _LOOKED_AT[0] else len(runs))
-        if needs or len(runs) < looked_at:
-            break
-    return needs
-
-
-def _needs_of(runs: Sequence[Run], limits: Limits, now: datetime.datetime, *, most_refused: int) -> list[int]:
-    """Return the GPUs of the runs that may start. Of runs that are alike, `most_refused` that may not are tried."""
-    needs: list[int] = []
-    refused: Counter[tuple[object, ...]] = Counter()
-    holders = list_sharing(organizations={run.organization_id for run in runs})
-    planned: dict[str, list[FineTuningJob]] = defaultdict(list)
-    for run in runs:
-        if sum(needs) >= limits.most * limits.gpus_per_node:
-            break
-        holder, job = holders[run.organization_id], run.job
-        alike = (job.organization_id, job.project_id, job.created_by, job.gpus_per_node, job.node_count)
-        if refused[alike] >= most_refused:
-            continue
-        before = planned[holder]
-        can_fit = job.gpus_per_node <= limits.gpus_per_node and job.node_count <= limits.most
-        if can_fit and not reason_to_wait(job=job, holder=holder, now=now, planned=before):
-            before.append(job)
-            needs += [job.gpus_per_node] * job.node_count
-        else:
-            refused[alike] += 1
-    return needs

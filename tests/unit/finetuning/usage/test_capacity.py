@@ -8,7 +8,7 @@ from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
 from apps.finetuning.models import CapacityNode, FineTuningJob, GpuPool, PoolCapacity, Run, Worker, WorkerToken
 from apps.finetuning.pools import operations
-from apps.finetuning.pools.capacity import reconciliation
+from apps.finetuning.pools.capacity import needs, reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
 from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.runs import claims
@@ -24,16 +24,20 @@ HOUR = 1_000_000_000
     [
         ((), (), {}, 0),
         ((), (), {"minimum": 2}, 2),
-        ((1, 1, 1), (), {}, 3),
-        ((1, 1, 1), (), {"gpus_per_node": 2}, 2),
-        ((1, 1), (1, 1), {"gpus_per_node": 2}, 2),
-        ((2, 1, 1), (1,), {"gpus_per_node": 2}, 3),
-        ((4,), (), {"gpus_per_node": 2}, 0),
-        ((1,) * 9, (), {"maximum": 4}, 4),
-        ((1,) * 9, (), {"node_nano": 3 * HOUR, "budget_nano": 7 * HOUR}, 2),
-        ((1,), (), {"node_nano": 3 * HOUR, "budget_nano": HOUR}, 0),
-        ((1,), (1, 1, 1), {"maximum": 2}, 3),
+        (((1, 1),) * 3, (), {}, 3),
+        (((1, 1),) * 3, (), {"gpus_per_node": 2}, 2),
+        (((1, 1),) * 2, (1, 1), {"gpus_per_node": 2}, 2),
+        (((2, 1), (1, 1), (1, 1)), (1,), {"gpus_per_node": 2}, 3),
+        (((4, 1),), (), {"gpus_per_node": 2}, 0),
+        (((1, 1),) * 9, (), {"maximum": 4}, 4),
+        (((1, 1),) * 9, (), {"node_nano": 3 * HOUR, "budget_nano": 7 * HOUR}, 2),
+        (((1, 1),), (), {"node_nano": 3 * HOUR, "budget_nano": HOUR}, 0),
+        (((1, 1),), (1, 1, 1), {"maximum": 2}, 3),
         ((), (), {"minimum": 3, "node_nano": HOUR, "budget_nano": HOUR}, 1),
+        (((1, 2),), (), {"maximum": 2}, 2),
+        (((1, 2),), (1,), {"maximum": 2}, 1),  # the group cannot be complete while the other run goes on
+        (((1, 2), (1, 1)), (1,), {"maximum": 2}, 2),
+        (((1, 2),), (1,), {"maximum": 2, "gpus_per_node": 2}, 2),
     ],
 )
 def test_the_number_of_nodes_follows_queue_leases_and_limits(waiting, busy, limits, wanted):
@@ -156,13 +160,28 @@ def test_a_run_larger_than_a_node_does_not_hide_the_next_one(floor, engine, elas
 
 
 def test_runs_that_limits_hold_back_hide_no_others_however_many_come_first(floor, engine, elastic, monkeypatch):
-    monkeypatch.setattr(reconciliation, "_LOOKED_AT", (2, 8))
+    monkeypatch.setattr(needs, "_LOOKED_AT", (2, 8))
     set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
     for _ in range(3):
         FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=4)  # more than a node has
     floor.job()
 
     assert elastic() == ["starting"]
+
+
+def test_a_group_that_cannot_be_complete_starts_no_node_and_hides_no_other_run(floor, engine, elastic):
+    limit(floor.pool, maximum=2)
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
+    floor.job()
+    elastic()
+    worker = engine.enrol(engine.started[0])
+    assert claims.claim(worker=worker, base_models=None)
+    for _ in range(2):
+        FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=2, node_count=2)
+    assert elastic() == ["running"], "the other node would wait for the end of the run"
+
+    floor.job()
+    assert elastic() == ["running", "starting"]
 
 
 def test_a_worker_that_falls_silent_makes_room_for_another(floor, engine, elastic):
