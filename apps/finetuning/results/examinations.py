@@ -35,6 +35,7 @@ from apps.core.objects.store import store
 from apps.finetuning.models import Examination, Worker, WorkerKind
 from apps.finetuning.quotes.pool_facts import LIVE_SECONDS
 from apps.finetuning.recipes.start_points import signed_ref
+from apps.finetuning.usage.occupancy import EXAMINED_WITHIN
 from apps.serving.models import Deployment
 from apps.serving.operations import release
 
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 _PATIENCE = datetime.timedelta(minutes=10)  # until a trainer begins
-_TAKEN = datetime.timedelta(minutes=35)  # a trainer ends an examination after half an hour
 _MAX_TRIES = 2
 
 
@@ -69,7 +69,7 @@ def take(*, worker: Worker) -> ExaminationRequest | None:
     if not worker.takes_work:
         return None
     rows = Examination.objects.annotate(holder=Organization.share_holder_by("organization__"))
-    is_taken = rows.filter(ended_at=None, taken_at__gte=now - _TAKEN).exclude(worker=None)
+    is_taken = rows.filter(ended_at=None, taken_at__gte=now - EXAMINED_WITHIN).exclude(worker=None)
     if is_taken.filter(worker=worker).exists():
         return None  # one at a time: it comes with the hub token of a gated base model
     waiting = rows.filter(worker=None, ended_at=None, tries__lt=_MAX_TRIES, version__deleted_at=None)
@@ -125,7 +125,7 @@ def record(*, worker: Worker, report: ExaminationReport) -> None:
 
 def release_overdue(*, now: datetime.datetime) -> int:
     """Serve the versions for which no trainer was free or answered, without a certificate; return how many."""
-    waits = Q(worker=None, asked_at__lt=now - _PATIENCE) | Q(taken_at__lt=now - _TAKEN)
+    waits = Q(worker=None, asked_at__lt=now - _PATIENCE) | Q(taken_at__lt=now - EXAMINED_WITHIN)
     overdue = Examination.objects.filter(waits, ended_at=None, organization__suspended_at=None)
     return sum(_release(pk, now) for pk in list(overdue.values_list("pk", flat=True)[:100]))
 
@@ -133,7 +133,7 @@ def release_overdue(*, now: datetime.datetime) -> int:
 @transaction.atomic
 def _release(examination_id: str, now: datetime.datetime) -> bool:
     row = Examination.objects.filter(pk=examination_id, ended_at=None).select_for_update(skip_locked=True).first()
-    if row is None or (row.worker_id and row.taken_at and row.taken_at >= now - _TAKEN):
+    if row is None or (row.worker_id and row.taken_at and row.taken_at >= now - EXAMINED_WITHIN):
         return False
     _end(row, problem=row.problem or "No trainer was free to compute the numbers of a certificate.")
     return True

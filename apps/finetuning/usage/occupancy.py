@@ -6,13 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from django.db import models
-from django.db.models import Case, ExpressionWrapper, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
+from django.db.models import Case, ExpressionWrapper, Max, OuterRef, Q, QuerySet, Subquery, Sum, Value, When
 from django.db.models.functions import Coalesce, Greatest, Least
 
 from apps.core.database.prepared import fetch_prepared
-from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
-from apps.finetuning.models import FineTuningJob, GpuDay, Run, RunMember, Worker
+from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, ConversionStatus
+from apps.finetuning.models import Conversion, Examination, FineTuningJob, GpuDay, Run, RunMember, Worker
 from apps.finetuning.usage.job_use import HOLDING
+
+EXAMINED_WITHIN = datetime.timedelta(minutes=35)  # a trainer ends an examination after half an hour
 
 
 def _held(run_of: str, member_of: str) -> str:
@@ -90,17 +92,28 @@ def is_leased(*, worker: Worker) -> bool:
     return bool(leased_gpus(workers=[worker.pk]))
 
 
+def at_idle_work(*, workers: Collection[str], now: datetime.datetime) -> set[str]:
+    """Return the workers that make a conversion or examine an adapter, as idle trainers do."""
+    converting = Conversion.objects.filter(worker__in=workers, status=ConversionStatus.RUNNING)
+    examining = Examination.objects.filter(worker__in=workers, ended_at=None, taken_at__gte=now - EXAMINED_WITHIN)
+    return {str(each) for rows in (converting, examining) for each in rows.values_list("worker_id", flat=True)}
+
+
 def has_worked(*, worker: Worker) -> bool:
-    """Return whether the worker ever had a run, or a place in one."""
-    return worker.runs.exists() or worker.memberships.exists()
+    """Return whether the worker ever had a run, a place in one, a conversion or an examination."""
+    idle_work = (Conversion.objects.filter(worker=worker), Examination.objects.filter(worker=worker))
+    return any(rows.exists() for rows in (worker.runs, worker.memberships, *idle_work))
 
 
 def last_work(*, worker: Worker) -> datetime.datetime:
-    """Return when the worker's last run ended, or when it came if none did."""
-    led = worker.runs.exclude(finished_at=None).values_list("finished_at", flat=True)
-    joined = worker.memberships.exclude(run__finished_at=None).values_list("run__finished_at", flat=True)
-    ends = [led.order_by("-finished_at").first(), joined.order_by("-run__finished_at").first()]
-    return max([worker.created_at, *(end for end in ends if end is not None)])
+    """Return when the worker's last run, conversion or examination ended, or when it came if none did."""
+    ends = [
+        worker.runs.aggregate(last=Max("finished_at")),
+        worker.memberships.aggregate(last=Max("run__finished_at")),
+        Conversion.objects.filter(worker=worker).aggregate(last=Max("ended_at")),
+        Examination.objects.filter(worker=worker).aggregate(last=Max("ended_at")),
+    ]
+    return max([worker.created_at, *(end["last"] for end in ends if end["last"] is not None)])
 
 
 def whole_days(begin: datetime.datetime, end: datetime.datetime) -> tuple[QuerySet[GpuDay], datetime.datetime]:

@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from apps.core.database.clock import db_now
 from apps.core.database.transitions import advance
+from apps.finetuning.conversions.demand import needs_node
 from apps.finetuning.lifecycle import NODE_ENDED, NODE_TRANSITIONS, NodeStatus
 from apps.finetuning.models import (
     CapacityKind,
@@ -40,14 +41,16 @@ from apps.finetuning.pools.capacity.needs import list_needs
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode
 from apps.finetuning.pools.capacity.settings import engine_of, limits_of
 from apps.finetuning.pools.capacity.starts import (
+    ALONE_AT_MOST,
     ENROL_WITHIN,
     FIRST_WAIT_SECONDS,
     SPOT_PAUSE,
     close_token,
     note_failed_start,
+    note_wait_in_vain,
     start_node,
 )
-from apps.finetuning.usage.occupancy import has_worked, is_leased, last_work, leased_gpus
+from apps.finetuning.usage.occupancy import at_idle_work, has_worked, is_leased, last_work, leased_gpus
 from apps.serving.models import ReplicaFleet
 from apps.serving.operations import retire_replica
 
@@ -129,22 +132,25 @@ def _decide(capacity: PoolCapacity, listed: Mapping[str, ListedNode]) -> NodePla
     every = [node for node in every if node.status not in NODE_ENDED]
     serving = _plan_replicas(fleets, capacity, every, may_start, now)
     nodes = [node for node in every if node.fleet_id is None]
-    leased = leased_gpus(workers=[node.worker_id for node in nodes if node.worker_id])
+    workers = [node.worker_id for node in nodes if node.worker_id]
+    lent = leased_gpus(workers=workers, lent_by=capacity.pool_id)  # it comes back, so it is free for what waits
+    leased = dict.fromkeys(at_idle_work(workers=workers, now=now), 0) | leased_gpus(workers=workers)
     for node in nodes:
         worker = node.worker
         if worker is None or node.status != NodeStatus.RUNNING or worker.pk in leased:
             continue
         if not worker.takes_work:
             _drain(node, "An operator cordoned it.", now)
-        elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker):
+        elif now - (worker.last_seen_at or worker.created_at) > _SILENT_AT_MOST and _hold_idle(worker, now):
             _drain(node, "Its worker was silent for ten minutes.", now)
     limits = limits_of(capacity, replicas=len(serving))
     has_spot = _has_spot(capacity, nodes, listed, limits, now)
     nodes = [node for node in nodes if node.status not in NODE_ENDED]
     alive = [node for node in nodes if node.status != NodeStatus.DRAINING]
-    lent = leased_gpus(workers=leased, lent_by=capacity.pool_id)  # it comes back, so it is free for what waits
     busy = [gpus - lent.get(worker_id, 0) for worker_id, gpus in leased.items()]
     waiting = list_needs(pool=capacity.pool, busy=busy, limits=limits, now=now)
+    if not waiting and needs_node(capacity=capacity, now=now):
+        waiting = [(limits.gpus_per_node, 1)]
     wanted = wanted_nodes(waiting=waiting, busy=busy, limits=limits)
     PoolCapacity.objects.filter(pk=capacity.pk).update(wanted=wanted)
     for node in _surplus(alive, len(alive) - wanted, leased, capacity, now):
@@ -227,6 +233,8 @@ def _end(node: CapacityNode, capacity: PoolCapacity, now: datetime.datetime) -> 
     elif node.status == NodeStatus.RUNNING and _has_crashed(node.worker, capacity, now):
         to, reason = NodeStatus.LOST, "It ended before it worked."
         note_failed_start(node, f"{node.name} ended before it worked: look at the engine's log of it.")
+    elif node.status == NodeStatus.RUNNING and _has_waited_in_vain(node.worker, capacity, now):
+        note_wait_in_vain(node)
     advance(node, to=to, transitions=NODE_TRANSITIONS, ended_at=now, reason=reason)
     if reason in WORKED:
         PoolCapacity.objects.filter(pk=node.pool_id).update(failures=0)
@@ -255,6 +263,13 @@ def _has_crashed(worker: Worker | None, capacity: PoolCapacity, now: datetime.da
     return not has_worked(worker=worker)
 
 
+def _has_waited_in_vain(worker: Worker | None, capacity: PoolCapacity, now: datetime.datetime) -> bool:
+    """Return whether a worker ended by itself because it never had work, although the pool wanted its node."""
+    if worker is None or capacity.minimum or (now - worker.created_at).total_seconds() < ALONE_AT_MOST:
+        return False
+    return not has_worked(worker=worker)
+
+
 def _surplus(
     alive: Sequence[CapacityNode],
     count: int,
@@ -269,7 +284,7 @@ def _surplus(
             break
         if node.worker is None:
             since = node.requested_at
-        elif node.worker_id in leased or not _hold_idle(node.worker):
+        elif node.worker_id in leased or not _hold_idle(node.worker, now):
             continue
         else:
             since = last_work(worker=node.worker)
@@ -320,7 +335,7 @@ def _has_no_machine(node: CapacityNode, machine: ListedNode | None) -> bool:
     return is_queued or node.status == NodeStatus.REQUESTED
 
 
-def _hold_idle(worker: Worker) -> bool:
-    """Lock the worker's row, as a claim does, and return whether it has no lease; it gets none before the end."""
+def _hold_idle(worker: Worker, now: datetime.datetime) -> bool:
+    """Lock the worker's row, as a claim does, and return whether it has no work; it gets no run before the end."""
     Worker.objects.select_for_update().get(pk=worker.pk)
-    return not is_leased(worker=worker)
+    return not is_leased(worker=worker) and not at_idle_work(workers=[worker.pk], now=now)

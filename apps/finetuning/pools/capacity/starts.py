@@ -22,7 +22,9 @@ logger = logging.getLogger(__name__)
 ENROL_WITHIN = datetime.timedelta(hours=1)  # after the engine's own queue
 FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30, 1800
 SPOT_PAUSE = datetime.timedelta(minutes=30)  # after a spot node did not start
-_LOOKS_AFTER_ALL = 3600  # a node of a minimum renews itself when it was idle for so long
+# A worker ends itself only after so long: nodes that are not needed are released before. Until then it waits for the
+# rest of its group, whose nodes may start later.
+ALONE_AT_MOST = 3600
 _BY = "system"
 
 
@@ -44,7 +46,7 @@ def start_node(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> 
             pool=capacity.pool.name,
             token=token,
             internal_url=settings.INTERNAL_URL,
-            idle_seconds=max(capacity.idle_seconds, _LOOKS_AFTER_ALL if capacity.minimum else 0),
+            idle_seconds=max(capacity.idle_seconds, ALONE_AT_MOST),
             is_replica=node.fleet is not None,
             gpus=capacity.gpus_per_node,
             is_spot=None if capacity.on_demand_nodes is None else node.is_spot,
@@ -68,6 +70,18 @@ def note_failed_start(node: CapacityNode, problem: str) -> None:
         changes["failures"] = Least(F("failures") + 1, 1000)
     changes["retry_at"] = now + datetime.timedelta(seconds=wait)
     PoolCapacity.objects.filter(pk=node.pool_id).update(**changes)
+
+
+def note_wait_in_vain(node: CapacityNode) -> None:
+    """Let further starts wait for half an hour after a node that the queue needed found no work.
+
+    The rest of its group did not start in time, or its worker cannot run what waits. The other nodes of the group end
+    in the same way, so the next ones start together.
+    """
+    PoolCapacity.objects.filter(pk=node.pool_id).update(
+        problem=f"{node.name} waited an hour for work: the other nodes of a run did not start in time.",
+        retry_at=db_now() + datetime.timedelta(seconds=_LONGEST_WAIT_SECONDS),
+    )
 
 
 def close_token(node: CapacityNode, now: datetime.datetime) -> None:

@@ -6,7 +6,17 @@ import pytest
 
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue
-from apps.finetuning.models import CapacityNode, FineTuningJob, GpuPool, PoolCapacity, Run, Worker, WorkerToken
+from apps.finetuning.models import (
+    CapacityNode,
+    Conversion,
+    Examination,
+    FineTuningJob,
+    GpuPool,
+    PoolCapacity,
+    Run,
+    Worker,
+    WorkerToken,
+)
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import needs, reconciliation
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
@@ -14,6 +24,8 @@ from apps.finetuning.pools.capacity.port import NodeRequest
 from apps.finetuning.runs import claims
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.finetuning import make_pool
+from tests.factories.serving import make_version
+from tests.support.attempts import age_nodes
 from tests.twins.capacity import SLURM, limit
 
 HOUR = 1_000_000_000
@@ -182,6 +194,68 @@ def test_a_group_that_cannot_be_complete_starts_no_node_and_hides_no_other_run(f
 
     floor.job()
     assert elastic() == ["running", "starting"]
+
+
+def test_a_node_waits_an_hour_for_the_rest_of_its_group_and_then_starts_pause(floor, engine, elastic):
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
+    FineTuningJob.objects.filter(pk=floor.job().pk).update(gpu_count=2, node_count=2)
+    elastic()
+    first = engine.started[0]
+    engine.enrol(first)
+    engine.is_full = True  # the other one waits in the engine's queue
+    assert engine.nodes[first].arguments[-1] == "3600", "although the pool's idle time is a minute"
+    assert elastic(later=3500) == ["running", "starting"]
+
+    age_nodes(101)
+    del engine.nodes[first]
+    assert elastic() == ["released", "starting", "requested"]
+    capacity = PoolCapacity.objects.get()
+    assert "waited an hour" in capacity.problem and capacity.retry_at > db_now() + datetime.timedelta(minutes=29)
+    engine.is_full = False
+    assert elastic(later=1801) == ["released", "starting", "starting"]
+
+
+@pytest.mark.parametrize("kind", ["conversion", "examination"])
+def test_a_node_stays_while_it_does_what_idle_trainers_do(kind, floor, engine, elastic):
+    version, now = make_version(floor.organization, floor.base_model), db_now()
+    floor.job()
+    elastic()
+    worker = engine.enrol(engine.started[0])
+    Run.objects.update(status="cancelled", finished_at=now)
+    if kind == "conversion":
+        order = order_conversion(version, status="running", worker=worker, leased_at=now, heartbeat_at=now)
+    else:
+        order = Examination.objects.create(
+            organization=floor.organization, version=version, asked_at=now, worker=worker, taken_at=now
+        )
+    assert elastic(later=61) == ["running"]
+
+    ended = {"status": "succeeded"} if kind == "conversion" else {}
+    type(order).objects.update(ended_at=db_now(), **ended)
+    assert elastic() == ["running"], "its idle time begins at the end of the work"
+    type(order).objects.update(ended_at=db_now() - datetime.timedelta(seconds=61))
+    assert elastic() == ["draining"]
+
+
+def test_the_pool_with_the_cheapest_nodes_starts_one_for_a_conversion_that_no_trainer_takes(floor, engine, elastic):
+    dear = limit(make_pool("dear"), node_nano_per_hour=2 * HOUR)
+    order = order_conversion(make_version(floor.organization, floor.base_model))
+    assert elastic() == [], "an idle trainer would take it within seconds"
+    Conversion.objects.update(created_at=db_now() - datetime.timedelta(minutes=2))
+    reconciliation.reconcile_pool(pool_id=dear.pk)
+    assert engine.started == []
+
+    assert elastic() == ["starting"]
+    worker = engine.enrol(engine.started[0])
+    assert elastic(later=61) == ["running"]
+    Conversion.objects.update(status="running", worker=worker, leased_at=db_now(), heartbeat_at=db_now())
+    order_conversion(make_version(floor.organization, floor.base_model), created_at=order.created_at)
+    assert elastic() == ["running"], "the organization's next one waits for its turn"
+
+
+def order_conversion(version, **fields) -> Conversion:
+    values = {"kind": "merged_16bit", "created_by": "user_test", "created_at": db_now(), "bytes": 1, "price_nano": 0}
+    return Conversion.objects.create(organization=version.organization, version=version, **values | fields)
 
 
 def test_a_worker_that_falls_silent_makes_room_for_another(floor, engine, elastic):

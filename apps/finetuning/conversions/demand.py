@@ -1,0 +1,46 @@
+"""Conversions that wait: those that a trainer may take, and the elastic pool that starts a node for one."""
+
+import datetime
+
+from django.db.models import Q, QuerySet
+
+from apps.accounts.models import Organization, allowed_in
+from apps.finetuning.lifecycle import ConversionStatus
+from apps.finetuning.models import CapacityKind, Conversion, PoolCapacity
+from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
+
+_PATIENCE = datetime.timedelta(minutes=1)  # an idle trainer takes a conversion within seconds
+
+
+def with_holders() -> QuerySet[Conversion]:
+    """Return all conversions, each with its share `holder`."""
+    return Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
+
+
+def takeable(rows: QuerySet[Conversion]) -> QuerySet[Conversion]:
+    """Return those that wait and that a trainer may make, in some region."""
+    return rows.filter(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)
+
+
+def needs_node(*, capacity: PoolCapacity, now: datetime.datetime) -> bool:
+    """Return whether a node of this pool should make a conversion that no trainer has taken for a minute.
+
+    Only one pool starts a node for it: the one with the cheapest nodes of those that may make it.
+    """
+    rows = with_holders()
+    waiting = takeable(rows).filter(created_at__lt=now - _PATIENCE)
+    waiting = waiting.exclude(holder__in=rows.filter(status=ConversionStatus.RUNNING).values("holder"))
+    return waiting.exists() and any(_is_first_for(waiting.filter(kind=kind), kind, capacity) for kind in _ABLE)
+
+
+def _is_first_for(waiting: QuerySet[Conversion], kind: str, capacity: PoolCapacity) -> bool:
+    pools = PoolCapacity.objects.exclude(kind=CapacityKind.STATIC).filter(_ABLE[kind], maximum__gt=0, failures=0)
+    in_order = pools.order_by("node_nano_per_hour", "pk").distinct().values_list("pk", "pool__region")
+    for pk, region in in_order:
+        if pk == capacity.pk:
+            return waiting.filter(allowed_in(region)).exists()
+        waiting = waiting.exclude(allowed_in(region))
+    return False
+
+
+_ABLE = {MERGED_16BIT: Q(), GGUF: Q(pool__workers__software__has_key=CONVERTER)}  # what a pool's workers have or had
