@@ -1,6 +1,7 @@
 """Why a queued job waits, and when it will start: computed when it is asked for, and stored nowhere."""
 
 import datetime
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -68,13 +69,17 @@ class _Machine:
 
 @dataclass(frozen=True)
 class _Floor:
-    """A pool's live machines, the jobs that hold them, and the places of queued runs."""
+    """A pool's live machines, the jobs that hold them, and the places of queued runs: `order` has those that may start.
+
+    Those that it was asked about are among them even if no claim takes them yet.
+    """
 
     pool: GpuPool
     workers: Sequence[Worker]
     held: Sequence[tuple[str, FineTuningJob]]
     order: Sequence[Run]
     positions: Mapping[str, int]
+    now: datetime.datetime
     before: Sequence[Run] = ()  # runs of the pool from which it borrows that may start
     lent: Sequence[tuple[str, FineTuningJob]] = ()  # to pools that borrow from it; these come back
 
@@ -94,7 +99,7 @@ class _Floor:
         starts = {}
         for run in (*self.before, *self.order):
             if taken := _first_free(run.job, machines.values()):
-                starts[run.pk] = taken[-1].start_of(run.job)
+                starts[run.pk] = max(taken[-1].start_of(run.job), _held_back(run, self.now))
             for machine in taken:
                 machine.take(run.job.gpus_per_node, _seconds_left(run.job, of))
         return starts
@@ -201,7 +206,8 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     workers = list(live_workers.only("gpus", "offer", "pool"))
     positions = queue_positions(pool=pool, runs=waiting, now=now)
     last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
-    order = queue_order(pool=pool, now=now, limit=last) if last else []
+    order = _may_start(queue_order(pool=pool, now=now, limit=last) if last else [], now, {run.pk for run in waiting})
+    positions |= {run.pk: place for place, run in enumerate(order, start=1)}
     before = _startable(pool.machines, workers, now) if pool.borrows_from_id else []
     live = [worker.pk for worker in workers]
     led = Run.objects.filter(worker__in=live, status__in=RUN_HOLDING_LEASE).select_related("job")
@@ -211,15 +217,27 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     held += [(str(place.worker_id), place.run.job) for place in places]
     lent = [each for each in held if not pool.borrows_from_id and each[1].pool_id != pool.pk]
     held = [each for each in held if each not in lent]
-    return _Floor(pool, workers, held, order, positions, before, lent)
+    return _Floor(pool, workers, held, order, positions, now, before, lent)
 
 
 def _startable(pool: GpuPool, workers: Sequence[Worker], now: datetime.datetime) -> list[Run]:
     """Return the pool's first queued runs that no limit holds back and that its machines could take."""
-    runs = [run for run in queue_order(pool=pool, now=now, limit=_LOOKED_AT) if not run.retry_at or run.retry_at <= now]
-    reasons = reasons_to_wait(jobs=[run.job for run in runs], now=now)
     machines = [_Machine(worker) for worker in workers]
-    return [run for run in runs if not reasons[run.job_id] and _first_free(run.job, machines)]
+    runs = _may_start(queue_order(pool=pool, now=now, limit=_LOOKED_AT), now)
+    return [run for run in runs if _first_free(run.job, machines)]
+
+
+def _may_start(runs: Sequence[Run], now: datetime.datetime, known: Collection[str] = ()) -> list[Run]:
+    """Return the runs that a claim could take now: the others are overtaken. The `known` ones wait for no limit."""
+    asked = [run for run in runs if run.pk not in known and not _held_back(run, now)]
+    reasons = reasons_to_wait(jobs=[run.job for run in asked], now=now)
+    able = {*known, *(run.pk for run in asked if not reasons[run.job_id])}
+    return [run for run in runs if run.pk in able]
+
+
+def _held_back(run: Run, now: datetime.datetime) -> float:
+    """Return for how many seconds no claim takes the run, 0 if one may."""
+    return max((run.retry_at - now).total_seconds(), 0.0) if run.retry_at else 0.0
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
@@ -235,7 +253,12 @@ def _wait_of(
     able = sum(_Machine(worker).can_take(job) for worker in floor.workers)
     if able < job.node_count:
         return Wait(cause=_of_machines(job), reason=_too_few(job, pool, able), position=position)
-    if newest_before > run.created_at:
+    held_back = _held_back(run, floor.now)
+    if held_back and starts_after and starts_after[0] <= held_back:
+        minutes = math.ceil(held_back / 60)
+        text = ngettext("It is tried again within a minute.", "It is tried again in %(minutes)d minutes.", minutes)
+        cause, reason = _of_machines(job), text % {"minutes": minutes}
+    elif newest_before > run.created_at:
         text = gettext("Organizations that used less of %(pool)s for their share go first.")
         cause, reason = WaitCause.SHARE, text % {"pool": pool}
     elif floor.before:

@@ -18,7 +18,7 @@ from apps.accounts.models import Organization
 from apps.core.database.prepared import fetch_prepared
 from apps.finetuning.lifecycle import JobStatus, RunStatus
 from apps.finetuning.models import Worker
-from apps.finetuning.runs.queue.queue_order import HOLDERS, MAY_START, QUEUED, QUEUES, fetch
+from apps.finetuning.runs.queue.queue_order import HAS_ROOM, HOLDERS, MAY_START, QUEUED, QUEUES, fetch
 from apps.finetuning.usage.job_use import HOLDING, covers
 from apps.finetuning.usage.quotas import lock_name
 
@@ -56,7 +56,7 @@ _RANK = f"""
             SELECT least({_TURNS_OF_EACH}, greatest(2, {_TURNS} / nullif(count(*), 0) - 1))::integer AS turns FROM loads
         ) counted
         CROSS JOIN LATERAL generate_series(1, counted.turns + 1) AS turn(number)
-        WHERE gpu_limit IS NULL OR held < gpu_limit
+        WHERE {HAS_ROOM}
     )
     INSERT INTO finetuning_queueranking AS ranking
         (pool_id, made_at, kept_until, holders, organizations, numbers, served, rooms)
@@ -195,7 +195,7 @@ _IN_ORDER = f"""
     {HOLDERS}, {_ROOMS}
     SELECT {_COLUMNS}, loads.holder
     FROM (
-        SELECT * FROM loads WHERE gpu_limit IS NULL OR held < gpu_limit ORDER BY load
+        SELECT * FROM loads WHERE {HAS_ROOM} ORDER BY load
     ) loads
     JOIN waiting ON waiting.holder = loads.holder
     CROSS JOIN LATERAL ({_found("waiting.gpu_limit - loads.held")}) found

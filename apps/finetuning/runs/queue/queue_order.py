@@ -85,12 +85,13 @@ HOLDERS = f"""
 QUEUED = f"""
     run.pool_id = %(pool)s AND run.organization_id = waiting.organization_id AND run.status = '{RunStatus.QUEUED}'
 """
+HAS_ROOM = "(gpu_limit IS NULL OR held < gpu_limit)"  # the holder's limit lets another run start
 _IN_TURN = f"""
     {HOLDERS}
     SELECT id FROM (
         SELECT found.id, found.created_at,
             loads.load + row_number() OVER (PARTITION BY loads.holder ORDER BY found.created_at, found.id) AS rank
-        FROM (SELECT * FROM loads ORDER BY load LIMIT %(limit)s) loads
+        FROM (SELECT * FROM loads WHERE {HAS_ROOM} ORDER BY load LIMIT %(limit)s) loads
         JOIN waiting ON waiting.holder = loads.holder
         CROSS JOIN LATERAL (
             SELECT run.id, run.created_at FROM finetuning_run run WHERE {QUEUED}
@@ -98,7 +99,7 @@ _IN_TURN = f"""
         ) found
     ) ranked ORDER BY rank, created_at, id LIMIT %(limit)s
 """  # noqa: S608 - constants
-_LOADS = f"{HOLDERS} SELECT holder, load, queued FROM loads"  # noqa: S608 - constants
+_LOADS = f"{HOLDERS} SELECT holder, load, queued FROM loads WHERE {HAS_ROOM}"  # noqa: S608 - constants
 
 
 def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int, depth: int = _CANDIDATES) -> list[Run]:
@@ -107,7 +108,7 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int, depth: int
     A holder's share is the GPUs it holds plus the GPU-hours it used in about the last hour, divided by its weight. Each
     hour of waiting unserved counts as one GPU less, so that a holder with a large share is not delayed forever. Runs of
     a suspended organization wait until it has paid, or an operator has reinstated it, and those of one that may not use
-    the pool's region until it may, or they move.
+    the pool's region until it may, or they move. Those of a holder with as many GPUs as it may have are not in it.
     """
     ids = [row[0] for row in fetch(_IN_TURN, pool.pk, now, limit=limit, depth=depth)]
     runs = Run.objects.select_related("job").in_bulk(ids)
@@ -117,7 +118,8 @@ def queue_order(*, pool: GpuPool, now: datetime.datetime, limit: int, depth: int
 def queue_positions(*, pool: GpuPool, runs: Collection[Run], now: datetime.datetime) -> dict[str, int]:
     """Return 1 for the run of the pool that starts next, and so on, by the run's id.
 
-    A run has no entry if it is not queued or too many of its holder's runs precede it. The caller sees all tenants.
+    A run has no entry if it is not queued, its holder may have no more GPUs, or too many of its holder's runs precede
+    it. The caller sees all tenants.
     """
     loads = {name: (load, queued) for name, load, queued in fetch(_LOADS, pool.pk, now)}
     organizations = Organization.objects.annotate(holder=Organization.share_holder_by())

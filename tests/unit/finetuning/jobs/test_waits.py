@@ -8,7 +8,7 @@ from apps.billing.operations import set_spending
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.finetuning.jobs.waits import Wait, WaitCause, explain_wait
-from apps.finetuning.models import FineTuningJob, QueueShare, Worker
+from apps.finetuning.models import Allowance, FineTuningJob, QueueShare, Run, Worker
 from apps.finetuning.usage.quotas import set_quota
 from tests.factories.finetuning import TrainingSetup, give_credit, make_job
 
@@ -50,6 +50,35 @@ def test_a_job_of_a_large_share_waits_for_the_turn_of_others(one_gpu, rival):
 
     assert (wait_of(ours).cause, wait_of(ours).position) == (WaitCause.SHARE, 2)
     assert (wait_of(theirs).cause, wait_of(theirs).position) == (WaitCause.CAPACITY, 1)
+
+
+@pytest.mark.parametrize("held_back_by", ["quota", "allowance", "retry"])
+def test_runs_that_may_not_start_are_not_ahead(held_back_by, one_gpu, rival, claim):
+    give_credit(rival)
+    theirs = make_job(rival, one_gpu.base_model)
+    ours = one_gpu.job()
+    assert wait_of(ours).position == 2
+    if held_back_by == "quota":
+        set_quota(organization=rival, by="system", now=db_now(), concurrent_gpus=0)
+    elif held_back_by == "allowance":
+        Allowance.objects.create(
+            organization=rival,
+            project_id=theirs.project_id,
+            concurrent_gpus=0,
+            updated_at=db_now(),
+            updated_by="user_1",
+        )
+    else:
+        Run.objects.filter(job=theirs).update(retry_at=db_now() + timedelta(minutes=4))
+
+    wait = wait_of(ours)
+
+    assert (wait.position, wait.starts_after) == (1, (0.0, 0.0))
+    assert wait.reason == "A machine of local-cpu is free and takes it within seconds."
+    if held_back_by == "retry":
+        later = wait_of(theirs)
+        assert (later.position, later.reason) == (1, "It is tried again in 4 minutes.")
+        assert later.starts_after == pytest.approx((240, 240), abs=10)
 
 
 def test_a_job_waits_for_a_machine_a_limit_or_a_payment_and_its_start_is_unknown(one_gpu, organization):
