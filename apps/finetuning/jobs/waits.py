@@ -17,8 +17,9 @@ from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
 from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs.queue.queue_order import queue_order, queue_positions
+from apps.finetuning.runs.queue.startable import held_back, startable
 from apps.finetuning.usage.occupancy import leased_gpus
-from apps.finetuning.usage.quotas import ReachedLimit, limits_of_waiting, reasons_to_wait
+from apps.finetuning.usage.quotas import ReachedLimit, limits_of_waiting
 
 _READ = ("pool", "gpu_count", "node_count", "step", "total_steps", "estimate")  # of jobs that hold machines
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
@@ -99,7 +100,7 @@ class _Floor:
         starts = {}
         for run in (*self.before, *self.order):
             if taken := _first_free(run.job, machines.values()):
-                starts[run.pk] = max(taken[-1].start_of(run.job), _held_back(run, self.now))
+                starts[run.pk] = max(taken[-1].start_of(run.job), held_back(run, now=self.now))
             for machine in taken:
                 machine.take(run.job.gpus_per_node, _seconds_left(run.job, of))
         return starts
@@ -206,7 +207,8 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     workers = list(live_workers.only("gpus", "offer", "pool"))
     positions = queue_positions(pool=pool, runs=waiting, now=now)
     last = max((place for place in positions.values() if place <= _LOOKED_AT), default=0)
-    order = _may_start(queue_order(pool=pool, now=now, limit=last) if last else [], now, {run.pk for run in waiting})
+    order = queue_order(pool=pool, now=now, limit=last) if last else []
+    order = startable(order, now=now, known={run.pk for run in waiting})
     positions |= {run.pk: place for place, run in enumerate(order, start=1)}
     before = _startable(pool.machines, workers, now) if pool.borrows_from_id else []
     live = [worker.pk for worker in workers]
@@ -223,21 +225,8 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
 def _startable(pool: GpuPool, workers: Sequence[Worker], now: datetime.datetime) -> list[Run]:
     """Return the pool's first queued runs that no limit holds back and that its machines could take."""
     machines = [_Machine(worker) for worker in workers]
-    runs = _may_start(queue_order(pool=pool, now=now, limit=_LOOKED_AT), now)
+    runs = startable(queue_order(pool=pool, now=now, limit=_LOOKED_AT), now=now)
     return [run for run in runs if _first_free(run.job, machines)]
-
-
-def _may_start(runs: Sequence[Run], now: datetime.datetime, known: Collection[str] = ()) -> list[Run]:
-    """Return the runs that a claim could take now: the others are overtaken. The `known` ones wait for no limit."""
-    asked = [run for run in runs if run.pk not in known and not _held_back(run, now)]
-    reasons = reasons_to_wait(jobs=[run.job for run in asked], now=now)
-    able = {*known, *(run.pk for run in asked if not reasons[run.job_id])}
-    return [run for run in runs if run.pk in able]
-
-
-def _held_back(run: Run, now: datetime.datetime) -> float:
-    """Return for how many seconds no claim takes the run, 0 if one may."""
-    return max((run.retry_at - now).total_seconds(), 0.0) if run.retry_at else 0.0
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
@@ -253,9 +242,9 @@ def _wait_of(
     able = sum(_Machine(worker).can_take(job) for worker in floor.workers)
     if able < job.node_count:
         return Wait(cause=_of_machines(job), reason=_too_few(job, pool, able), position=position)
-    held_back = _held_back(run, floor.now)
-    if held_back and starts_after and starts_after[0] <= held_back:
-        minutes = math.ceil(held_back / 60)
+    delay = held_back(run, now=floor.now)
+    if delay and starts_after and starts_after[0] <= delay:
+        minutes = math.ceil(delay / 60)
         text = ngettext("It is tried again within a minute.", "It is tried again in %(minutes)d minutes.", minutes)
         cause, reason = _of_machines(job), text % {"minutes": minutes}
     elif newest_before > run.created_at:

@@ -23,6 +23,7 @@ from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.finetuning.models import Run, Worker
 from apps.finetuning.pools.capacity.metrics import render_pool_metrics
+from apps.finetuning.usage.quotas import set_quota
 from apps.interfaces.worker_api import metrics
 from apps.interfaces.worker_api.metrics import render_installation_metrics
 from apps.serving.metrics import render_metrics
@@ -120,6 +121,29 @@ def test_a_replica_says_whether_it_serves_adapters_or_one_whole_model(floor, org
     for replica, serves in ((shared, "adapters"), (alone, "whole_model")):
         labels = f'replica="{replica.pk}",base_model="{floor.base_model.name}",serves="{serves}"'
         assert f"anneal_replica_ready{{{labels}}} " in text
+
+
+def test_runs_that_may_not_start_page_and_scale_for_nothing(floor, claim) -> None:
+    Worker.objects.filter(pk=floor.worker.pk).update(gpus=floor.worker.gpus[:1])
+    for _ in range(4):
+        make_job(floor.organization, floor.base_model)
+    claim()
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=3)
+    Run.objects.filter(status="queued").update(created_at=db_now() - 2 * HOUR)
+
+    def figures() -> dict[str, float]:
+        names = ("queued_runs", "startable_runs", "needed_machines", "oldest_startable_wait_seconds")
+        return {name: seconds_of(f"anneal_pool_{name}") for name in names}
+
+    found = figures()
+    assert found == {
+        "queued_runs": 3, "startable_runs": 3, "needed_machines": 3,
+        "oldest_startable_wait_seconds": pytest.approx(7200, abs=60),
+    }  # fmt: skip
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=1)
+    assert figures() == {
+        "queued_runs": 3, "startable_runs": 0, "needed_machines": 1, "oldest_startable_wait_seconds": 0,
+    }  # fmt: skip
 
 
 def test_attempts_count_for_an_hour_after_their_end(floor, claim) -> None:

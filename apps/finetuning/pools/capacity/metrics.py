@@ -1,13 +1,34 @@
 """Queue and capacity of each pool in Prometheus' text format, also for what scales pools from outside, such as KEDA."""
 
+import datetime
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from django.db.models import Count, Min, Q
 
 from apps.core.database.clock import db_now
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, NodeStatus, RunStatus
-from apps.finetuning.models import CapacityNode, GpuPool, Run
+from apps.finetuning.models import CapacityNode, GpuPool, Run, WorkerKind
+from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
+from apps.finetuning.pools.capacity.needs import list_needs
+from apps.finetuning.runs.queue.queue_order import queue_order
+from apps.finetuning.runs.queue.startable import startable
+from apps.finetuning.usage.occupancy import leased_gpus
 from apps.serving.metrics import format_series
+
+_LOOKED_AT = 200  # queued runs of a pool
+_MOST_MACHINES = 64  # that a static pool is said to need
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Startable:
+    """The queued runs of a pool that only machines are missing for."""
+
+    runs: int
+    oldest_wait_seconds: float
+
+
+_NOTHING = _Startable(runs=0, oldest_wait_seconds=0.0)
 
 
 def render_pool_metrics() -> str:
@@ -24,6 +45,7 @@ def render_pool_metrics() -> str:
     running = CapacityNode.objects.filter(status=NodeStatus.RUNNING, fleet=None).order_by()
     nodes = dict(running.values_list("pool_id").annotate(Count("pk")))
     now = db_now()
+    startable_of = {pool.pk: _look_at(pool, now) for pool in pools if held.get(pool.pk, (0,))[0]}
 
     def leased(pool: GpuPool) -> float:
         waiting, unfinished, _ = held.get(pool.pk, (0, 0, None))
@@ -35,8 +57,20 @@ def render_pool_metrics() -> str:
 
     figures: dict[str, tuple[str, Callable[[GpuPool], float]]] = {
         "queued_runs": ("Runs that wait for a worker.", lambda pool: held.get(pool.pk, (0,))[0]),
+        "startable_runs": (
+            f"Queued runs that no limit holds back, of the first {_LOOKED_AT}.",
+            lambda pool: startable_of.get(pool.pk, _NOTHING).runs,
+        ),
         "leased_runs": ("Runs that a worker has.", leased),
         "oldest_wait_seconds": ("How long the oldest queued run has waited.", waited),
+        "oldest_startable_wait_seconds": (
+            "How long the oldest of the runs has waited that no limit holds back.",
+            lambda pool: startable_of.get(pool.pk, _NOTHING).oldest_wait_seconds,
+        ),
+        "needed_machines": (
+            "Machines that the queue needs, with those that work; 0 for a pool that borrows.",
+            lambda pool: _needed(pool, now),
+        ),
         "wanted_nodes": ("Nodes that the queue needs within the limits; 0 for a static pool.", _wanted),
         "running_nodes": ("Requested nodes that train and have enrolled.", lambda pool: nodes.get(pool.pk, 0)),
         "borrows": ("1 for a pool that borrows the machines of another one.", lambda pool: pool.machines_id != pool.pk),
@@ -49,6 +83,30 @@ def render_pool_metrics() -> str:
     )
 
 
-def _wanted(pool: GpuPool) -> float:
+def _look_at(pool: GpuPool, now: datetime.datetime) -> _Startable:
+    runs = startable(queue_order(pool=pool, now=now, limit=_LOOKED_AT, depth=_LOOKED_AT), now=now)
+    waits = ((now - run.created_at).total_seconds() for run in runs)
+    return _Startable(runs=len(runs), oldest_wait_seconds=max(waits, default=0.0))
+
+
+def _needed(pool: GpuPool, now: datetime.datetime) -> float:
+    """Return what an elastic pool wants, and for a static one as many machines as large as its largest."""
+    if pool.borrows_from_id:
+        return 0
+    if _is_elastic(pool):
+        return _wanted(pool)
+    workers = list(pool.workers.filter(kind=WorkerKind.TRAINER, revoked_at=None).only("gpus"))
+    gpus = max((worker.gpu_count for worker in workers), default=1)
+    limits = Limits(minimum=0, maximum=_MOST_MACHINES, gpus_per_node=gpus)
+    busy = list(leased_gpus(workers=[worker.pk for worker in workers]).values())
+    waiting = list_needs(pool=pool, busy=busy, limits=limits, now=now)
+    return wanted_nodes(waiting=waiting, busy=busy, limits=limits)
+
+
+def _is_elastic(pool: GpuPool) -> bool:
     capacity = getattr(pool, "capacity", None)
-    return capacity.wanted if capacity is not None and capacity.is_elastic else 0
+    return capacity is not None and capacity.is_elastic
+
+
+def _wanted(pool: GpuPool) -> float:
+    return pool.capacity.wanted if _is_elastic(pool) else 0

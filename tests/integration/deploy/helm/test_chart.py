@@ -100,6 +100,7 @@ def test_helm_finds_no_fault(helm: Helm) -> None:
         (["--set-json=network.database.peers=[]"], "network.database.peers"),
         (["--set=monitoring.tokenSecret="], "monitoring.tokenSecret"),
         (["--namespace=anneal"], "capacity.enabled"),
+        (["--set=pools[0].scaling.minReplicas=0"], "minReplicas"),
     ],
 )
 def test_a_wrong_value_is_named(options: list[str], named: str, helm: Helm) -> None:
