@@ -25,7 +25,7 @@ from apps.finetuning.usage.occupancy import Held, held_of
 from apps.finetuning.usage.offers import could_join, read_offer
 from apps.finetuning.usage.quotas import limit_reached
 
-MAX_LEFT_IN_AN_HOUR = 5  # jobs that were cancelled before they started
+MAX_LEFT_IN_AN_HOUR = 5  # jobs that were cancelled, or moved away, before they started
 _PATIENCE = datetime.timedelta(seconds=15)  # of a waiting run: a free machine takes it within seconds
 
 
@@ -147,7 +147,7 @@ def _startable(
     """Yield the jobs whose queued runs the worker could take if it got back what it lends, and since when these wait.
 
     Of its own pool, in the order of the queue, without those that a limit holds back, and without those of who cancels
-    jobs again and again before they start.
+    or moves jobs again and again before they start.
     """
     is_fickle = cache(partial(_is_fickle, pool_id=worker.pool_id, now=now))
     own = _without(held_of(workers=[worker.pk]).get(worker.pk, Held()), lent)
@@ -165,15 +165,15 @@ def _startable(
 
 
 def _is_fickle(holder: str, *, pool_id: str, now: datetime.datetime) -> bool:
-    """Return whether a share holder's jobs take no machine back, because many were cancelled before they started.
+    """Return whether a share holder's jobs take no machine back, because many left the queue before they started.
 
-    Each may have interrupted a borrowed run, and cost nothing.
+    Each was cancelled or moved to another pool. It may have interrupted a borrowed run, and cost nothing.
     """
-    left = FineTuningJob.objects.filter(
+    left = Run.objects.filter(
         organization__in=list_sharing(organizations=[holder]),
         pool=pool_id,
-        status=JobStatus.CANCELLED,
-        started_at=None,
+        status=RunStatus.CANCELLED,
+        leased_at=None,
         finished_at__gt=now - datetime.timedelta(hours=1),
     )
     return left.count() >= MAX_LEFT_IN_AN_HOUR

@@ -93,18 +93,25 @@ def test_a_waiting_run_gets_the_newest_borrowed_machines_back(floor, cheap, job_
 
 
 @pytest.mark.slow
-def test_who_cancels_jobs_before_they_start_interrupts_no_more_borrowed_runs(floor, cheap, job_in, claim) -> None:
-    """Each cancelled job costs nothing, and would stop another organization's run."""
+@pytest.mark.parametrize("way", ["cancelled", "moved"])
+def test_who_cancels_or_moves_jobs_before_they_start_interrupts_no_more_borrowed_runs(
+    way: str, floor, cheap, job_in, claim
+) -> None:
+    """Each such job costs nothing, and would stop another organization's run."""
     job_in(cheap, minutes=9, gpus=4)
     borrowed = claim().start()
     for _ in range(MAX_LEFT_IN_AN_HOUR):
         waiting = job_in(floor.pool, minutes=1)
-        request_cancellation(job=waiting, by="user_test", now=db_now())
+        if way == "cancelled":
+            request_cancellation(job=waiting, by="user_test", now=db_now())
+        else:
+            Run.objects.filter(job=waiting).update(status="cancelled", finished_at=db_now())
+            FineTuningJob.objects.filter(pk=waiting.pk).update(pool=make_pool(f"other-{waiting.pk[-4:].lower()}"))
     job_in(floor.pool, minutes=1)
     assert ask_machines_back(now=db_now()) == 0
     assert not borrowed.beat().is_drain_requested
 
-    FineTuningJob.objects.filter(status="cancelled").update(finished_at=db_now() - 61 * MINUTE)
+    Run.objects.filter(status="cancelled").update(finished_at=db_now() - 61 * MINUTE)
     assert ask_machines_back(now=db_now()) == 1
 
 
