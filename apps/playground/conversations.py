@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.models import Membership
+from apps.accounts.queries import require_home
 from apps.core.database.locks import lock
 from apps.core.errors import DomainError, InvalidValue, NotFound, Status
 from apps.playground.models import SavedConversation
@@ -52,8 +53,9 @@ def keep_conversation(
     """Store the conversation in place of the member's own with this id, or as a new one; delete those beyond 50.
 
     It becomes a new one, too, if that one was last kept at another time than `kept_at`: another page changed it.
-    Raises InvalidValue, TooLongToKeep.
+    Raises InvalidValue, TooLongToKeep, and RegionRefused if nothing of the organization may be stored here.
     """
+    require_home(organization=membership.organization_id)
     require_storable(transcript)
     if not transcript.title:
         raise InvalidValue(gettext("A conversation begins with a message. Send one first."), param="columns")

@@ -7,6 +7,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.models import Membership
+from apps.accounts.queries import require_home
 from apps.accounts.roles import Permission, has_permission
 from apps.core.database.locks import lock
 from apps.core.errors import InvalidState, InvalidValue, NotFound, PermissionDenied
@@ -37,8 +38,10 @@ def save_preset(
 ) -> Preset:
     """Store the settings under the name, in place of an equally shared preset that has it.
 
-    Raises InvalidValue, InvalidState, TooLongToKeep, and PermissionDenied if that preset is another member's.
+    Raises InvalidValue, InvalidState, TooLongToKeep, RegionRefused if nothing of the organization may be stored here,
+    and PermissionDenied if that preset is another member's.
     """
+    require_home(organization=membership.organization_id)
     require_storable(settings)
     if not 1 <= len(name) <= 60 or not name.isprintable():
         raise InvalidValue(gettext("A preset's name has 1 to 60 characters. Choose another one."), param="name")

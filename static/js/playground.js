@@ -105,7 +105,7 @@
   const keep = () => {
     judge();
     const body = { settings: settings(), columns: columns.map((column) => turns(column).map((box) => ({ ...said(box), vote: voteOf(box) }))) };
-    if (body.columns.flat().length) kept = kept.then(() => store(body)).catch(regret);
+    if (page.dataset.keepUrl && body.columns.flat().length) kept = kept.then(() => store(body)).catch(regret);
   };
   const store = async (body) => {
     const { conversation: id, keptAt } = page.dataset, told = await tell(page.dataset.keepUrl, { ...body, id, kept_at: keptAt || null });

@@ -14,7 +14,7 @@ import msgspec
 from django.db import transaction
 from django.db.models import F, OuterRef, Q, Subquery
 
-from apps.accounts.models import Organization, allowed_in
+from apps.accounts.models import Organization, allowed_in, is_allowed
 from apps.accounts.queries import regions_of
 from apps.adapters.models import AdapterVersion
 from apps.catalog.references import base_model_ref
@@ -100,6 +100,7 @@ def take(*, worker: Worker) -> ExaminationRequest | None:
 def record(*, worker: Worker, report: ExaminationReport) -> None:
     """Add the probe to the files of the version and serve it; without one, give the examination back.
 
+    It goes back as well if its organization may not use the region any more: another trainer may begin with it.
     Raises PermissionDenied for another kind of worker, NotFound for an examination that the worker does not have, and
     InvalidValue for numbers that cannot be true.
     """
@@ -109,11 +110,13 @@ def record(*, worker: Worker, report: ExaminationReport) -> None:
     row = taken.first()
     if row is None:
         raise NotFound("This worker has no open examination of this id.", param="id")
-    if report.probe is None:
-        logger.warning("%s could not examine %s: %s", worker.pk, row.version_id, report.error)
-        Examination.objects.filter(pk=row.pk).update(worker=None, problem=report.error[:300])
+    is_here = is_allowed(regions_of(organization=row.organization_id), worker.pool.region_id)
+    problem = report.error[:300] if is_here else f"The organization may not use {worker.pool.region_id} any more."
+    if report.probe is None or not is_here:
+        logger.warning("%s could not examine %s: %s", worker.pk, row.version_id, problem)
+        Examination.objects.filter(pk=row.pk).update(worker=None, problem=problem)
         if row.tries >= _MAX_TRIES:
-            _end(row, problem=report.error[:300])
+            _end(row, problem=problem)
         return
     version = AdapterVersion.objects.select_related("adapter__base_model").get(pk=row.version_id)
     _check(report.probe, vocabulary=int(version.adapter.base_model.config.get("vocab_size") or 2**31))

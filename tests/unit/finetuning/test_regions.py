@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from django.db import DatabaseError, transaction
 
-from apps.accounts.models import Organization, Region
+from apps.accounts.models import Membership, Organization, Region
 from apps.accounts.operations import create_region, set_home_region, set_regions
 from apps.accounts.queries import list_limited
 from apps.batches.completions.records import get_allowance
@@ -20,7 +20,8 @@ from apps.batches.files import create_file
 from apps.batches.operations import create_batch
 from apps.billing.queries import get_balance
 from apps.catalog.operations import set_price
-from apps.contracts.worker_api import ConversionClaim
+from apps.contracts.parity import ParityProbe, ParityRow
+from apps.contracts.worker_api import ConversionClaim, ExaminationReport
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.errors import DomainError, InvalidValue
@@ -43,6 +44,9 @@ from apps.finetuning.results.hub_pushes import request_push
 from apps.finetuning.results.uploaded_adapters import upload_adapter
 from apps.finetuning.runs.leases import StaleLease
 from apps.interfaces.gateway.engines.routes import Routes, _Table
+from apps.playground.conversations import keep_conversation
+from apps.playground.presets import save_preset
+from apps.playground.transcripts import PlaySettings, Transcript
 from apps.serving.evals.operations import create_eval
 from apps.serving.models import Alias, Deployment, Placement, Replica, ReplicaFleet
 from apps.serving.operations import desired_state
@@ -223,6 +227,10 @@ def test_work_on_finished_models_stays_in_the_region(world: Regions, settings) -
     world.limit("local")
     with pytest.raises(StaleLease):
         conversions.beat(worker=here, conversion_id=conversion.pk)
+    row = ParityRow(token_ids=(1, 2), tuned=(-1.0,), base=(-2.0,))
+    report = ExaminationReport(id=examined.id, probe=ParityProbe(rows=(row,)))
+    examinations.record(worker=here, report=report)
+    assert Examination.objects.get().worker is None and type(version).objects.get().manifest["files"] == []
     offers = {offer.kind: offer.refusal for offer in list_offers(version=version)}
     conversion.refresh_from_db()
     assert (conversion.status, conversion.failures) == ("waiting", 0), "the trainer has not failed"
@@ -319,6 +327,7 @@ def test_a_whole_model_gets_no_replica_elsewhere_and_loses_the_one_it_has(world:
 def test_without_the_region_of_the_object_store_nothing_is_stored(world: Regions) -> None:
     floor, organization, now = world.floor, world.organization, db_now()
     file = {"filename": "rows.jsonl", "by": "user_1", "now": now}
+    member = Membership.objects.filter(organization=organization).earliest("created_at")
     stored = make_training_file(organization, floor.base_model)
     files = adapter_files(floor.base_model)
     adapter = {"config": [files["adapter_config.json"]], "weights": [files["adapter_model.safetensors"]]}
@@ -339,6 +348,10 @@ def test_without_the_region_of_the_object_store_nothing_is_stored(world: Regions
         ),
         "a completion": lambda: get_allowance(organization=organization),
         "a job": lambda: floor.job(),
+        "a conversation": lambda: keep_conversation(membership=member, transcript=Transcript(), now=now),
+        "a preset": lambda: save_preset(
+            membership=member, name="mine", is_shared=False, settings=PlaySettings(), now=now
+        ),
     }
     world.limit("us")
     organization.refresh_from_db()

@@ -7,6 +7,7 @@ import pytest
 
 from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import Membership
+from apps.accounts.operations import create_region, set_regions
 from apps.core.database.clock import db_now
 from apps.playground import conversations, presets
 from apps.playground.models import Preset, SavedConversation
@@ -60,6 +61,20 @@ def test_the_next_state_replaces_the_last_one_and_the_list_names_the_first_messa
     assert keep(client_for(bob), **kept).json()["id"] != kept["id"], "another page has changed it since"
     assert f'data-kept-at="{again["kept_at"]}"' in text(client_for(bob).get(f"/playground?conversation={again['id']}"))
     assert "My <card> is lost" in text(client_for(bob).get("/playground/saved"))
+
+
+def test_nothing_is_kept_for_an_organization_that_may_store_nothing_here(client_for, bob, organization):
+    assert "are not kept" not in text(client_for(bob).get("/playground"))
+    create_region(name="eu", by="user_operator")
+    set_regions(organization=organization, regions=("eu",), by="user_operator")
+
+    page = client_for(bob).get("/playground")
+    refused = keep(client_for(bob)), save(client_for(bob))
+
+    assert "Your conversations and settings are not kept." in text(page)
+    assert b"data-keep-url" not in page.content and b'data-open="save-preset"' not in page.content
+    assert [answer.status_code for answer in refused] == [403, 422]
+    assert not SavedConversation.objects.exists() and not Preset.objects.exists()
 
 
 def test_a_conversation_is_its_members_alone(client_for, alice, bob):
