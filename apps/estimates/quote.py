@@ -50,9 +50,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     Memory is of one GPU: `peak_bytes` is the median of `peak_bytes_p10` to `peak_bytes_p90`, and a job fits if the p90
     does.
 
-    Times are of the whole job. `queue_seconds` and `finish_seconds_*` are None without live workers, because the time
-    of the next one is unknown. `run_seconds_*` are from a worker's claim to the end, `beside_seconds_*` the part of
-    them that is not training: download, start-up, evaluations, checkpoints, and `handling_seconds`.
+    Times are of the whole job. `queue_seconds` and `finish_seconds_*` are None if no worker is live and the pool can
+    start none, because the time of the next one is unknown. `run_seconds_*` are from a worker's claim to the end,
+    `beside_seconds_*` the part of them that is not training: download, start-up, evaluations, checkpoints, and
+    `handling_seconds`.
 
     Billing covers training seconds of all GPUs, and on spot the redone work if the pool bills it. The queue is never
     billed, and the seconds beside training only as far as a minimum charge covers them.
@@ -298,23 +299,45 @@ def _exceeded_limit(request: QuoteRequest) -> int | None:
 def queue_seconds(pool: PoolFacts, gpu_count: int) -> float | None:
     """Return the wait for this many free GPUs of one worker, or of as many as share them; None without such workers.
 
-    A run uses only its own GPUs of a worker. Only workers with at least k GPUs do the work that needs k. So the wait is
-    the longest of these shares: of all GPU time ahead over all GPUs, and of that of larger runs over the GPUs of larger
-    workers.
+    A pool that can start further workers may have them earlier than those that work.
     """
-    if not pool.live_workers:
-        return None
     nodes = max(gpu_count // pool.gpus_per_worker, 1) if pool.max_gpu_count else 1
     gpu_count //= nodes
+    waits = _wait_for_live(pool, gpu_count, nodes), _wait_for_further(pool, gpu_count, nodes)
+    return min((wait for wait in waits if wait is not None), default=None)
+
+
+def _wait_for_live(pool: PoolFacts, gpu_count: int, nodes: int) -> float | None:
+    if not pool.live_workers:
+        return None
     if sum(free >= gpu_count for free in pool.free_gpus) >= nodes:
         return 0.0
     if not pool.worker_gpus:
         return pool.seconds_ahead / pool.live_workers
-    if sum(gpus >= gpu_count for gpus in pool.worker_gpus) < nodes:
+    return _longest_share(pool, pool.worker_gpus, gpu_count, nodes)
+
+
+def _wait_for_further(pool: PoolFacts, gpu_count: int, nodes: int) -> float | None:
+    """Return the wait if the pool starts workers: for these if no run waits, else also for what is ahead on all."""
+    ready = (*pool.further_gpus, *pool.free_gpus)
+    if not pool.further_gpus or (not pool.has_queue and sum(gpus >= gpu_count for gpus in ready) >= nodes):
+        return pool.start_seconds if pool.further_gpus else None
+    wait = _longest_share(pool, (*pool.worker_gpus, *pool.further_gpus), gpu_count, nodes)
+    return None if wait is None else max(wait, pool.start_seconds)
+
+
+def _longest_share(pool: PoolFacts, worker_gpus: tuple[int, ...], gpu_count: int, nodes: int) -> float | None:
+    """Return the wait if these workers share what is ahead; None if too few have so many GPUs.
+
+    A run uses only its own GPUs of a worker. Only workers with at least k GPUs do the work that needs k. So the wait is
+    the longest of these shares: of all GPU time ahead over all GPUs, and of that of larger runs over the GPUs of larger
+    workers.
+    """
+    if sum(gpus >= gpu_count for gpus in worker_gpus) < nodes:
         return None
     waits = []
     for need in {1, gpu_count} | {need for need, _ in pool.ahead_by_gpus if need < gpu_count}:
-        able = sum(gpus for gpus in pool.worker_gpus if gpus >= need)
+        able = sum(gpus for gpus in worker_gpus if gpus >= need)
         if not able:
             return None
         waits.append(sum(gpus * seconds for gpus, seconds in pool.ahead_by_gpus if gpus >= need) / able)

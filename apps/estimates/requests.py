@@ -178,6 +178,9 @@ class PoolFacts(msgspec.Struct, frozen=True, kw_only=True):
     worker_gpus: tuple[int, ...] = ()  # of each live worker; empty: unknown
     ahead_by_gpus: tuple[tuple[int, float], ...] = ()  # `seconds_ahead`, by the GPUs that the work needs
     free_gpus: tuple[int, ...] = ()  # of each live worker, if no run waits
+    has_queue: bool = False  # a run waits
+    further_gpus: tuple[int, ...] = ()  # of each worker that the pool is starting or may start
+    start_seconds: float = 0.0  # from the request of such a worker until it can take a run
     is_spot: bool = False
     interruptions_per_hour: float = 0.0
     restart_seconds: float = 180.0

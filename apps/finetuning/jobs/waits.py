@@ -18,6 +18,7 @@ from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worke
 from apps.finetuning.quotes.pool_facts import live_worker_filter
 from apps.finetuning.runs.queue.queue_order import queue_order, queue_positions
 from apps.finetuning.runs.queue.startable import held_back, startable
+from apps.finetuning.usage.growth import Growth, growth_of
 from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import ReachedLimit, limits_of_waiting
 
@@ -50,11 +51,15 @@ class Wait:
 
 
 class _Machine:
-    """A live machine and the seconds after which each of its GPUs is free."""
+    """A machine and the seconds after which each of its GPUs is free; `ready_after` if it does not run yet."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.gpus, self.joins = worker.gpu_count, worker.offer is not None
-        self.free_after = [0.0] * self.gpus
+    def __init__(self, gpus: int, *, joins: bool, ready_after: float = 0.0) -> None:
+        self.gpus, self.joins = gpus, joins
+        self.free_after = [ready_after] * gpus
+
+    @classmethod
+    def of(cls, worker: Worker) -> "_Machine":
+        return cls(worker.gpu_count, joins=worker.offer is not None)
 
     def can_take(self, job: FineTuningJob) -> bool:
         return self.gpus >= job.gpus_per_node and (self.joins or job.node_count == 1)
@@ -81,8 +86,13 @@ class _Floor:
     order: Sequence[Run]
     positions: Mapping[str, int]
     now: datetime.datetime
+    growth: Growth
     before: Sequence[Run] = ()  # runs of the pool from which it borrows that may start
     lent: Sequence[tuple[str, FineTuningJob]] = ()  # to pools that borrow from it; these come back
+
+    def further(self) -> list[_Machine]:
+        """Return the machines that an elastic pool is starting or may start."""
+        return [_Machine(self.growth.gpus, joins=True, ready_after=seconds) for seconds in self.growth.ready_after]
 
     def starts(self) -> dict[str, tuple[float, float]]:
         """Return the least and the most seconds until each run of the order starts, by the estimates before it."""
@@ -94,12 +104,12 @@ class _Floor:
         return self._starts("train_seconds_p10", self.lent).get(run.pk) == 0.0
 
     def _starts(self, of: str, lent: Sequence[tuple[str, FineTuningJob]] = ()) -> dict[str, float]:
-        machines = {worker.pk: _Machine(worker) for worker in self.workers}
+        live = {worker.pk: _Machine.of(worker) for worker in self.workers}
         for worker_id, job in (*self.held, *lent):
-            machines[worker_id].take(job.gpus_per_node, _seconds_left(job, of))
-        starts = {}
+            live[worker_id].take(job.gpus_per_node, _seconds_left(job, of))
+        machines, starts = [*live.values(), *self.further()], {}
         for run in (*self.before, *self.order):
-            if taken := _first_free(run.job, machines.values()):
+            if taken := _first_free(run.job, machines):
                 starts[run.pk] = max(taken[-1].start_of(run.job), held_back(run, now=self.now))
             for machine in taken:
                 machine.take(run.job.gpus_per_node, _seconds_left(run.job, of))
@@ -121,7 +131,7 @@ def explain_waits(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> d
         return {}
     waits: dict[str, Wait] = {}
     with system():  # the queue is shared: other tenants' runs are counted, and never shown
-        runs = list(Run.objects.filter(job__in=queued, status=RunStatus.QUEUED).select_related("job", "pool"))
+        runs = list(Run.objects.filter(job__in=queued, status=RunStatus.QUEUED).select_related("job", "pool__capacity"))
         owners = Organization.objects.in_bulk({run.organization_id for run in runs})
         waits |= _stopped(runs, owners)
         limited = {pk: each.regions for pk, each in owners.items() if each.regions is not None}
@@ -219,12 +229,12 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     held += [(str(place.worker_id), place.run.job) for place in places]
     lent = [each for each in held if not pool.borrows_from_id and each[1].pool_id != pool.pk]
     held = [each for each in held if each not in lent]
-    return _Floor(pool, workers, held, order, positions, now, before, lent)
+    return _Floor(pool, workers, held, order, positions, now, growth_of(pool=pool, now=now), before, lent)
 
 
 def _startable(pool: GpuPool, workers: Sequence[Worker], now: datetime.datetime) -> list[Run]:
     """Return the pool's first queued runs that no limit holds back and that its machines could take."""
-    machines = [_Machine(worker) for worker in workers]
+    machines = [_Machine.of(worker) for worker in workers]
     runs = startable(queue_order(pool=pool, now=now, limit=_LOOKED_AT), now=now)
     return [run for run in runs if _first_free(run.job, machines)]
 
@@ -239,11 +249,14 @@ def _wait_of(
     run: Run, floor: _Floor, starts_after: tuple[float, float] | None, newest_before: datetime.datetime
 ) -> Wait:
     job, pool, position = run.job, floor.pool.name, floor.positions.get(run.pk)
-    able = sum(_Machine(worker).can_take(job) for worker in floor.workers)
-    if able < job.node_count:
+    able = sum(_Machine.of(worker).can_take(job) for worker in floor.workers)
+    if able < job.node_count and starts_after is None:
         return Wait(cause=_of_machines(job), reason=_too_few(job, pool, able), position=position)
     delay = held_back(run, now=floor.now)
-    if delay and starts_after and starts_after[0] <= delay:
+    if able < job.node_count:
+        text = ngettext("%(pool)s starts a machine for it.", "%(pool)s starts machines for it.", job.node_count)
+        cause, reason = _of_machines(job), text % {"pool": pool}
+    elif delay and starts_after and starts_after[0] <= delay:
         minutes = math.ceil(delay / 60)
         text = ngettext("It is tried again within a minute.", "It is tried again in %(minutes)d minutes.", minutes)
         cause, reason = _of_machines(job), text % {"minutes": minutes}

@@ -27,6 +27,7 @@ from apps.estimates.calibration import Calibration, correct
 from apps.estimates.requests import Correction
 from apps.finetuning.lifecycle import RUN_ACTIVE, RUN_HOLDING_LEASE, RunStatus
 from apps.finetuning.models import GpuPool, Run, RunMember, ThroughputProbe, Worker, WorkerKind
+from apps.finetuning.usage.growth import NO_GROWTH, Growth, growth_of
 from apps.finetuning.usage.offers import read_offer
 
 _SHOWN_SHAPES = 40
@@ -48,12 +49,12 @@ class PoolState:
 
     `seconds_ahead` is the expected time of the waiting and running work, over all workers; `ahead_by_gpus` splits it by
     the GPUs needed. `free_gpus` lists the GPUs of each worker that a new job can have at once; it is empty while other
-    jobs wait. `has_weights`: each live worker has loaded the base model before.
+    jobs wait (`has_queue`). `has_weights`: each live worker has loaded the base model before.
 
     `correction` comes from finished runs of all tenants; it reveals none of them. `starts_workers`: the pool is elastic
-    and starts a worker for a job. `joining_gpus` lists the GPUs of each worker that trains the base model together
-    with others, live or one that the pool can start. `regions` are those that the organization is limited to, None if
-    it is not.
+    and starts a worker for a job; `growth` are those that it can have soon. `joining_gpus` lists the GPUs of each
+    worker that trains the base model together with others, live or one that the pool can start. `regions` are those
+    that the organization is limited to, None if it is not.
     """
 
     pool: GpuPool
@@ -69,6 +70,8 @@ class PoolState:
     free_gpus: tuple[int, ...] = ()
     host_memory_bytes: int | None = None
     starts_workers: bool = False
+    has_queue: bool = False
+    growth: Growth = NO_GROWTH
     joining_gpus: tuple[int, ...] = ()
     regions: Collection[str] | None = None
 
@@ -98,6 +101,7 @@ class OpenPools:
     probes: Mapping[tuple[str, str], ThroughputProbe]  # by pool and method
     ahead: Mapping[str, Mapping[int, float]]
     queues: Collection[str]  # the pools in which a run waits
+    growth: Mapping[str, Growth]  # by pool
     regions: Collection[str] | None = None  # that the organization is limited to
 
     def states(self, *, family: str, method: str) -> list[PoolState]:
@@ -115,6 +119,8 @@ class OpenPools:
             live_workers=len(workers),
             gpus_per_worker=max(_gpus_from_zero(pool), 0, *(worker.gpus for worker in workers)),
             starts_workers=bool(_gpus_from_zero(pool)),
+            has_queue=bool(queues & set(self.queues)),
+            growth=self.growth[pool.pk],
             joining_gpus=_joining_gpus(pool, workers),
             worker_gpus=tuple(worker.gpus for worker in workers),
             free_gpus=() if queues & set(self.queues) else tuple(_free_gpus(pool, worker) for worker in workers),
@@ -171,6 +177,7 @@ def _read_open_pools(base_model: BaseModel, methods: Collection[str], now: datet
         probes=_newest_probes(base_model, machines, methods),
         ahead=ahead,
         queues=queues,
+        growth={pool.pk: growth_of(pool=pool, now=now) for pool in pools},
     )
 
 

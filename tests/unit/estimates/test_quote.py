@@ -342,6 +342,22 @@ def test_several_gpus_wait_for_the_workers_that_have_them(ask, models, gpu_types
     assert found[8].queue_seconds is found[8].finish_seconds_p50 is None  # no pool has eight
 
 
+def test_a_pool_that_can_start_workers_takes_a_job_as_soon_as_one_is_ready(ask, models, gpu_types):
+    request = ask(architecture=models["Llama-3.1-8B"], max_length=2048, longest_row_tokens=2048)
+    known = {"gpu": gpu_types["h100-sxm-80"], "gpus_per_worker": 1, "start_seconds": 300.0, "max_gpu_count": 2}
+    busy = {"live_workers": 1, "worker_gpus": (1,), "seconds_ahead": 7200.0, "ahead_by_gpus": ((1, 7200.0),)}
+
+    def waits(**facts) -> list[float | None]:
+        placements = quote_placements(task=task_of(request), pool=pool(None, **known | facts))
+        return [each.queue_seconds for each in placements if each.gpu_count <= 2]
+
+    assert waits(live_workers=0) == [None, None]
+    assert waits(live_workers=0, further_gpus=(1, 1)) == [300.0, 300.0]
+    assert waits(**busy) == [7200.0, None]
+    assert waits(**busy, further_gpus=(1,)) == [300.0, 3600.0], "two machines start it when the first run has ended"
+    assert waits(**busy, further_gpus=(1,), has_queue=True) == [3600.0, 3600.0]
+
+
 def test_a_job_starts_at_once_on_the_gpus_that_others_leave_free(ask, models, gpu_types):
     request = ask(architecture=models["Llama-3.1-8B"], max_length=2048, longest_row_tokens=2048)
     facts = pool(

@@ -8,9 +8,10 @@ from apps.billing.operations import set_spending
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.finetuning.jobs.waits import Wait, WaitCause, explain_wait
-from apps.finetuning.models import Allowance, FineTuningJob, QueueShare, Run, Worker
+from apps.finetuning.models import Allowance, CapacityNode, FineTuningJob, PoolCapacity, QueueShare, Run, Worker
 from apps.finetuning.usage.quotas import set_quota
-from tests.factories.finetuning import TrainingSetup, give_credit, make_job
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job, make_worker
+from tests.twins.capacity import limit
 
 
 def wait_of(job: FineTuningJob) -> Wait:
@@ -96,6 +97,33 @@ def test_a_job_waits_for_a_machine_a_limit_or_a_payment_and_its_start_is_unknown
     assert offline.reason == "No machine of local-cpu is online now. The job starts when one is."
     assert "your 0 concurrent GPUs" in limited.reason and stopped.reason == "You owe $5.00. Top up to continue."
     assert {wait.starts_after for wait in (offline, limited, stopped)} == {None}
+
+
+def test_a_job_waits_for_the_machine_that_an_elastic_pool_starts(one_gpu, claim):
+    running, now = one_gpu.job(), db_now()
+    claim()
+    job, next_one, last = one_gpu.job(), one_gpu.job(), one_gpu.job()
+    FineTuningJob.objects.update(estimate={"train_seconds_p10": 5000, "train_seconds_p50": 5000})
+    capacity = limit(one_gpu.pool, maximum=1)
+    assert wait_of(job).starts_after == (300, 300), "until starts were measured"
+    for seconds in (100, 200, 300):
+        worker = make_worker(one_gpu.pool, credential=f"annw_{seconds}")
+        Worker.objects.filter(pk=worker.pk).update(created_at=now, revoked_at=now)
+        requested_at = now - timedelta(seconds=seconds)
+        CapacityNode.objects.create(
+            pool=one_gpu.pool, worker=worker, status="released", requested_at=requested_at, ended_at=now
+        )
+    CapacityNode.objects.create(pool=one_gpu.pool, status="starting", requested_at=now - timedelta(seconds=80))
+
+    assert wait_of(job).starts_after == pytest.approx((120, 120), abs=20)
+    assert wait_of(next_one).starts_after == (5000, 5000) and wait_of(last).starts_after[0] > 5000
+    Run.objects.filter(job=running).update(
+        status="lost", finished_at=now, lease_id=None, lease_token_sha256=None, lease_expires_at=None
+    )
+    Worker.objects.update(revoked_at=now)
+    assert wait_of(job).reason == "local-cpu starts a machine for it."
+    PoolCapacity.objects.filter(pk=capacity.pk).update(failures=1)
+    assert wait_of(job).starts_after is None
 
 
 def test_a_job_on_several_machines_waits_for_its_group(one_gpu):
