@@ -3,7 +3,7 @@
 import datetime
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
@@ -13,16 +13,24 @@ from django.utils.translation import gettext, ngettext
 from apps.accounts.models import Organization, is_allowed
 from apps.billing.queries import stop_reasons
 from apps.core.database.tenancy import system
-from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, JobStatus, RunStatus
-from apps.finetuning.models import FineTuningJob, GpuPool, Run, RunMember, Worker
+from apps.finetuning.lifecycle import JobStatus, RunStatus
+from apps.finetuning.models import FineTuningJob, GpuPool, Run, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
+from apps.finetuning.runs.queue.machines import (
+    EARLIEST,
+    LATEST,
+    Machine,
+    first_free,
+    held_on,
+    machines_of,
+    seconds_left,
+)
 from apps.finetuning.runs.queue.queue_order import queue_order, queue_positions
 from apps.finetuning.runs.queue.startable import held_back, startable
 from apps.finetuning.usage.growth import Growth, growth_of
 from apps.finetuning.usage.occupancy import leased_gpus
 from apps.finetuning.usage.quotas import ReachedLimit, limits_of_waiting
 
-_READ = ("pool", "gpu_count", "node_count", "step", "total_steps", "estimate")  # of jobs that hold machines
 _LOOKED_AT = 200  # runs before it in the queue; behind more, the time of its start is unknown
 
 
@@ -50,29 +58,6 @@ class Wait:
     starts_after: tuple[float, float] | None = None
 
 
-class _Machine:
-    """A machine and the seconds after which each of its GPUs is free; `ready_after` if it does not run yet."""
-
-    def __init__(self, gpus: int, *, joins: bool, ready_after: float = 0.0) -> None:
-        self.gpus, self.joins = gpus, joins
-        self.free_after = [ready_after] * gpus
-
-    @classmethod
-    def of(cls, worker: Worker) -> "_Machine":
-        return cls(worker.gpu_count, joins=worker.offer is not None)
-
-    def can_take(self, job: FineTuningJob) -> bool:
-        return self.gpus >= job.gpus_per_node and (self.joins or job.node_count == 1)
-
-    def start_of(self, job: FineTuningJob) -> float:
-        return self.free_after[job.gpus_per_node - 1]
-
-    def take(self, gpus: int, seconds: float) -> None:
-        gpus = min(gpus, self.gpus)
-        self.free_after[:gpus] = [self.free_after[gpus - 1] + seconds] * gpus
-        self.free_after.sort()
-
-
 @dataclass(frozen=True)
 class _Floor:
     """A pool's live machines, the jobs that hold them, and the places of queued runs: `order` has those that may start.
@@ -90,29 +75,27 @@ class _Floor:
     before: Sequence[Run] = ()  # runs of the pool from which it borrows that may start
     lent: Sequence[tuple[str, FineTuningJob]] = ()  # to pools that borrow from it; these come back
 
-    def further(self) -> list[_Machine]:
+    def further(self) -> list[Machine]:
         """Return the machines that an elastic pool is starting or may start."""
-        return [_Machine(self.growth.gpus, joins=True, ready_after=seconds) for seconds in self.growth.ready_after]
+        return [Machine(self.growth.gpus, joins=True, ready_after=seconds) for seconds in self.growth.ready_after]
 
     def starts(self) -> dict[str, tuple[float, float]]:
         """Return the least and the most seconds until each run of the order starts, by the estimates before it."""
-        least, most = (self._starts(of) for of in ("train_seconds_p10", "train_seconds_p90"))
+        least, most = (self._starts(of) for of in (EARLIEST, LATEST))
         return {pk: (least[pk], max(least[pk], most[pk])) for pk in least}
 
     def is_free(self, run: Run) -> bool:
         """Return whether the run could start now although what is lent is not back yet."""
-        return self._starts("train_seconds_p10", self.lent).get(run.pk) == 0.0
+        return self._starts(EARLIEST, self.lent).get(run.pk) == 0.0
 
     def _starts(self, of: str, lent: Sequence[tuple[str, FineTuningJob]] = ()) -> dict[str, float]:
-        live = {worker.pk: _Machine.of(worker) for worker in self.workers}
-        for worker_id, job in (*self.held, *lent):
-            live[worker_id].take(job.gpus_per_node, _seconds_left(job, of))
+        live = machines_of(self.workers, (*self.held, *lent), of=of)
         machines, starts = [*live.values(), *self.further()], {}
         for run in (*self.before, *self.order):
-            if taken := _first_free(run.job, machines):
+            if taken := first_free(run.job, machines):
                 starts[run.pk] = max(taken[-1].start_of(run.job), held_back(run, now=self.now))
             for machine in taken:
-                machine.take(run.job.gpus_per_node, _seconds_left(run.job, of))
+                machine.take(run.job.gpus_per_node, seconds_left(run.job, of))
         return starts
 
 
@@ -221,12 +204,7 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
     order = startable(order, now=now, known={run.pk for run in waiting})
     positions |= {run.pk: place for place, run in enumerate(order, start=1)}
     before = _startable(pool.machines, workers, now) if pool.borrows_from_id else []
-    live = [worker.pk for worker in workers]
-    led = Run.objects.filter(worker__in=live, status__in=RUN_HOLDING_LEASE).select_related("job")
-    joined = RunMember.objects.filter(worker__in=live, run__status__in=RUN_HOLDING_LEASE, left_at=None)
-    held = [(str(run.worker_id), run.job) for run in led.only("worker", *(f"job__{name}" for name in _READ))]
-    places = joined.select_related("run__job").only("worker", *(f"run__job__{name}" for name in _READ))
-    held += [(str(place.worker_id), place.run.job) for place in places]
+    held = held_on(workers)
     lent = [each for each in held if not pool.borrows_from_id and each[1].pool_id != pool.pk]
     held = [each for each in held if each not in lent]
     return _Floor(pool, workers, held, order, positions, now, growth_of(pool=pool, now=now), before, lent)
@@ -234,9 +212,9 @@ def _look_at(pool: GpuPool, waiting: Collection[Run], now: datetime.datetime) ->
 
 def _startable(pool: GpuPool, workers: Sequence[Worker], now: datetime.datetime) -> list[Run]:
     """Return the pool's first queued runs that no limit holds back and that its machines could take."""
-    machines = [_Machine.of(worker) for worker in workers]
+    machines = [Machine.of(worker) for worker in workers]
     runs = startable(queue_order(pool=pool, now=now, limit=_LOOKED_AT), now=now)
-    return [run for run in runs if _first_free(run.job, machines)]
+    return [run for run in runs if first_free(run.job, machines)]
 
 
 def _newest_before(order: Sequence[Run]) -> dict[str, datetime.datetime]:
@@ -249,7 +227,7 @@ def _wait_of(
     run: Run, floor: _Floor, starts_after: tuple[float, float] | None, newest_before: datetime.datetime
 ) -> Wait:
     job, pool, position = run.job, floor.pool.name, floor.positions.get(run.pk)
-    able = sum(_Machine.of(worker).can_take(job) for worker in floor.workers)
+    able = sum(Machine.of(worker).can_take(job) for worker in floor.workers)
     if able < job.node_count and starts_after is None:
         return Wait(cause=_of_machines(job), reason=_too_few(job, pool, able), position=position)
     delay = held_back(run, now=floor.now)
@@ -303,17 +281,3 @@ def _too_few(job: FineTuningJob, pool: str, online: int) -> str:
             job.gpus_per_node,
         )
     return text % values
-
-
-def _first_free(job: FineTuningJob, machines: Iterable[_Machine]) -> list[_Machine]:
-    """Return the machines that the job can take first, the last one at the end; none if they are too few."""
-    able = sorted((each for each in machines if each.can_take(job)), key=lambda each: each.start_of(job))
-    return able[: job.node_count] if len(able) >= job.node_count else []
-
-
-def _seconds_left(job: FineTuningJob, of: str) -> float:
-    """Return the seconds that a run of the job still needs, by the quantile `of` of its estimate."""
-    estimate, done = job.estimate, job.step / job.total_steps if job.total_steps else 0.0
-    training = estimate.get("train_seconds_p50") or 0.0
-    beside = max((estimate.get("run_seconds_p50") or training) - training, 0.0)  # download, start-up, checkpoints
-    return float((estimate.get(of) or training) * (1.0 - done) + (beside if not job.step else 0.0))

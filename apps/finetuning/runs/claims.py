@@ -43,6 +43,7 @@ from apps.finetuning.runs.groups import bind, find_others, keepers, master_of
 from apps.finetuning.runs.leases import Lease, reclaim, sha256_hex
 from apps.finetuning.runs.lending import list_borrowers, may_lend
 from apps.finetuning.runs.queue.candidates import OVERTAKEN_AT_MOST, Candidate, list_candidates, lock_first, rank
+from apps.finetuning.runs.queue.machines import EARLIEST, Kept, held_on, machines_of
 from apps.finetuning.runs.specs import build_spec
 from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
 from apps.finetuning.usage.offers import Offer
@@ -126,7 +127,7 @@ def _claim(
     if free <= 0 or (pool.borrows_from_id and not may_lend(worker=worker, base_models=base_models, now=now)):
         return None
     free_bytes = worker.memory_bytes - held.host_bytes if held.gpus and worker.memory_bytes is not None else None
-    kept: set[str] = set()  # workers whose free GPUs wait for a run earlier in the order
+    kept: dict[str, Kept] = {}  # by workers whose free GPUs wait for a run earlier in the order
     for candidates in list_candidates(
         worker=worker, pool_id=pool.pk, free_gpus=free, free_bytes=free_bytes, base_models=base_models, now=now
     ):
@@ -137,30 +138,44 @@ def _claim(
 
 
 def _claim_first(
-    candidates: list[Candidate], worker: Worker, pool: GpuPool, kept: set[str], now: datetime.datetime
+    candidates: list[Candidate], worker: Worker, pool: GpuPool, kept: dict[str, Kept], now: datetime.datetime
 ) -> ClaimResponse | None:
     """Lease the first of these runs that may start. Add to `kept` the workers that keep their GPUs for one before it.
 
-    Return None if none may start, or the worker itself is among those.
+    If the worker itself is among those, only runs count that leave these GPUs free in time. Return None if none may
+    start.
     """
+    is_kept = False
     while candidates:
         fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
         if not fitting:
-            kept |= _keepers(candidates.pop(0), worker, now)
+            _keep(kept, _keepers(candidates.pop(0), worker, now))
         else:
             locked = lock_first(fitting)
             skipped = fitting if locked is None else fitting[: locked[0]]
             for candidate in skipped:  # another claim looks at it, and may find too few machines
-                kept |= _keepers_of_group(candidate, worker, now)
-            if locked is not None and worker.pk not in kept:
-                place, is_free = locked
-                if is_free and (response := _try_claim(fitting[place], worker, pool, kept, now)):
+                _keep(kept, _keepers_of_group(candidate, worker, now))
+            del candidates[: len(skipped)]
+            if locked is not None and (is_kept or worker.pk not in kept):
+                candidate, is_free = candidates.pop(0), locked[1]
+                if is_free and (response := _try_claim(candidate, worker, pool, kept, now)):
                     return response
-                kept |= _keepers_of_group(fitting[place], worker, now)
-            del candidates[: len(skipped) + 1]
-        if worker.pk in kept:
-            return None
+                _keep(kept, _keepers_of_group(candidate, worker, now))
+        if worker.pk in kept and not is_kept:
+            is_kept, candidates = True, _leaving(candidates, kept[worker.pk])
     return None
+
+
+def _keep(kept: dict[str, Kept], further: Mapping[str, Kept]) -> None:
+    kept |= {pk: kept[pk].with_another(each) if pk in kept else each for pk, each in further.items()}
+
+
+def _leaving(candidates: Sequence[Candidate], kept: Kept) -> list[Candidate]:
+    """Return the runs that leave free in time what the worker keeps."""
+    fitting = [each.run_id for each in candidates if each.fits and each.node_count == 1]
+    runs = Run.objects.filter(pk__in=fitting).select_related("job")
+    allowed = {run.pk for run in runs if kept.allows(run.job)}
+    return [each for each in candidates if each.run_id in allowed]
 
 
 def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | None, offer: Offer | None) -> Worker:
@@ -182,22 +197,22 @@ def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | N
     return seen
 
 
-def _keepers_of_group(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
-    """Return the workers that keep their free GPUs for a run which the worker did not take; none for one machine."""
-    return _keepers(candidate, worker, now) if candidate.node_count > 1 else set()
+def _keepers_of_group(candidate: Candidate, worker: Worker, now: datetime.datetime) -> dict[str, Kept]:
+    """Return what workers keep for a run which the worker did not take; nothing for one machine."""
+    return _keepers(candidate, worker, now) if candidate.node_count > 1 else {}
 
 
-def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> set[str]:
-    """Return the workers that let no later run overtake this one, for which too few GPUs or memory are free.
+def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> dict[str, Kept]:
+    """Return what workers keep for a run for which too few GPUs or memory are free: for a group at once.
 
-    Of the workers with too few GPUs, only the one with the most free does; the others continue with smaller runs. A
-    worker that lacks only memory of the machine does as well.
+    For one machine, runs may overtake it for a while. Of the workers with too few GPUs, only the one with the most free
+    keeps them then; the others continue with smaller runs. A worker that lacks only memory of the machine does as well.
     """
-    if now - candidate.created_at < OVERTAKEN_AT_MOST:
-        return set()
+    if candidate.node_count == 1 and now - candidate.created_at < OVERTAKEN_AT_MOST:
+        return {}
     job = FineTuningJob.objects.filter(runs=candidate.run_id, status=JobStatus.QUEUED).first()
     if job is None or limit_reached(job=job, holder=candidate.holder, now=now):
-        return set()
+        return {}
     if job.node_count > 1:
         return keepers(job=job, worker=worker, now=now)
     live = worker.pool.workers.filter(live_worker_filter(now))
@@ -208,7 +223,14 @@ def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> se
     short = [
         pk for pk, gpus in free.items() if gpus < candidate.gpu_count or (pk == worker.pk and not candidate.has_memory)
     ]
-    return {max(short, key=lambda pk: (free[pk], pk))} if short else set()
+    if not short:
+        return {}
+    keeper = max(short, key=lambda pk: (free[pk], pk))
+    if keeper != worker.pk or not candidate.has_memory:
+        return {keeper: Kept(seconds=0.0)}
+    machine = machines_of([worker], held_on([worker]), of=EARLIEST)[keeper]
+    start = machine.start_of(job)
+    return {keeper: Kept(seconds=start, spare_gpus=machine.spare_at(start, job))}
 
 
 def _try_claim(

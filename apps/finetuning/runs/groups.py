@@ -24,7 +24,8 @@ from apps.core.messages import outbox
 from apps.finetuning.lifecycle import HEARTBEAT_SECONDS, LEASE_SECONDS, RunStatus
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.finetuning.quotes.pool_facts import live_worker_filter
-from apps.finetuning.usage.occupancy import Held, held_of, leased_gpus
+from apps.finetuning.runs.queue.machines import EARLIEST, Kept, held_on, machines_of
+from apps.finetuning.usage.occupancy import Held, held_of
 from apps.finetuning.usage.offers import Offer, could_join, read_offer
 
 _SILENT = datetime.timedelta(seconds=2.5 * HEARTBEAT_SECONDS)  # a machine that missed two heartbeats may be gone
@@ -72,22 +73,20 @@ def find_others(
     return others if len(others) == job.node_count - 1 else None
 
 
-def keepers(*, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> set[str]:
-    """Return the workers that keep their free GPUs for this group: as many as it needs, those with the most free GPUs.
+def keepers(*, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> dict[str, Kept]:
+    """Return what workers keep for this group: those that have its GPUs free first, as many as it needs.
 
-    Empty if fewer live workers could ever join it.
+    The last of them decides when it starts, by the earliest ends of the runs that they have. Empty if fewer live
+    workers could ever join it.
     """
     live = worker.pool.workers.filter(live_worker_filter(now), offer__isnull=False)
-    able = {
-        each.pk: each.gpu_count
-        for each in live
-        if could_join(each, gpus=job.gpus_per_node, base_model=job.base_model_id)
-    }
+    able = [each for each in live if could_join(each, gpus=job.gpus_per_node, base_model=job.base_model_id)]
     if len(able) < job.node_count:
-        return set()
-    leased = leased_gpus(workers=able)
-    most_free = sorted(able, key=lambda pk: (able[pk] - leased.get(pk, 0), pk), reverse=True)
-    return set(most_free[: job.node_count])
+        return {}
+    machines = machines_of(able, held_on(able), of=EARLIEST)
+    first = sorted(machines, key=lambda pk: (machines[pk].start_of(job), pk))[: job.node_count]
+    start = machines[first[-1]].start_of(job)
+    return {pk: Kept(seconds=start, spare_gpus=machines[pk].spare_at(start, job)) for pk in first}
 
 
 def bind(*, run: Run, worker: Worker, others: Sequence[Worker], now: datetime.datetime) -> None:

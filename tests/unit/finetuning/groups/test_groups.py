@@ -140,7 +140,7 @@ def test_smaller_runs_do_not_take_what_a_waiting_group_keeps(machines):
     machines.offer(0, 1, 2)
     running = machines.job(nodes=1)
     first = machines.claim(0)
-    group, small = machines.job(nodes=3, minutes_old=11), machines.job(nodes=1)
+    group, small = machines.job(nodes=3), machines.job(nodes=1)
 
     assert [machines.claim(number, *held) for number, held in ((1, ()), (2, ()), (0, (first.lease_id,)))] == [None] * 3
     assert Run.objects.get(job=small).status == "queued"
@@ -148,6 +148,23 @@ def test_smaller_runs_do_not_take_what_a_waiting_group_keeps(machines):
     Attempt(first).finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="too small"))
     assert machines.claim(1).spec.job_id == group.pk
     assert Run.objects.get(job=running).status == "failed"
+
+
+def test_a_run_that_ends_before_a_waiting_group_starts_passes_it(machines):
+    def expect(job: FineTuningJob, low: float, high: float) -> None:
+        spread = {"train_seconds_p10": low, "train_seconds_p50": low, "train_seconds_p90": high}
+        FineTuningJob.objects.filter(pk=job.pk).update(estimate=spread)
+
+    machines.offer(0, 1, 2)
+    expect(machines.job(nodes=1), 1000, 1500)
+    machines.claim(0)
+    machines.job(nodes=3)
+    small = machines.job(nodes=1)
+
+    expect(small, 600, 1001)
+    assert machines.claim(1) is None, "the first machine may be free after 1000 seconds"
+    expect(small, 600, 999)
+    assert machines.claim(1).spec.job_id == small.pk
 
 
 def test_a_group_too_large_for_now_hides_no_smaller_one_of_its_organization(machines):
