@@ -9,17 +9,9 @@ from apps.finetuning.lifecycle import ConversionStatus
 from apps.finetuning.models import CapacityKind, Conversion, PoolCapacity
 from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 
+# A conversion that waits and that a trainer may make, in some region.
+TAKEABLE = Q(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)
 _PATIENCE = datetime.timedelta(minutes=1)  # an idle trainer takes a conversion within seconds
-
-
-def with_holders() -> QuerySet[Conversion]:
-    """Return all conversions, each with its share `holder`."""
-    return Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
-
-
-def takeable(rows: QuerySet[Conversion]) -> QuerySet[Conversion]:
-    """Return those that wait and that a trainer may make, in some region."""
-    return rows.filter(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)
 
 
 def needs_node(*, capacity: PoolCapacity, now: datetime.datetime) -> bool:
@@ -27,8 +19,8 @@ def needs_node(*, capacity: PoolCapacity, now: datetime.datetime) -> bool:
 
     Only one pool starts a node for it: the one with the cheapest nodes of those that may make it.
     """
-    rows = with_holders()
-    waiting = takeable(rows).filter(created_at__lt=now - _PATIENCE)
+    rows = Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
+    waiting = rows.filter(TAKEABLE, created_at__lt=now - _PATIENCE)
     waiting = waiting.exclude(holder__in=rows.filter(status=ConversionStatus.RUNNING).values("holder"))
     return waiting.exists() and any(_is_first_for(waiting.filter(kind=kind), kind, capacity) for kind in _ABLE)
 

@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Case, DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.utils.translation import gettext_noop
 
-from apps.accounts.models import allowed_in
+from apps.accounts.models import Organization, allowed_in
 from apps.accounts.notices.events import announce
 from apps.adapters.checks import problems_of_files
 from apps.adapters.models import AdapterVersion
@@ -36,7 +36,7 @@ from apps.core.messages import outbox
 from apps.core.money import rated
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import object_key
-from apps.finetuning.conversions.demand import takeable, with_holders
+from apps.finetuning.conversions.demand import TAKEABLE
 from apps.finetuning.conversions.orders import LABELS
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, CONVERSION_UNMADE, ConversionStatus
 from apps.finetuning.models import Conversion, Worker, WorkerKind
@@ -79,8 +79,8 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
     now = db_now()
     if not worker.takes_work:
         return None
-    rows = with_holders()
-    waiting = takeable(rows).filter(allowed_in(worker.pool.region_id))
+    rows = Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
+    waiting = rows.filter(TAKEABLE).filter(allowed_in(worker.pool.region_id))
     if CONVERTER not in worker.software:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
