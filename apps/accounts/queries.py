@@ -147,14 +147,19 @@ def list_limited() -> dict[str, frozenset[str]]:
     return {organization_id: frozenset(regions or ()) for organization_id, regions in limited}
 
 
+def may_store(*, regions: list[str] | None) -> bool:
+    """Return whether an organization that is limited to these regions may use the one of the object store."""
+    return regions is None or is_allowed(regions, home_region())
+
+
 def require_home(*, organization: Organization | str) -> None:
     """Raise RegionRefused if the organization may not use the region of the object store."""
     regions = regions_of(organization=organization)
-    if regions is None or is_allowed(regions, home := home_region()):
+    if may_store(regions=regions):
         return
     raise RegionRefused(
         gettext("Files are stored in %(region)s here, and your organization is limited to %(regions)s.")
-        % {"region": home, "regions": ", ".join(regions)}
+        % {"region": home_region(), "regions": ", ".join(regions or ())}
     )
 
 

@@ -12,7 +12,8 @@ from django.views.decorators.http import require_POST, require_safe
 from django_htmx.http import trigger_client_event
 
 from apps.accounts.login.key_operations import issue_browser_token
-from apps.accounts.models import Organization, home_region, is_allowed
+from apps.accounts.models import Organization
+from apps.accounts.queries import may_store
 from apps.accounts.roles import Permission, has_permission
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
@@ -106,7 +107,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "samples": chat_samples(model=chosen[-1] or chosen[0]),
         "may_ask": has_permission(request.membership.role, Permission.INFERENCE),
         "may_save": has_permission(request.membership.role, Permission.DATASET_WRITE),
-        "may_keep": is_allowed(request.organization.regions, home_region()),
+        "may_keep": may_store(regions=request.organization.regions),
         "may_train": has_permission(request.membership.role, Permission.JOB_WRITE),
     }
     return render(request, "adapters/playground.html", context)
