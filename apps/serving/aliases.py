@@ -18,6 +18,7 @@ from django.utils.translation import gettext
 from apps.accounts.members.projects import require_work_in
 from apps.accounts.members.visibility import visible
 from apps.accounts.models import Organization
+from apps.adapters.lifecycle import AdapterVersionStatus
 from apps.adapters.models import AdapterVersion
 from apps.adapters.operations import CHECKPOINT_MARK
 from apps.adapters.queries import get_version_by_name
@@ -56,10 +57,15 @@ class VersionNotLoaded(InvalidState):
     code = "version_not_loaded"
 
     def __init__(self, version: AdapterVersion) -> None:
-        text = gettext(
-            "No replica has loaded this version yet, so requests would fail. It has been asked to load: move the alias "
-            "once it is warm."
-        )
+        if version.status == AdapterVersionStatus.FILES_ONLY:
+            text = gettext(
+                "No replica has loaded this whole model, so requests would fail. Move the alias once its replica has."
+            )
+        else:
+            text = gettext(
+                "No replica has loaded this version yet, so requests would fail. It has been asked to load: move the "
+                "alias once it is warm."
+            )
         super().__init__(text, param="version")
         self.version = version
 
@@ -140,8 +146,6 @@ def point_alias(
     require_work_in(project_id=version.adapter.project_id, actor=by)
     if not _is_deployed(version):
         raise InvalidState(gettext("This version is not served. Serve it first."), param="version")
-    if not answering().filter(adapter_version=version).exists():
-        raise VersionNotLoaded(version)
     aliases = visible(Alias.objects.for_organization(version.organization_id), project="adapter__project")
     of_name = aliases.select_for_update(of=("self",)).filter(name=name)
     alias = (of_name if name.startswith(_IMPORTED_MARK) else of_name.filter(adapter=version.adapter_id)).first()
@@ -163,6 +167,7 @@ def point_alias(
         alias.version, alias.canary_version, alias.canary_percent = version, None, 0
     else:
         raise InvalidState(gettext("The alias already stands for this version."), param="version")
+    _require_loaded(version)  # last: a refused request loads the version, so all else must be right
     return _save(alias, by=by, now=now, action="alias.moved")
 
 
@@ -220,6 +225,16 @@ def require_unaliased(*, version: AdapterVersion) -> None:
             param="model",
         )
     Alias.objects.filter(previous_version=version).update(previous_version=None)
+
+
+def _require_loaded(version: AdapterVersion) -> None:
+    """Raise VersionNotLoaded for a version that no replica has loaded, and InvalidState if an engine refused it."""
+    if answering().filter(adapter_version=version).exists():
+        return
+    if version.status == AdapterVersionStatus.REFUSED:
+        text = gettext("An engine refused this adapter, so no alias moves to it: %(reason)s")
+        raise InvalidState(text % {"reason": version.status_reason}, param="version")
+    raise VersionNotLoaded(version)
 
 
 def _require_expected(alias: Alias | None, expected: str | None) -> None:

@@ -168,6 +168,35 @@ def test_an_alias_moves_only_to_what_is_loaded(versions) -> None:
     assert alias.version == first
 
 
+@pytest.mark.parametrize(("status", "code"), [("refused", "invalid_state"), ("files_only", "version_not_loaded")])
+def test_nothing_is_promised_for_a_version_that_no_replica_would_load_as_an_adapter(versions, status, code) -> None:
+    LoadedAdapter.objects.all().delete()
+    versions[1].status, versions[1].status_reason = status, "A tensor has another shape."
+
+    with pytest.raises(InvalidState) as refused:
+        point(versions[1])
+
+    assert refused.value.code == code and "asked to load" not in refused.value.message
+    assert ("another shape" in refused.value.message) == (status == "refused")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "Prod"}, {"expected": "ft:other"}, {"canary_percent": 10}, {"name": "staging", "most": 1}]
+)
+def test_a_cold_version_is_not_asked_for_if_something_else_is_wrong(versions, monkeypatch, wrong) -> None:
+    first, second = versions
+    if most := wrong.pop("most", 0):
+        point(first)
+        monkeypatch.setattr(aliases, "MAX_ALIASES", most)
+    LoadedAdapter.objects.filter(adapter_version=second).update(state="loading")
+
+    with pytest.raises((InvalidValue, InvalidState)) as refused, loading_what_is_cold():
+        point_alias(**{"version": second, "name": "production", "by": "user_1", "now": db_now()} | wrong)
+
+    assert not isinstance(refused.value, VersionNotLoaded)
+    assert Deployment.objects.get(adapter_version=second).last_requested_at is None
+
+
 @pytest.mark.parametrize("has_credit", [False, True])
 def test_a_cold_version_that_an_alias_was_refused_for_is_asked_for(organization, versions, has_credit: bool) -> None:
     _, second = versions

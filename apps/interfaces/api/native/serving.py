@@ -78,7 +78,8 @@ class AliasList(ApiView):
     def post(self, request: Request, body: AliasRequest) -> AliasObject:
         """Create or move an alias, or send `canary_percent` of its requests to another version.
 
-        A replica must have loaded the version. If none has, the refusal `version_not_loaded` makes one load it.
+        A replica must have loaded the version. If none has, the error is `version_not_loaded`, and a replica is asked
+        to load it.
         """
         if find_named(self.organization, body.version):
             raise InvalidState("No replica has loaded this checkpoint yet: send it a request first.", param="version")
