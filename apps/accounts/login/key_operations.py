@@ -175,10 +175,10 @@ def rotate_key(
     if not overlap and identity and identity.key_id == key.pk:
         text = gettext(
             "This is the key that you call with, so it must stay valid until you have the new one. Send an overlap of "
-            "at least 1 hour, and revoke it with the new key."
+            "at least 1 hour, and then revoke this key with the new one."
         )
         raise InvalidValue(text, param="overlap_hours")
-    _require_latest(key)
+    _require_latest(key, now)
     limits = KeyLimits(key.requests_per_minute, key.tokens_per_minute, key.concurrent_requests)
     issued = issue_key(
         organization=organization, name=key.name, scopes=frozenset(key.scopes), by=by, expires_at=key.expires_at,
@@ -198,17 +198,18 @@ def rotate_key(
     return issued
 
 
-def _require_latest(key: ApiKey) -> None:
-    """Raise InvalidState if another key replaced this one."""
+def _require_latest(key: ApiKey, now: datetime.datetime) -> None:
+    """Raise InvalidState if another key replaced this one. Only the newest of the line may be rotated."""
     line = ApiKey.objects.for_organization(key.organization_id).filter(
         first_key=key.first_key or key.pk, kind=KeyKind.SECRET, created_at__gt=key.created_at
     )
-    if successor := line.order_by("created_at").first():
-        raise InvalidState(
-            gettext("The key %(key)s replaced this one. Rotate that key, or create another one.")
-            % {"key": successor.pk},
-            code="key_already_rotated",
-        )
+    newest = line.order_by("created_at").last()
+    if newest is None:
+        return
+    text = gettext("This key was replaced already. Create another one.")
+    if newest.status(now=now) == "active":
+        text = gettext("The key %(key)s replaced this one. Rotate that key, or create another one.")
+    raise InvalidState(text % {"key": newest.pk}, code="key_already_rotated")
 
 
 @transaction.atomic

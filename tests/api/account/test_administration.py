@@ -65,7 +65,14 @@ def test_a_key_is_rotated_once_and_itself_only_with_an_overlap(api_client, organ
     assert again["code"] == "key_already_rotated" and second["id"] in again["message"]
     third = rotate(second["id"], second["secret"])
     assert (second["expires_at"], third["expires_at"]) == (None, None)
-    assert third["id"] in rotate(second["id"], third["secret"])["error"]["message"]
+    for replaced in (first.key.pk, second["id"]):
+        assert third["id"] in rotate(replaced, third["secret"])["error"]["message"], "the only one that may be rotated"
+
+    ApiKey.objects.filter(pk=third["id"]).update(expires_at=db_now())
+    last = rotate(first.key.pk, first.secret)["error"]
+    assert (last["code"], last["message"]) == (
+        "key_already_rotated", "This key was replaced already. Create another one.",
+    )  # fmt: skip
 
 
 def test_a_key_makes_no_key_that_can_do_more_or_lives_longer(api_client, organization, alice):
