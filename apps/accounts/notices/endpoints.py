@@ -75,7 +75,8 @@ def create_endpoint(
     A client's automatic retry returns the endpoint that the same request created within minutes, with a new secret.
     """
     name = name.strip()
-    wanted: dict[str, Any] = {"name": name, "url": url, "event_types": list(event_types), "format": format}
+    types = list(dict.fromkeys(event_types))
+    wanted: dict[str, Any] = {"name": name, "url": url, "event_types": types, "format": format}
     _check(**wanted)
     lock(f"webhooks:{organization.pk}")
     if is_retry:
@@ -118,7 +119,8 @@ def change_endpoint(
     }
     wanted["name"] = wanted["name"].strip()
     _check(**wanted)
-    wanted["event_types"] = list(wanted["event_types"])
+    is_same = set(wanted["event_types"]) == set(endpoint.event_types)
+    wanted["event_types"] = endpoint.event_types if is_same else list(dict.fromkeys(wanted["event_types"]))
     if all(getattr(endpoint, field) == value for field, value in wanted.items()):
         return endpoint
     for field, value in (wanted | {"updated_at": now}).items():
@@ -135,13 +137,14 @@ def set_paused(*, endpoint: WebhookEndpoint, is_paused: bool, by: str, now: date
     Deliveries that were pending go on at once. Raises RateLimited, NotFound.
     """
     endpoint = lock_row(endpoint)
+    if endpoint.paused_at if is_paused else endpoint.status == EndpointStatus.ACTIVE:
+        return endpoint
     if is_paused:
-        endpoint.paused_at = endpoint.paused_at or now
+        endpoint.paused_at = now
     else:
-        if endpoint.status != EndpointStatus.ACTIVE:
-            _require_pace(endpoint, "webhook.resumed", MAX_RESUMES_PER_HOUR)
-            for delivery in endpoint.deliveries.filter(status=DeliveryStatus.PENDING):
-                publish_attempt(delivery, resumed_at=now)
+        _require_pace(endpoint, "webhook.resumed", MAX_RESUMES_PER_HOUR)
+        for delivery in endpoint.deliveries.filter(status=DeliveryStatus.PENDING):
+            publish_attempt(delivery, resumed_at=now)
         endpoint.paused_at, endpoint.disabled_because, endpoint.failing_since = None, "", None
     endpoint.save(update_fields=["paused_at", "disabled_because", "failing_since"])
     _audit(endpoint, "paused" if is_paused else "resumed", by)

@@ -51,10 +51,14 @@ def test_an_endpoint_is_created_changed_and_deleted(sdk, created) -> None:
 def test_the_time_of_a_change_is_kept_and_an_unchanged_update_is_none(sdk, created) -> None:
     WebhookEndpoint.objects.update(updated_at="2026-01-01T00:00:00Z")
 
-    unchanged = sdk.webhooks.update(created.id, name="Jobs")
-    changed = sdk.webhooks.update(created.id, name="Other")
+    types = created.event_types
+    for same in ({"name": "Jobs"}, {"event_types": types[::-1]}, {"event_types": types * 2}):
+        unchanged = sdk.webhooks.update(created.id, **same)
+        assert (unchanged.updated_at, unchanged.event_types) == (1767225600, types)
 
-    assert unchanged.updated_at == 1767225600 < changed.updated_at
+    changed = sdk.webhooks.update(created.id, event_types=["batch.completed"] * 2)
+    assert changed.updated_at > 1767225600 and changed.event_types == ["batch.completed"]
+    assert sdk.webhooks.create(name="Twice", url=URL, event_types=types * 2).event_types == types
 
 
 def test_a_retry_of_the_sdk_makes_no_second_endpoint(sdk, created, organization, alice) -> None:

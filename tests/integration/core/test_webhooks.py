@@ -18,7 +18,7 @@ from apps.accounts.notices.outgoing import post
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, NotFound, RateLimited
 from apps.core.messages.outbox import deliver_due
-from apps.core.models import OutboxMessage
+from apps.core.models import AuditEntry, OutboxMessage
 from tests.factories.accounts import make_key
 from tests.support.database import beside
 from tests.support.sdk import openai_client
@@ -163,6 +163,17 @@ def test_a_pause_keeps_deliveries_from_before_it_and_uses_up_none_of_their_attem
     send_due()
     delivery.refresh_from_db()
     assert (delivery.status, delivery.attempts, len(receiver.requests)) == ("delivered", 2, 2)
+
+
+def test_only_a_resume_that_changes_something_is_counted_and_audited(alice, create, monkeypatch):
+    monkeypatch.setattr(endpoints, "MAX_RESUMES_PER_HOUR", 1)
+    endpoint, _ = create()
+
+    for is_paused in (False, False, True, True, False, False):
+        endpoints.set_paused(endpoint=endpoint, is_paused=is_paused, by=alice.pk, now=db_now())
+
+    audited = AuditEntry.objects.filter(target=endpoint.pk).order_by("pk").values_list("action", flat=True)
+    assert list(audited) == ["webhook.created", "webhook.paused", "webhook.resumed"]
 
 
 def test_retries_wait_longer_each_time(organization, create, receiver):
