@@ -88,8 +88,8 @@ _MAX_CONTROL, _JUDGED_BYTES = 0.05, 1024
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _ACCEPTED = "Use JSONL, a JSON array, CSV, Parquet or plain text, each also as gzip."
 _DELIMITERS = (",", "\t", ";", "|")
-# Text may begin with a bracket too: a link, a time stamp, a placeholder.
-_JSON_START = re.compile(rb"""\[\s*\{|\{\s*["}]""")
+# Text may begin with a bracket too: a link, a time stamp, a placeholder. A quote may be that of a Python dict.
+_JSON_START = re.compile(rb"""\[\s*\{|\{\s*["'}]""")
 _TEXT_NAMES = (".txt", ".md", ".text")
 
 
@@ -217,7 +217,7 @@ class _RecordLines:
         self._number = self._characters = 0
 
     def begin(self, number: int) -> None:
-        """Say that the next line begins this row, 0 for the header."""
+        """Say that the next line begins this row. Lines before the first row are those of the header."""
         self._number, self._characters = number, 0
 
     def __iter__(self) -> Iterator[str]:

@@ -37,6 +37,7 @@ def parquet(*rows: dict[str, Any]) -> bytes:
         ("a.md", "{note} Hello.", "text"),
         ("a.txt", ' [\n {"text": "a"}]', "json"),
         ("a.txt", '{ "text": "a"}', "jsonl"),
+        ("a.txt", "{'text': 'a'}", "jsonl"),
         ("a.json", "[00:01]", "json"),
         ("a", "{note}", "jsonl"),
     ],
