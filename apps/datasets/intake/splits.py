@@ -51,10 +51,16 @@ def split_version(
 
 
 def _require_rows(version: DatasetVersion, inspection: VersionInspection, split: Split) -> None:
-    """Raise InvalidValue for a split that leaves too few rows on a side. Of many rows, the share is exact enough."""
+    """Raise InvalidValue for a split that leaves too few rows on a side, and InvalidState if their keys are gone.
+
+    Of many rows, the share is exact enough.
+    """
     rows = version.rows or 0
     if rows <= inspections.KEYS_READ_NOW:
-        held = sum(inspections.held_out_rows(inspection=inspection, split=split))
+        marks = inspections.held_out_rows(inspection=inspection, split=split)
+        if len(marks) != rows:
+            raise InvalidState(gettext("The rows of the file were not inspected."))
+        held = sum(marks)
     else:
         held = int(split.share * rows)
     if min(held, rows - held) < MIN_ROWS:

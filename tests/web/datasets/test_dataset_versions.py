@@ -9,7 +9,7 @@ from django.urls import reverse
 from apps.contracts.splits.split import Split
 from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
-from apps.core.objects.store import read_object
+from apps.core.objects.store import read_object, store
 from apps.datasets.inspection import changes
 from apps.datasets.inspection.inspections import find_inspection, held_out_rows
 from apps.datasets.models import DatasetVersion
@@ -210,3 +210,16 @@ def test_a_split_that_leaves_too_few_rows_is_refused(organization, alice, client
     body = client_for(alice).post(page("split", version), form, follow=True).content.decode()
 
     assert words in body and DatasetVersion.objects.count() == 1
+
+
+def test_a_split_without_the_stored_keys_of_the_rows_says_so(organization, alice, client_for) -> None:
+    version = make_ready_version(organization, jsonl(100))
+    inspect(version.pk)
+    inspection = find_inspection(version=version)
+    assert inspection is not None
+    store().delete(inspection.identities_key)
+
+    client = client_for(alice)
+    body = client.post(page("split", version), {"share": "20", "seed": "7"}, follow=True).content.decode()
+
+    assert "The rows of the file were not inspected." in body and DatasetVersion.objects.count() == 1
