@@ -66,9 +66,9 @@ def formats() -> list[dict[str, Any]]:
 
 
 def _row(number: int, text: str, mapping: Mapping | None) -> PreviewedRow:
-    is_cut = len(text) >= SHOWN_CHARACTERS
+    is_cut = len(text) > SHOWN_CHARACTERS
     if mapping is None or is_cut:
-        return PreviewedRow(number=number, source=text, is_cut=is_cut)
+        return PreviewedRow(number=number, source=text[:SHOWN_CHARACTERS], is_cut=is_cut)
     try:
         data = keep_columns(text.encode("utf-8", "replace"), number, mapping.columns.values())
         kept = convert(data, check_mapping(mapping))

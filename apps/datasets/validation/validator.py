@@ -12,7 +12,16 @@ import msgspec
 from apps.contracts.chat.errors import RowError
 from apps.contracts.chat.lines import Line, keep_columns, parse_members
 from apps.contracts.chat.rows import RowKind
-from apps.datasets.problems import MAX_LINE_BYTES, MIN_ROWS, FileErrorCode, LineError, Rejected, from_row_error, shown
+from apps.datasets.problems import (
+    MAX_LINE_BYTES,
+    MIN_ROWS,
+    SHOWN_CHARACTERS,
+    FileErrorCode,
+    LineError,
+    Rejected,
+    from_row_error,
+    shown,
+)
 from apps.datasets.stream import UTF8_MARK, Hashed, LineOffsets, Peekable, without_long_blanks
 from apps.datasets.validation.containers import GZIP_SIGNATURE, BadRow, Container, Row, gunzip, recognize, rows_of
 from apps.datasets.validation.conversion import Unconvertible, convert
@@ -181,7 +190,8 @@ class FileValidator:
         return []
 
     def _choose_mapping(self, sample: list[bytes]) -> None:
-        self._sample = tuple(shown(data) for data in sample[:_SHOWN_ROWS])
+        # The character beyond the limit says that the row is longer.
+        self._sample = tuple(shown(data, limit=SHOWN_CHARACTERS + 1) for data in sample[:_SHOWN_ROWS])
         names = [found for data in sample if (found := _columns_of(data)) is not None]
         all_names = (name for row in names for name in row)
         kept = (name for name in all_names if len(name) <= _MAX_COLUMN_NAME and not _UNSTORABLE.search(name))

@@ -10,6 +10,7 @@ from apps.batches.files import MAX_FILE_BYTES
 from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.datasets.models import DatasetVersion, Upload
+from apps.datasets.problems import SHOWN_CHARACTERS
 from apps.datasets.validation.leases import validate_version
 from apps.finetuning.usage.storage import counted_bytes
 from tests.factories.accounts import make_key
@@ -44,13 +45,15 @@ def test_columns_are_shown_previewed_and_chosen(key, api_client, organization) -
 
 
 def test_a_row_too_long_to_preview_is_no_error(key, api_client, organization) -> None:
-    long = b"utterance,label\n" + b"Hi %s,greeting\n" % (b"x" * 5_000) + b"Hi,greeting\n" * 12
+    whole, cut = (b"x" * (SHOWN_CHARACTERS - len('{"utterance":"","label":"greeting"}') + more) for more in (0, 1))
+    long = b"utterance,label\n" + b"".join(b"%s,greeting\n" % text for text in (cut, whole)) + b"Hi,greeting\n" * 12
     version = make_ready_version(organization, long, filename="a.csv")
 
     rows = api_client(key).get(f"/api/v1/files/{version.pk}/columns", {"mapping": json.dumps(MAPPING)}).json()["rows"]
 
     assert [row["is_cut"] for row in rows] == [True, False, False, False, False]
     assert [row["error"] for row in rows] == [None] * 5 and rows[1]["kept"]
+    assert [len(row["source"]) for row in rows[:2]] == [SHOWN_CHARACTERS] * 2
 
 
 def test_a_preview_leaves_out_what_the_file_leaves_out(key, api_client, organization) -> None:
