@@ -86,7 +86,6 @@ def fit_version(
     base_model: BaseModel,
     by: str,
     now: datetime.datetime,
-    newest: int | None = None,
 ) -> DatasetVersion:
     """Return a new version without the rows that the model's chat template refuses; a task writes it.
 
@@ -97,7 +96,7 @@ def fit_version(
             gettext("%(version)s is %(status)s: repair its own bad rows first.")
             % {"version": version.pk, "status": version.status}
         )
-    return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk), newest=newest)
+    return derive(version, FIT, by=by, now=now, layout=FileLayout(fits=base_model.pk))
 
 
 def derive(

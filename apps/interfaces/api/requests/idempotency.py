@@ -36,7 +36,7 @@ def read_idempotency_key(request: Request) -> str | None:
 def is_client_retry(request: Request) -> bool:
     """Return whether OpenAI's SDK repeats a request by itself, as it does after a timeout. It sends no header above.
 
-    What costs money must then not be created a second time.
+    It must not create a second job, batch, run or webhook.
     """
     return read_idempotency_key(request) is None and request.headers.get(_RETRIES, "0") not in ("", "0")
 

@@ -25,7 +25,9 @@ _MULTIPLIER = (
     "It multiplies a rate that OpenAI does not publish, for another model. Anneal chooses a rate for the base model "
     "here; --set learning_rate=… sets one."
 )
-_CHECKPOINTS = "Only the final model's name is given to the new model. `anneal models alias` gives others."
+_CHECKPOINTS = (
+    "Only the final model's name is given to the new model. To name a checkpoint as well, run `anneal models alias`."
+)
 _REINFORCEMENT = (
     "Reinforcement fine-tuning is not offered. If its rows have an ideal answer, `anneal files convert` makes "
     "supervised rows of them."
