@@ -316,7 +316,8 @@ ERRORS: dict[str, Words] = {
     "upload_not_found": Words(f"No upload has this id. {_NOT_YOURS}", _FIND),
     "version_not_loaded": Words(
         "No replica has loaded the version yet, so an alias may not move to it.",
-        "The refusal made a replica load it. Try again in a minute, or call `GET /api/v1/models/{model}/serving`.",
+        "The refusal made a replica load it, unless it is a whole model, which has its own replica. Try again in a "
+        "minute, or call `GET /api/v1/models/{model}/serving`.",
     ),
     "wrong_address": Words("The invitation is for another email address.", "Sign in with that address to accept it."),
     "wrong_content": Words(
