@@ -120,6 +120,7 @@ JOB_TRANSITIONS: Transitions = {
 }
 JOB_TERMINAL = terminal_states(JOB_TRANSITIONS)
 JOB_OPEN = tuple(status for status in JobStatus if status not in JOB_TERMINAL)
+JOB_ACTIVE = tuple(status for status in JOB_OPEN if status != JobStatus.PAUSED)  # proceeds without a person
 
 RUN_TRANSITIONS: Transitions = {
     RunStatus.QUEUED: frozenset({RunStatus.LEASED, RunStatus.CANCELLED}),

@@ -275,6 +275,18 @@ def test_every_page_is_accessible_reflows_and_breaks_no_policy(
         _forget_refusals(page, open_page)
 
 
+@pytest.mark.slow
+def test_a_comparison_names_its_jobs_beside_each_value_on_a_phone(
+    open_page: Open, lived: SeededOrganization, alice: User
+) -> None:
+    page = open_page(f"/jobs/compare?job={lived.done.pk}&job={lived.running.pk}", user=alice, width=390)
+    results = page.locator("section:has(#results-h)")
+
+    expect(results.get_by_role("link")).to_have_text(["triage", "escalations"])
+    cell = results.locator("td:visible").first
+    assert cell.evaluate("n => getComputedStyle(n, '::before').content") == '"triage"'
+
+
 def test_the_first_page_of_a_new_organization_is_accessible(open_page: Open, floor: TrainingSetup, alice: User) -> None:
     check_page(open_page("/", user=alice), WIDTHS[-1:])
 

@@ -9,7 +9,7 @@ from statistics import median
 
 from django.db import connection
 
-from apps.finetuning.lifecycle import JOB_TERMINAL, RUN_ACTIVE, RUN_HOLDING_LEASE, JobStatus
+from apps.finetuning.lifecycle import JOB_ACTIVE, RUN_ACTIVE, RUN_HOLDING_LEASE, JobStatus
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.usage import charges
 
@@ -58,7 +58,7 @@ def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> JobProgress:
 
 def list_progress(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> dict[str, JobProgress]:
     """Return the progress of each job by its id, in as many statements for many jobs as for one."""
-    live = [job.pk for job in jobs if job.status not in JOB_TERMINAL and job.status != JobStatus.PAUSED]
+    live = [job.pk for job in jobs if job.status in JOB_ACTIVE]
     attempts: dict[str, list[Run]] = {}
     if live:
         runs = Run.objects.filter(job__in=live).select_related("resume_from").defer("log_tail").order_by("attempt")

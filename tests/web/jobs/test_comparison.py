@@ -6,6 +6,9 @@ from typing import Any
 import pytest
 
 from apps.contracts import runs as wire
+from apps.core.database.clock import db_now
+from apps.core.templatetags.ui import usd
+from apps.finetuning.jobs.progress import get_progress
 from apps.finetuning.models import FineTuningJob
 from apps.interfaces.web.charts.curve_overlays import draw_overlay, smoothed
 from tests.support.attempts import step
@@ -49,6 +52,9 @@ def test_two_jobs_show_their_curves_what_differs_and_their_results(trained, vera
     assert "Learning rate" in different and "0.0001" in different and "0.001" in different
     assert "Epochs" not in different and "Machines" not in different
     assert "0.6000" in page and "1.4000" in page
+    values = re.findall(r'<td class="(?:num|break)" data-label="(\w+)">', page)
+    assert set(values) == {"slow", "fast"} and values[:2] == ["slow", "fast"]
+    assert "hx-get" not in page.partition('id="compared"')[2].partition("</section>")[0]
 
 
 @pytest.mark.slow
@@ -64,6 +70,22 @@ def test_best_is_the_lowest_loss_on_the_same_held_out_rows(trained, floor, alice
 
     assert head and head[0].count("Best") == 1
     assert head[0].index("worse") < head[0].index("better") < head[0].index("Best")
+
+
+@pytest.mark.slow
+def test_a_running_job_is_reloaded_with_its_cost_so_far(trained, floor, claim, alice, client_for):
+    jobs = [trained("done", losses=(2.0, 1.0), evaluation=1.2), floor.job(suffix="running")]
+    claim().start(total_steps=10).report(wire.StepCompleted, **step(4, 1.5) | {"training_seconds": 600.0})
+    cost = usd(get_progress(job=FineTuningJob.objects.get(pk=jobs[1].pk), now=db_now()).spent_nano)
+    client = client_for(alice)
+
+    page = text(client.get(url(*jobs)))
+    part = text(client.get(url(*jobs), headers={"HX-Request": "true"}))
+    exported = b"".join(client.get("/jobs/export").streaming_content).decode()
+
+    assert 'hx-trigger="every 10s"' in page and "<html" not in part and "Settings that differ" not in part
+    assert f'data-label="running">{cost}</td>' in page and f'data-label="running">{cost}</td>' in part
+    assert f"{float(cost[1:])}" in exported.splitlines()[1] and cost != "$0.00"
 
 
 @pytest.mark.slow

@@ -1,19 +1,23 @@
 """The comparison of two to eight jobs: curves, results, and the settings that differ."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.views.decorators.http import require_safe
 
 from apps.accounts.roles import Permission
+from apps.core.database.clock import db_now
 from apps.core.errors import NotFound
 from apps.core.messages.translation import later, translated
 from apps.core.templatetags.ui import NONE, duration, number, usd
+from apps.finetuning.jobs.progress import list_progress
 from apps.finetuning.lifecycle import JOB_TERMINAL
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs, report_of
@@ -45,6 +49,7 @@ class ComparedJob:
 
     job: FineTuningJob
     tone: str
+    spent_nano: int
 
     @property
     def title(self) -> str:
@@ -100,25 +105,29 @@ class ComparedJob:
             ),
             gettext("Throughput, mean tokens/s"): number(round(speed)) if speed else NONE,
             gettext("GPU time billed"): duration(self.job.billed_gpu_ms / 1000) if self.job.billed_gpu_ms else NONE,
-            gettext("Cost"): usd(self.job.cost_nano),
+            gettext("Cost"): usd(self.spent_nano),
         }
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def show(request: OrganizationRequest) -> HttpResponse:
-    """Compare the jobs that `?job=` names, by the curves of `?metric=`. Raises NotFound for a foreign id."""
+    """Compare the jobs that `?job=` names, by the curves of `?metric=`. htmx reloads the curves and the results.
+
+    Raises NotFound for a foreign id.
+    """
     asked = dict.fromkeys(request.GET.getlist("job"))
     wanted = list(asked)[:MAX_CURVES]
     known = {job.pk: job for job in list_jobs(organization=request.organization).filter(pk__in=wanted)}
     if len(known) < len(wanted):
         raise NotFound(gettext("No such job."))
-    compared = [ComparedJob(known[pk], tone_of(index)) for index, pk in enumerate(wanted)]
+    progress = list_progress(jobs=list(known.values()), now=db_now())
+    compared = [ComparedJob(known[pk], tone_of(index), progress[pk].spent_nano) for index, pk in enumerate(wanted)]
     metric = next((each for each in _METRICS if each[0] == request.GET.get("metric")), _METRICS[0])
     name, label, is_noisy = metric
     lines = ((each.title, smoothed(each.points(name)) if is_noisy else each.points(name)) for each in compared)
     is_enough = len(compared) >= MIN_JOBS
-    best = _best(compared)
+    settings = _table([each.settings() for each in compared])
     context = {
         "compared": compared,
         "asked_count": len(asked),
@@ -130,13 +139,15 @@ def show(request: OrganizationRequest) -> HttpResponse:
             {"label": words, "url": f"?{urlencode({'job': wanted, 'metric': key}, doseq=True)}", "current": key == name}
             for key, words, _ in _METRICS
         ],
-        "results": _table([each.results() for each in compared]),
-        "settings": [row for row in _table([each.settings() for each in compared]) if row[2]],
-        "same": [row for row in _table([each.settings() for each in compared]) if not row[2]],
-        "best": best,
+        "results": _of_jobs(compared, _table([each.results() for each in compared])),
+        "settings": _of_jobs(compared, (row for row in settings if row[2])),
+        "same": [row for row in settings if not row[2]],
+        "best": _best(compared),
         "is_live": any(each.job.status not in JOB_TERMINAL for each in compared),
     }
-    return render(request, "jobs/comparison.html", context)
+    response = render(request, f"jobs/comparison.html{'#live' if request.htmx and is_enough else ''}", context)
+    patch_vary_headers(response, ["HX-Request"])
+    return response
 
 
 def _best(compared: list[ComparedJob]) -> ComparedJob | None:
@@ -161,6 +172,14 @@ def _table(columns: list[dict[str, str]]) -> list[tuple[str, list[str], bool]]:
     names = dict.fromkeys(name for column in columns for name in column)
     rows = [(name, [column.get(name, NONE) for column in columns]) for name in names]
     return [(name, values, len(set(values)) > 1) for name, values in rows]
+
+
+def _of_jobs(
+    compared: list[ComparedJob], rows: Iterable[tuple[str, list[str], bool]]
+) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return (name, (title, value) of each job) rows: where a table has no head, each value names its job."""
+    titles = [each.title for each in compared]
+    return [(name, list(zip(titles, values, strict=True))) for name, values, _ in rows]
 
 
 def _loss(value: float | None) -> str:

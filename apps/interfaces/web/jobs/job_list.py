@@ -56,7 +56,7 @@ _LIST = Listing[FineTuningJob](
     },
     orders={
         **NEWEST_FIRST,
-        "cost": (later("Highest cost first"), ("-cost_nano", "-id")),
+        "cost": (later("Highest charge first"), ("-cost_nano", "-id")),
     },
 )
 _EXPORTED = (
@@ -115,15 +115,21 @@ def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[F
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
     rows = _listed(request, find_current_project(request))
-    return _list_of(request).export(request, rows, header=_EXPORTED, cells=_exported)
+    return _list_of(request).export(request, rows, header=_EXPORTED, cells=_exported, joined=_with_spending)
 
 
-def _exported(job: FineTuningJob) -> tuple[object, ...]:
+def _with_spending(jobs: list[FineTuningJob]) -> list[tuple[FineTuningJob, int]]:
+    progress = list_progress(jobs=jobs, now=db_now())
+    return [(job, progress[job.pk].spent_nano) for job in jobs]
+
+
+def _exported(row: tuple[FineTuningJob, int]) -> tuple[object, ...]:
+    job, spent_nano = row
     return (
         job.pk, title_of(job), job.status, job.base_model.name, job.training_file.dataset.name, job.method,
         job.pool.name if job.pool else "", job.gpu_count, job.node_count, job.created_at.isoformat(),
         job.finished_at.isoformat() if job.finished_at else "", job.step, job.total_steps or "", job.trained_tokens,
-        job.billed_gpu_ms / 1000, usd_decimal(job.cost_nano), job.error_code,
+        job.billed_gpu_ms / 1000, usd_decimal(spent_nano), job.error_code,
     )  # fmt: skip
 
 

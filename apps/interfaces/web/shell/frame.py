@@ -13,13 +13,12 @@ from apps.accounts.members.visibility import seeing, sight_of_member
 from apps.accounts.models import Organization
 from apps.billing.queries import get_balance
 from apps.core.database.tenancy import tenant
-from apps.finetuning.lifecycle import JOB_OPEN, JobStatus
+from apps.finetuning.lifecycle import JOB_ACTIVE
 from apps.finetuning.queries import list_jobs
 from apps.interfaces.web.shell.access import OrganizationRequest, find_membership, seeing_memberships, selection_of
 
 THEME_COOKIE = "theme"
 THEMES = ("light", "dark")
-_ACTIVE = tuple(status for status in JOB_OPEN if status != JobStatus.PAUSED)
 
 
 def context(request: HttpRequest) -> dict[str, object]:
@@ -77,6 +76,6 @@ def _figures(
     @cache
     def nav_running_count() -> int:
         with as_reader():
-            return list_jobs(organization=organization).filter(status__in=_ACTIVE).count()
+            return list_jobs(organization=organization).filter(status__in=JOB_ACTIVE).count()
 
     return {"balance_nano": balance_nano, "nav_running_count": nav_running_count}
