@@ -128,3 +128,25 @@ def _share_of_newest_step(page: Page) -> float:
     points = page.locator("#loss-chart .u-cursor-pt").all()
     places = [place["x"] + place["width"] / 2 for point in points if (place := point.bounding_box())]
     return (max(places) - box["x"]) / box["width"] if places else 1.0
+
+
+@pytest.mark.slow
+def test_a_step_that_is_sampled_while_the_page_is_open_can_be_chosen(
+    open_page: Callable[..., Page], floor: TrainingSetup, alice: User
+) -> None:
+    job = floor.job()
+    attempt = Attempt(claims.claim(worker=floor.worker, base_models=None))
+    attempt.start()
+    page = open_page(f"/jobs/{job.pk}?tab=samples", user=alice)
+    expect(page.get_by_label("Step", exact=True)).to_have_count(0)
+
+    for number in (0, 2, 4):
+        sample = wire.Sample(prompt="Charged twice", reference="billing", answer=f"answer {number}")
+        attempt.report(wire.SamplesGenerated, step=number, samples=(sample,))
+
+    expect(page.get_by_label("Step", exact=True).locator("option")).to_have_text(["Step 4", "Step 2"])
+    page.get_by_label("Step", exact=True).select_option("2")
+    expect(page.locator("#tab-news")).to_contain_text("answer 2")
+    attempt.report(wire.SamplesGenerated, step=6, samples=(sample,))
+    expect(page.get_by_label("Step", exact=True).locator("option")).to_have_count(3)
+    expect(page.get_by_label("Step", exact=True)).to_have_value("2")

@@ -185,3 +185,7 @@ def test_samples_show_the_model_before_training_beside_the_newest_or_a_chosen_st
     assert "Refund" in chosen and "Billing" not in chosen and "<Hello>" in chosen
     assert "Billing" in show(f"{url}?tab=samples&step=5")
     assert "Sample answers at step 6" in show(f"{url}?tab=events")
+    news = show(f"{url}?tab=samples&step=4", **{"HX-Request": "true", "HX-Target": "div#tab-news"})
+    steps = news.partition('<hx-partial hx-target="#sample-steps"')[2].partition("</hx-partial>")[0]
+    assert re.findall(r'<option value="(\d+)"\s*(selected)?>', steps) == [("6", ""), ("4", "selected")]
+    assert "hx-partial" not in chosen

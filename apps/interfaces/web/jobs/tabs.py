@@ -135,7 +135,7 @@ def _samples(request: OrganizationRequest, job: FineTuningJob) -> dict[str, obje
     return {
         "pairs": [(base or tuned, base, tuned) for base, tuned in answers],
         "step": shown,
-        "steps": [(step, gettext("Step %(step)s") % {"step": f"{step:,}"}) for step in steps],
+        "steps": [(str(step), gettext("Step %(step)s") % {"step": f"{step:,}"}) for step in steps],
         "is_base": stored_request(job).start_from == StartFrom(),
     }
 
