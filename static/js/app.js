@@ -56,6 +56,8 @@
     if (e.target.matches(":active") || $("main :is(dialog[open], :popover-open)")) e.preventDefault();
   });
   document.addEventListener("htmx:after:swap", () => opened.forEach((id) => document.getElementById(id)?.setAttribute("open", "")));
+  // Idle pages ask only while they are visible.
+  document.addEventListener("htmx:before:request", (e) => { if (document.hidden && e.target.matches("[hx-trigger*=visibilitychange]")) e.preventDefault(); });
 
   // --- clicks ---
   let pressed;

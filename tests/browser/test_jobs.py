@@ -1,5 +1,6 @@
 """Pages of jobs in a real browser: one opened before its job starts, and estimates against actual figures."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -150,3 +151,28 @@ def test_a_step_that_is_sampled_while_the_page_is_open_can_be_chosen(
     attempt.report(wire.SamplesGenerated, step=6, samples=(sample,))
     expect(page.get_by_label("Step", exact=True).locator("option")).to_have_count(3)
     expect(page.get_by_label("Step", exact=True)).to_have_value("2")
+
+
+@pytest.mark.slow
+def test_an_open_overview_follows_a_job_from_its_start_to_its_end(
+    open_page: Callable[..., Page], floor: TrainingSetup, alice: User
+) -> None:
+    page = open_page("/", user=alice)
+    page.get_by_text("Do this from the command line").click()
+    expect(page.get_by_text("Nothing is running")).to_be_visible()
+
+    floor.job(suffix="triage")
+    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+    running = page.locator("#running")
+    expect(running).to_contain_text("triage")
+    expect(page.locator("#train-step")).to_contain_text("Your job is running.")
+    expect(page.locator(".side .live")).to_contain_text("1")
+
+    attempt = Attempt(claims.claim(worker=floor.worker, base_models=None)).start()
+    attempt.succeed(floor.base_model)
+    expect(page.locator("#train-step")).to_contain_text("Your first adapter is trained.")
+    expect(page.locator("section:has(#recent-adapters-h)")).to_contain_text("triage")
+    expect(running).to_contain_text("Nothing is running")
+    expect(running).not_to_have_attribute("hx-get", re.compile("."))
+    expect(page.locator(".side .live")).to_have_count(0)
+    expect(page.get_by_text("export ANNEAL_API_KEY")).to_be_visible()  # what was opened stays open

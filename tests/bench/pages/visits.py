@@ -29,9 +29,10 @@ MEMBER = (
     "/organization/audit",
 )  # fmt: skip
 PARTIALS = (
-    ("operator", "/staff/search?q=tenant", ""), ("owner", "/search?q=bot", ""), ("owner", "/", "running"),
-    ("owner", "/jobs", "table"), ("owner", "/jobs?q=bot-5", "table"), ("owner", "/jobs?after={deep}", "table"),
-    ("owner", "/jobs/{live}", "live"), ("owner", "/adapters", "table"), ("owner", "/datasets", "table"),
+    ("operator", "/staff/search?q=tenant", ""), ("owner", "/search?q=bot", ""), ("owner", "/", "section#running"),
+    ("owner", "/?whole", "div#overview"), ("owner", "/jobs", "table"), ("owner", "/jobs?q=bot-5", "table"),
+    ("owner", "/jobs?after={deep}", "table"), ("owner", "/jobs/{live}", "live"), ("owner", "/adapters", "table"),
+    ("owner", "/datasets", "table"),
 )  # fmt: skip
 _SLOWEST = 10
 

@@ -1,18 +1,30 @@
 """The first page: how to begin, what runs, what needs attention."""
 
+import re
 from urllib.parse import quote
 
 import pytest
 
+from apps.accounts.models import User
 from apps.billing.models import UsageSeries
 from apps.catalog.models import PriceRule
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.core.database.clock import db_now
+from apps.finetuning.jobs.control import request_pause
+from apps.finetuning.models import FineTuningJob
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl, make_ready_version
 from tests.support.attempts import step
 from tests.support.pages import text
+
+RUNNING = {"HX-Request": "true", "HX-Target": "section#running"}
+WHOLE = {"HX-Request": "true", "HX-Target": "div#overview"}
+
+
+def poll_of(page: str) -> str:
+    """Return the address from which the page reloads its running jobs."""
+    return re.search(r'id="running".*?hx-get="([^"]+)"', page, re.DOTALL)[1]
 
 
 @pytest.mark.slow
@@ -70,11 +82,48 @@ def test_a_running_job_shows_how_far_it_is_and_alone_to_htmx(floor, claim, alice
     claim().start(total_steps=10).report(wire.StepCompleted, **step(4, 1.5))
 
     page = text(client_for(alice).get("/"))
-    part = text(client_for(alice).get("/", headers={"HX-Request": "true"}))
+    part = text(client_for(alice).get(poll_of(page), headers=RUNNING))
 
     assert f"/jobs/{job.pk}" in page
-    assert "<html" not in part
+    assert "<html" not in part and "Balance" not in part
     assert "4 of 10 steps" in part
+
+
+@pytest.mark.slow
+def test_the_whole_overview_follows_when_a_job_begins_or_ends(floor, claim, alice, client_for):
+    client = client_for(alice)
+    idle = text(client.get("/"))
+    job = floor.job(suffix="triage")
+    begun = text(client.get("/", headers=WHOLE))
+    claim().succeed(floor.base_model)
+    ended = client.get(poll_of(begun), headers=RUNNING)
+    after = text(client.get("/", headers=WHOLE))
+
+    assert "every 30s" in idle and "every 4s" not in idle
+    assert "Your job is running." in begun and f'id="running-{job.pk}"' in begun and "<html" not in begun
+    assert (ended.status_code, ended.headers["HX-Trigger"]) == (204, '{"jobs": {}}')
+    assert "Your first adapter is trained." in after and "Recent adapters" in after and "every 4s" not in after
+    assert "1 finished this month" in after and '<hx-partial hx-target="#sidebar"' in after
+
+
+@pytest.mark.slow
+def test_a_paused_job_needs_attention_and_does_not_run(floor, claim, alice, client_for):
+    job = floor.job(suffix="triage")
+    attempt = claim().start()
+    request_pause(job=FineTuningJob.objects.get(pk=job.pk), by=alice.pk, now=db_now())
+    attempt.pause(step=5, seconds=47.0)
+
+    page = text(client_for(alice).get("/"))
+
+    assert "Your job is paused." in page and "paused at" in page
+    assert f'id="running-{job.pk}"' not in page and "<span>0</span><small>running" in page
+
+
+def test_an_idle_page_does_not_keep_an_operator_signed_in(floor, alice, client_for):
+    User.objects.filter(pk=alice.pk).update(is_operator=True)
+    client = client_for(alice)
+
+    assert not [path for path in ("/", "/jobs") if "every " in text(client.get(path))]
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """The first page: running jobs, problems that need attention, the credit left, and how to begin."""
 
 import datetime
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -8,6 +11,7 @@ from django.shortcuts import render
 from django.templatetags.static import static
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_safe
+from django_htmx.http import trigger_client_event
 
 from apps.accounts.models import Organization
 from apps.accounts.queries import list_keys
@@ -21,7 +25,7 @@ from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.keyset import first_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import list_unusable, list_versions
-from apps.finetuning.lifecycle import JOB_OPEN, JOB_TERMINAL, JobStatus
+from apps.finetuning.lifecycle import JOB_ACTIVE, JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.finetuning.usage.quotas import reasons_to_wait
@@ -40,28 +44,41 @@ _STARTED = 3  # an organization with more jobs than that knows the first steps
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    """Show the organization at a glance. htmx requests only the running jobs, or the step of the first job."""
-    may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
-    if request.htmx and request.headers.get("HX-Target", "").endswith("#train-step"):
-        step = {"may_train": may_train} | _start(request.organization, may_train)
-        return _answer(request, "#train-step", step)
-    jobs, now = list_jobs(organization=request.organization), db_now()
-    shown = first_rows(jobs.filter(status__in=JOB_OPEN), _SHOWN)
-    waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=now)
-    running = [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
-    context: dict[str, object] = {"running": running, "may_train": may_train}
-    if not request.htmx:
-        context |= _figures(request.organization, now) | _attention(request.organization, now)
-        context |= _adapters(request.organization)
-        context["may_write_files"] = has_permission(request.membership.role, Permission.DATASET_WRITE)
-        context |= _start(request.organization, may_train)
-    return _answer(request, "#running" if request.htmx else "", context)
+    """Show the organization at a glance. htmx requests the whole content, and more often the running jobs alone.
+
+    The request for them names the `seen` jobs. If others run now, or one has another state, the page gets the event
+    `jobs` instead, and requests the whole content.
+    """
+    organization, role = request.organization, request.membership.role
+    may_train, now = has_permission(role, Permission.JOB_WRITE), db_now()
+    running = _running(organization, now)
+    context: dict[str, object] = {"running": running, "may_train": may_train, "seen": _digest(running)}
+    if request.htmx and request.headers.get("HX-Target", "").endswith("#running"):
+        if request.GET.get("seen", context["seen"]) != context["seen"]:
+            return trigger_client_event(HttpResponse(status=204), "jobs")
+        return _answer(request, "#running", context)
+    context |= _figures(organization, now) | _attention(organization, now) | _adapters(organization)
+    context |= _start(organization, may_train)
+    context["may_write_files"] = has_permission(role, Permission.DATASET_WRITE)
+    return _answer(request, "#news" if request.htmx else "", context)
 
 
 def _answer(request: OrganizationRequest, part: str, context: dict[str, object]) -> HttpResponse:
     response = render(request, f"shell/overview.html{part}", context)
     patch_vary_headers(response, ["HX-Request", "HX-Target"])
     return response
+
+
+def _running(organization: Organization, now: datetime.datetime) -> list[dict[str, object]]:
+    shown = first_rows(list_jobs(organization=organization).filter(status__in=JOB_ACTIVE), _SHOWN)
+    waiting = reasons_to_wait(jobs=[job for job in shown if job.status == JobStatus.QUEUED], now=now)
+    return [_progress(job) | {"waiting": waiting.get(job.pk, "")} for job in shown]
+
+
+def _digest(running: Sequence[Mapping[str, Any]]) -> str:
+    """Return a word for the running jobs and their states."""
+    jobs = [f"{item['job'].pk} {item['job'].status}" for item in running]
+    return hashlib.sha256("\n".join(jobs).encode()).hexdigest()[:16]
 
 
 def _progress(job: FineTuningJob) -> dict[str, object]:
@@ -76,7 +93,7 @@ def _figures(organization: Organization, now: datetime.datetime) -> dict[str, ob
         "balance": get_balance(organization=organization),
         "spending": get_spending(organization=organization, since=month),
         "finished_count": finished.count(),
-        "running_count": jobs.filter(status__in=JOB_OPEN).count(),
+        "running_count": jobs.filter(status__in=JOB_ACTIVE).count(),
     }
 
 
@@ -130,6 +147,7 @@ def _start(organization: Organization, may_train: bool) -> dict[str, object]:
             "adapter": succeeded.adapter_version if succeeded else None,
             "has_key": list_keys(organization=organization).filter(revoked_at=None).exists(),
             "first_job": first_job,
+            "is_unpriced": may_train and not (succeeded or running or first_job),
             "is_funded": _is_funded(organization, first_job, has_begun=bool(jobs)),
             "credit_request": request,
             "wizard_url": Draft(started).url() if may_train else "",
