@@ -52,6 +52,15 @@ class JobProgress:
     tokens_per_second: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpectedSeconds:
+    """The quoted time of a whole run: to its first step, of its steps with evaluations and checkpoints, and after."""
+
+    loading: float
+    training: float
+    closing: float
+
+
 def get_progress(*, job: FineTuningJob, now: datetime.datetime) -> JobProgress:
     return list_progress(jobs=[job], now=now)[job.pk]
 
@@ -96,6 +105,21 @@ def finish_of(progress: JobProgress, *, now: datetime.datetime) -> datetime.date
     return None if left is None else now + datetime.timedelta(seconds=max(left, 1.0))
 
 
+def expected_seconds(*, job: FineTuningJob) -> ExpectedSeconds:
+    """Return the parts of the job's estimate; each is 0 if unknown, as all are until its files are valid."""
+
+    def quoted(*parts: str) -> float:
+        return sum(job.estimate.get(part) or 0.0 for part in parts)
+
+    between = quoted("evaluation_seconds", "checkpoint_seconds")
+    loading = quoted("startup_seconds", "download_seconds", "reference_seconds")
+    return ExpectedSeconds(
+        loading=loading,
+        training=quoted("train_seconds_p50") + between,
+        closing=max(quoted("beside_seconds_p50") - between - loading, 0.0),
+    )
+
+
 def _list_reports(runs: Sequence[Run]) -> dict[str, list[_StepReport]]:
     """Return the latest step reports of each attempt, newest first, by the run's id."""
     reports: dict[str, list[_StepReport]] = {run.pk: [] for run in runs}
@@ -137,9 +161,8 @@ def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now:
         return None
     if not job.total_steps or job.step >= job.total_steps:
         return None  # after the last step, the exports that were asked for have no quoted time
-    evaluations = job.estimate.get("evaluation_seconds") or 0.0
-    checkpoints = job.estimate.get("checkpoint_seconds") or 0.0
-    pace = ((job.estimate.get("train_seconds_p50") or 0.0) + evaluations + checkpoints) / job.total_steps
+    expected = expected_seconds(job=job)
+    pace = expected.training / job.total_steps
     begun_at = run.training_started_at
     first = run.resume_from.step if run.resume_from else 0
     since, step = (begun_at, job.step) if begun_at else (run.leased_at, first)
@@ -147,10 +170,7 @@ def _seconds_left(job: FineTuningJob, run: Run, reports: list[_StepReport], now:
         since = reports[0].reported_at
         quoted = min(_QUOTED_SECONDS / pace, _QUOTED_SHARE * job.total_steps) if pace else 0.0
         pace = (max((since - begun_at).total_seconds(), 0.0) + quoted * pace) / (done + quoted)
-    parts = ("startup_seconds", "download_seconds", "reference_seconds")
-    loading = sum(job.estimate.get(part) or 0.0 for part in parts)  # from a worker's claim to the first step
-    closing = max((job.estimate.get("beside_seconds_p50") or 0.0) - (evaluations + checkpoints) - loading, 0.0)
-    left = pace * (job.total_steps - step) + closing + (0.0 if begun_at else loading)
+    left = pace * (job.total_steps - step) + expected.closing + (0.0 if begun_at else expected.loading)
     if not 0 < left < _MOST_SECONDS:
         return None
     return left * math.exp(-max((now - since).total_seconds(), 0.0) / left) or None

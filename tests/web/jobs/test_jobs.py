@@ -1,6 +1,5 @@
 """The job pages: who sees them, and what they show."""
 
-import datetime
 import json
 import re
 from decimal import Decimal
@@ -15,7 +14,6 @@ from apps.contracts.hyperparameters import Method
 from apps.core.money import nano_to_usd
 from apps.core.templatetags.ui import usd
 from apps.finetuning.models import FineTuningJob, JobEvent
-from apps.finetuning.runs import leases
 from apps.interfaces.web.jobs.curves import thinned
 from tests.factories.accounts import make_key
 from tests.support.attempts import step
@@ -234,21 +232,6 @@ def test_a_job_that_ended_before_its_first_evaluation_has_validation_rows(
 
     assert page.count("ended before") == (2 if has_rows else 0)
     assert ("no validation rows" in page) is not has_rows
-
-
-def test_the_phases_are_those_of_the_latest_attempt(floor, client_for, alice, claim):
-    job = floor.job()
-    first = claim().start()
-    job.runs.update(leased_at=job.created_at - datetime.timedelta(hours=1))
-    first.checkpoint(step=2, seconds=4.0)
-    first.fall_silent()
-    leases.reclaim_expired_leases()
-    claim()
-
-    phases = {phase.name: phase for phase in client_for(alice).get(f"/jobs/{job.pk}").context["phases"]}
-
-    assert phases["Starting"].state == "now"
-    assert phases["Starting"].note.endswith("s") and "m" not in phases["Starting"].note, "not since the first attempt"
 
 
 def test_a_phase_that_is_told_twice_is_one_event(floor, claim):

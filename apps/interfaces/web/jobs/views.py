@@ -1,8 +1,6 @@
 """One fine-tuning job with its live chart, and the actions on it."""
 
-import datetime
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +10,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import patch_vary_headers
 from django.utils.http import urlencode
-from django.utils.translation import gettext, gettext_noop
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST, require_safe
 
 from apps.accounts.models import User
@@ -26,7 +24,7 @@ from apps.finetuning import queries
 from apps.finetuning.jobs import control
 from apps.finetuning.jobs.explanations import explain
 from apps.finetuning.jobs.moves import list_moves, move_job
-from apps.finetuning.jobs.progress import JobProgress, get_progress, percent_of
+from apps.finetuning.jobs.progress import JobProgress, get_progress
 from apps.finetuning.jobs.retraining.plans import is_repeatable
 from apps.finetuning.jobs.retries import retry_job
 from apps.finetuning.jobs.waits import explain_wait
@@ -37,24 +35,13 @@ from apps.finetuning.usage import charges
 from apps.interfaces.web.jobs import tabs
 from apps.interfaces.web.jobs.curves import curves_of, with_number
 from apps.interfaces.web.jobs.overview import attempts_of, machine_of, overview_of
+from apps.interfaces.web.jobs.phases import phases_of
 from apps.interfaces.web.jobs.recipe import method_words, recipe_samples
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.live import Watcher, follow_job
 from apps.interfaces.web.wizard.compute_forms import CapForm
 from apps.interfaces.web.wizard.draft import Draft, start_of
 from apps.serving.queries import serving_states
-
-
-@dataclass(frozen=True)
-class ShownPhase:
-    """One phase of a job as people see it: Validate, Queue, Starting, Train, Ready."""
-
-    name: str
-    state: str = ""  # "done", "now", "failed", "stopped"
-    note: str = ""
-    percent: float | None = None
-    long: bool = False
-    share: int | None = None  # of an ended job: twelfths of its whole time
 
 
 @require_safe
@@ -259,8 +246,8 @@ def _state(request: OrganizationRequest, job: FineTuningJob) -> dict[str, Any]:
         "job": job,
         "title": title_of(job),
         "owner": _owner_of(job),
-        "phases": _phases(job, now),
         "progress": (progress := get_progress(job=job, now=now)),
+        "phases": phases_of(job=job, progress=progress, now=now),
         "loss": losses.values_list("number", flat=True).last(),
         "first_loss": losses.values_list("number", flat=True).first(),
         "best": best.data if best else None,
@@ -316,49 +303,3 @@ def _suggested_cap_nano(job: FineTuningJob, least_nano: int) -> int:
     """Return twice the cap in whole cents, or the maximum of a firm price."""
     doubled_nano = -(-max(2 * job.spend_cap_nano, least_nano) // NANO_PER_CENT) * NANO_PER_CENT
     return min(doubled_nano, job.firm_max_nano or doubled_nano)
-
-
-def _phases(job: FineTuningJob, now: datetime.datetime) -> list[ShownPhase]:
-    """Return the phases of a job; after a requeue they describe the latest attempt."""
-    run = job.runs.order_by("-attempt").first()
-    queued, taken, trained = (run.created_at, run.leased_at, run.training_started_at) if run else (None, None, None)
-    now = run.finished_at or now if run else now
-    spans = {
-        gettext_noop("Validate"): (job.created_at, job.queued_at),
-        gettext_noop("Queue"): (queued or job.queued_at, taken),
-        gettext_noop("Starting"): (taken, trained),
-        gettext_noop("Train"): (trained, job.finished_at),
-    }
-    phases = []
-    whole = sum(_seconds(*span) for span in spans.values()) if job.finished_at else 0.0
-    for name, (begun, ended) in spans.items():
-        is_train, shown = name == "Train", gettext(name)
-        if begun is None:
-            phases.append(ShownPhase(shown, long=is_train))
-        elif ended is not None:
-            attempt = (
-                gettext(", attempt %(attempt)s") % {"attempt": run.attempt}
-                if run and is_train and run.attempt > 1
-                else ""
-            )
-            share = round(12 * _seconds(begun, ended) / whole) if whole else None
-            phases.append(ShownPhase(shown, "done", _span(ended - begun) + attempt, long=is_train, share=share))
-        else:
-            percent = percent_of(job) if is_train else None
-            phases.append(
-                ShownPhase(shown, "now", f"{percent}%" if is_train else _span(now - begun), percent, is_train)
-            )
-    marks: dict[str, str] = {JobStatus.FAILED: "failed", JobStatus.CANCELLED: "stopped", JobStatus.PAUSED: "stopped"}
-    if mark := marks.get(job.status):
-        last = max((index for index, phase in enumerate(phases) if phase.state), default=0)
-        phases[last] = replace(phases[last], state=mark, percent=None)
-    return [*phases, ShownPhase(gettext("Ready"), "done" if job.status == JobStatus.SUCCEEDED else "")]
-
-
-def _seconds(begun: datetime.datetime | None, ended: datetime.datetime | None) -> float:
-    return max(0.0, (ended - begun).total_seconds()) if begun and ended else 0.0
-
-
-def _span(length: datetime.timedelta) -> str:
-    seconds = max(int(length.total_seconds()), 0)
-    return f"{seconds}s" if seconds < 60 else f"{seconds // 60}m {seconds % 60:02d}s"

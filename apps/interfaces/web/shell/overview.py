@@ -25,11 +25,12 @@ from apps.core.database.clock import begin_of_day, db_now
 from apps.core.database.keyset import first_rows
 from apps.datasets.lifecycle import DatasetVersionStatus
 from apps.datasets.queries import list_unusable, list_versions
+from apps.finetuning.jobs.progress import percent_of
 from apps.finetuning.lifecycle import JOB_ACTIVE, JOB_TERMINAL, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import find_jobs_of_adapters, list_jobs
 from apps.finetuning.usage.quotas import reasons_to_wait
-from apps.interfaces.web.jobs.views import percent_of, title_of
+from apps.interfaces.web.jobs.views import title_of
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.code_samples import curl
 from apps.interfaces.web.shell.first_job import SAMPLE, FirstJob, find_first_job
