@@ -57,6 +57,18 @@ def test_one_click_stores_the_sample_and_starts_its_job_at_the_shown_cap(page, o
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("path", ["/jobs/new", "/datasets"])
+def test_pages_without_datasets_offer_it_too(path, page, organization, vera, client_for):
+    body = text(page.get(path))
+    answer = page.post("/first-job", form_of(body))
+    after = text(page.get(path))
+
+    assert answer.headers["Location"] == f"/jobs/{FineTuningJob.objects.get().pk}"
+    assert "and at most $" in body and "Your balance is $" in body
+    assert "/first-job" not in after and "/first-job" not in text(client_for(vera).get("/datasets"))
+
+
+@pytest.mark.slow
 def test_a_price_that_rose_since_the_button_was_shown_starts_nothing_and_is_shown(page):
     form = form_of(text(page.get("/")))
     shown_nano = int(form["cap_nano"])

@@ -26,7 +26,8 @@ from apps.interfaces.web.datasets.address import chosen_model, model_options
 from apps.interfaces.web.datasets.views import IN_PARTS_FROM_BYTES, UploadForm, upload_command
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project
-from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
+from apps.interfaces.web.shell.first_job import FirstJob, find_first_job
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, ListPage, render_list
 
 _OLDER_SHOWN = 5
 _LIST = Listing[DatasetVersion](
@@ -85,9 +86,16 @@ def index(request: OrganizationRequest) -> HttpResponse:
         "may_write": has_permission(request.membership.role, Permission.DATASET_WRITE),
         "is_live": any(version.status in UNVALIDATED for version in page.rows),
         "command": upload_command(),
+        "first_job": _find_first_job(request, page),
         "storage": storage,
     }
     return render_list(request, "datasets/index.html", page, context)
+
+
+def _find_first_job(request: OrganizationRequest, page: ListPage[DatasetVersion]) -> FirstJob | None:
+    """Return the job that an empty list offers; None beside datasets, and for a person who may not train."""
+    may_train = has_permission(request.membership.role, Permission.JOB_WRITE)
+    return find_first_job(organization=request.organization) if may_train and not (page.rows or page.query) else None
 
 
 def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[DatasetVersion]:

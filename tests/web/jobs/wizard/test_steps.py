@@ -84,9 +84,9 @@ def test_no_price_is_shown_before_there_is_one(chosen, client_for, bob) -> None:
     body = text(page(client_for(bob), dataset=chosen["dataset"]))
     none_found = text(page(client_for(bob), dataset=chosen["dataset"], q="no-such-model"))
 
-    assert "Priced at the next step" in body and "Needs a base model" not in body  # the first one is preselected
-    assert "Needs a base model" in none_found
-    assert "$0" not in body.partition("price-live")[2].partition("</aside>")[0]
+    assert "from $" in body and "Needs a base model" not in body  # the first one is preselected
+    assert "Needs a base model" in none_found and "from $" not in none_found
+    assert "$0" not in none_found.partition("price-live")[2].partition("</aside>")[0]
 
 
 def test_the_models_own_recipe_is_filled_in(floor, chosen, client_for, bob) -> None:

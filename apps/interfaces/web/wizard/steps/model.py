@@ -8,6 +8,7 @@ from apps.contracts.hyperparameters import Method
 from apps.core.messages.translation import translated
 from apps.interfaces.web.shell.access import OrganizationRequest
 from apps.interfaces.web.wizard.plan import Plan, StepContext
+from apps.interfaces.web.wizard.steps.least_price import find_least_price, usual_model
 
 _CONTINUED_SHOWN = 20
 
@@ -23,10 +24,10 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
     usable = [model for model in found if model.is_installed]
     others = [model for model in found if not model.is_installed]
     is_all = bool(wanted or not usable or "all" in request.GET or any(model.name == chosen for model in others))
-    wished = plan.project.default_model if plan.project else ""
-    preferred = next((model for model in usable if model.name == wished), None)
-    first = preferred or next(iter(usable), None)
+    first, is_of_project = usual_model(plan, usable)
     preselected = chosen or (first.name if first else "")
+    shown = plan.base_model if chosen else first
+    title = shown.display_name if shown else ""
     return StepContext(
         {
             "continued": _continued(plan, chosen),
@@ -37,11 +38,12 @@ def model_context(request: OrganizationRequest, plan: Plan) -> StepContext:
                 for model in (others if is_all else [])
             ],
             "chosen": preselected,
-            "is_of_project": bool(preferred and not chosen),
+            "is_of_project": is_of_project and not chosen,
             "q": request.GET.get("q", ""),
             "hidden_count": 0 if is_all else len(others),
             "all_url": plan.draft.url("model") + "&all=1",
             "usable_url": plan.draft.url("model") if "all" in request.GET and usable else "",
+            "least": find_least_price(plan, version=plan.version, model=preselected, title=title),
             "needs": gettext("Priced at the next step") if preselected else gettext("Needs a base model"),
         }
     )
