@@ -1,6 +1,7 @@
 """The parts that all lists of the pages share: search, filters and order in the address, pages, CSV."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
@@ -112,13 +113,14 @@ class Listing(Generic[Row]):
 
 
 def _whole(rows: QuerySet[Row]) -> Iterator[Row]:
-    for number, row in enumerate(rows.iterator(chunk_size=_READ_AT_ONCE)):
-        if number == _MAX_EXPORTED:
-            raise InvalidState(
-                gettext("A file has at most %(most)s rows. Search or filter the list, or read it through the API.")
-                % {"most": f"{_MAX_EXPORTED:,}"}
-            )
-        yield row
+    with closing(rows.iterator(chunk_size=_READ_AT_ONCE)) as found:
+        for number, row in enumerate(found):
+            if number == _MAX_EXPORTED:
+                raise InvalidState(
+                    gettext("A file has at most %(most)s rows. Search or filter the list, or read it through the API.")
+                    % {"most": f"{_MAX_EXPORTED:,}"}
+                )
+            yield row
 
 
 def _parts(rows: Iterator[Row]) -> Iterator[list[Row]]:
