@@ -11,9 +11,8 @@ from apps.contracts.adapter_files import (
     check_adapter,
     check_origin,
     check_unserved_config,
-    get_header_bytes,
+    header_of,
     parse_config,
-    parse_header,
 )
 from apps.contracts.result_files import MODEL_CONFIG, problem_of_config, problem_of_start, unexpected
 from apps.core.objects.store import read_object, store
@@ -30,7 +29,8 @@ def problems_of(
         return [f"{name} is missing" for name in sorted(missing)]
     try:
         config = parse_config(read_object(f"{object_prefix}/{CONFIG}"))
-        header = parse_header(_head(f"{object_prefix}/{WEIGHTS}"), file_bytes=sizes[WEIGHTS])
+        with store().open_stream(f"{object_prefix}/{WEIGHTS}") as stream:
+            header = header_of(stream, file_bytes=sizes[WEIGHTS])
     except AdapterFileError as error:
         return [str(error)]
     modules = config.get("target_modules")
@@ -74,9 +74,3 @@ def _check_origin(config: Mapping[str, Any], base_model: BaseModel) -> list[Prob
 def _start(key: str) -> bytes:
     with store().open_stream(key) as stream:
         return stream.read(9)
-
-
-def _head(key: str) -> bytes:
-    with store().open_stream(key) as stream:
-        start = stream.read(8)
-        return start + stream.read(get_header_bytes(start) - 8)

@@ -25,6 +25,7 @@ PHYSICS = "8"
 
 _ROWS = 64  # an arbitrary number: rates do not depend on it
 
+_FOLDS = 5  # of the cross-validation
 _Z90 = 1.2816  # 90th percentile of the standard normal distribution
 
 # Votes of the physics, in runs, chosen in the simulation of tests/bench/calibration.py. With fewer at the pool, some
@@ -180,15 +181,15 @@ def _factors(
     )
 
 
-def cross_validate(observations: Sequence[Observation], *, quantity: str, folds: int = 5) -> CrossValidation:
+def cross_validate(observations: Sequence[Observation], *, quantity: str) -> CrossValidation:
     """Return the cross-validated accuracy of a calibration. `quantity` is the name of one of the ratios."""
     known = [o for o in observations[-MAX_RUNS:] if getattr(o, quantity)]
     before, after = [], []
-    for fold in range(folds):
+    for fold in range(_FOLDS):
         learned = _learn(
-            [(o.family, o.method, getattr(o, quantity)) for index, o in enumerate(known) if index % folds != fold]
+            [(o.family, o.method, getattr(o, quantity)) for index, o in enumerate(known) if index % _FOLDS != fold]
         )
-        for observation in known[fold::folds]:
+        for observation in known[fold::_FOLDS]:
             ratio = getattr(observation, quantity)
             factor = math.exp(_offset(learned, observation.family, observation.method))
             before.append(abs(1 / ratio - 1))

@@ -44,7 +44,7 @@ def ways_to_fit(task: Task, pool: PoolFacts, *, gpu_count: int, other_gpus: tupl
     """Return the single changes that suffice, smallest first; else a combination, or the fix "none"."""
     wanted = least_host_bytes(task, pool.gpu)
     if pool.host_memory_bytes is not None and wanted > pool.host_memory_bytes:
-        text = f"Choose a smaller base model, or a pool whose machines have {_gib(wanted)} of memory."
+        text = f"Choose a smaller base model, or a pool whose machines have {gib(wanted)} of memory."
         return (Fix(key="none", text=text, peak_bytes=_peak_bytes(_placed(task, pool, gpu_count), pool)),)
     fixes = tuple(_single_changes(task, pool, gpu_count, other_gpus))
     return fixes or _combined(task, pool, other_gpus)
@@ -185,7 +185,7 @@ def _combined(task: Task, pool: PoolFacts, others: tuple[Gpu, ...]) -> tuple[Fix
         changes: dict[str, object] = {"method": "qlora", "max_length": length, "gpu_key": largest.key}
         return (_priced(shorter, elsewhere, smallest_plan(shorter, largest), "max_length", text, changes),)
     peak = _peak_bytes(smallest_plan(least, largest), elsewhere)
-    text = f"This job fits on no single GPU here: even QLoRA with one row at a time needs {_gib(peak)}."
+    text = f"This job fits on no single GPU here: even QLoRA with one row at a time needs {gib(peak)}."
     return (Fix(key="none", text=text if others else "Choose a smaller base model.", peak_bytes=peak),)
 
 
@@ -195,9 +195,9 @@ def _priced(task: Task, pool: PoolFacts, placement: ChosenPlan, key: str, text: 
     cost = None
     if seconds is not None and pool.price_nano is not None:
         cost = round(pool.price_nano * seconds * placement.plan.gpu_count / pool.price_per_seconds)
-    text = f"{text}: that needs {_gib(peak)} of {pool.gpu.name}'s {_gib(pool.gpu.memory_bytes)}"
+    text = f"{text}: that needs {gib(peak)} of {pool.gpu.name}'s {gib(pool.gpu.memory_bytes)}"
     if placement.memory.host_bytes:
-        text = f"{text}, and {_gib(placement.memory.host_bytes)} of the host's"
+        text = f"{text}, and {gib(placement.memory.host_bytes)} of the host's"
     known = {name: value for name, value in changes.items() if name in Fix.__struct_fields__ and value is not None}
     return Fix(
         key=key,
@@ -214,5 +214,6 @@ def _peak_bytes(placement: ChosenPlan, pool: PoolFacts) -> int:
     return memory_interval(pool).amounts(placement.memory.peak_bytes, placement.memory.parts[0].bytes)[1]
 
 
-def _gib(amount: int) -> str:
+def gib(amount: int) -> str:
+    """Return an amount of memory for people."""
     return f"{amount / GIB:,.1f} GiB"

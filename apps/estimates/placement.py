@@ -151,10 +151,10 @@ def least_host_bytes(task: Task, gpu: Gpu) -> int:
     return 0 if gpu.is_cpu else publishing_bytes(task.shape)
 
 
-def smallest_plan(task: Task, gpu: Gpu, *, gpu_count: int = 1, margin: Margin = NO_MARGIN) -> ChosenPlan:
-    """Return the placement with the least memory on these GPUs: single rows, everything recomputed and divided."""
-    plan, model = _smallest(task, gpu, gpu_count)
-    return _chosen(task, gpu, plan, model, fits=model.needed(1, plan.max_length, True, margin) <= gpu.memory_bytes)
+def smallest_plan(task: Task, gpu: Gpu) -> ChosenPlan:
+    """Return the placement with the least memory on one GPU: single rows, everything recomputed."""
+    plan, model = _smallest(task, gpu, 1)
+    return _chosen(task, gpu, plan, model, fits=model.needed(1, plan.max_length, True, NO_MARGIN) <= gpu.memory_bytes)
 
 
 def longest_length(task: Task, gpu: Gpu, *, gpu_count: int, margin: Margin, step: int) -> int:

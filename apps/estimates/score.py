@@ -38,9 +38,9 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     rehearsed: Rehearsed | None = None
 
 
-def score(rows: Iterable[object], *, folder: Path = DATA, is_rehearsed: bool = False) -> Scored:
+def score(rows: Iterable[object], *, is_rehearsed: bool = False) -> Scored:
     """Predict every row whose configuration is complete, with `is_rehearsed` by its stack's code where that can run."""
-    prepared, excluded = prepared_jobs(rows, folder=folder)
+    prepared, excluded = prepared_jobs(rows)
     points: dict[str, list[Prediction]] = {MEMORY_KIND: [], TIME_KIND: []}
     traced = rehearsed(prepared) if is_rehearsed else None
     for each in prepared:
@@ -53,10 +53,10 @@ def score(rows: Iterable[object], *, folder: Path = DATA, is_rehearsed: bool = F
     return Scored(points=scored, excluded=tuple(excluded), rehearsed=traced)
 
 
-def prepared_jobs(rows: Iterable[object], *, folder: Path = DATA) -> tuple[list[Prepared], list[Excluded]]:
+def prepared_jobs(rows: Iterable[object]) -> tuple[list[Prepared], list[Excluded]]:
     """Return the rows that can be predicted, and the others with the reason."""
-    architectures = Names(sources.load_known_architectures(folder))
-    types = gpus.load(folder / "gpus.json")
+    architectures = Names(sources.load_known_architectures(DATA))
+    types = gpus.load(DATA / "gpus.json")
     known = frozenset((*types, *ALIASES))
     excluded: list[Excluded] = []
     read: list[MeasurementRow] = []
@@ -68,13 +68,6 @@ def prepared_jobs(rows: Iterable[object], *, folder: Path = DATA) -> tuple[list[
         job = _read(row, architectures)
         excluded.append(job) if isinstance(job, Excluded) else prepared.append(prepare(job, types))
     return prepared, excluded
-
-
-def residual(prepared: Prepared) -> float | None:
-    """Return measured / predicted, of memory without the weights; None if it cannot be predicted."""
-    value = predict(prepared)
-    known = known_bytes(prepared) if prepared.job.kind == MEMORY_KIND else 0.0
-    return (prepared.job.measured - known) / (value - known) if value is not None and value > known else None
 
 
 def read_rows(file: Path) -> list[object]:
@@ -132,16 +125,9 @@ def _interval(job: Job) -> PredictionInterval:
     return TIME if is_measured(job.stack, "time") else UNSEEN_TIME
 
 
-def cards(folder: Path = DATA) -> list[int]:
+def cards() -> list[int]:
     """Return the distinct usable memories of the known GPU types."""
-    return sorted({gpu.memory_bytes for gpu in gpus.load(folder / "gpus.json").values()})
-
-
-def summary(points: Mapping[str, Sequence[Prediction]], usable: Sequence[int]) -> dict[str, Accuracy]:
-    return {
-        MEMORY_KIND: accuracy(points[MEMORY_KIND], cards=usable),
-        TIME_KIND: accuracy(points[TIME_KIND]),
-    }
+    return sorted({gpu.memory_bytes for gpu in gpus.load(DATA / "gpus.json").values()})
 
 
 def write_table(title: str, points: Sequence[Prediction], usable: Sequence[int]) -> None:
@@ -211,11 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.write(f"{len(rows)} rows; left out:\n")
     for (kind, reason), count in sorted(Counter((e.kind, e.reason) for e in scored.excluded).items()):
         sys.stdout.write(f"{count:5}  {kind or 'unreadable'}: {reason}\n")
-    for kind, points in scored.points.items():
-        write_table(kind, points, usable if kind == MEMORY_KIND else ())
     left_out = Counter(each.kind for each in scored.excluded)
-    found = {kind: msgspec.to_builtins(each) | {"left_out": left_out[kind]} for kind, each in
-             summary(scored.points, usable).items()}  # fmt: skip
+    found = {}
+    for kind, points in scored.points.items():
+        of_kind = usable if kind == MEMORY_KIND else ()
+        write_table(kind, points, of_kind)
+        found[kind] = msgspec.to_builtins(accuracy(points, cards=of_kind)) | {"left_out": left_out[kind]}
     if scored.rehearsed:
         found[MEMORY_KIND]["rehearsed"] = len(scored.rehearsed.more_bytes)
         _write_rehearsed(scored.rehearsed)

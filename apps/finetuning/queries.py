@@ -118,9 +118,9 @@ def _sees_files(job: FineTuningJob) -> bool:
     return visible(files, project="dataset__project").count() == len(named)
 
 
-def list_events_after(*, job: FineTuningJob, sequence: int, limit: int = 500) -> list[JobEvent]:
-    """Return the events after `sequence`, oldest first."""
-    return list(job.events.filter(sequence__gt=sequence).order_by("sequence")[:limit])
+def list_events_after(*, job: FineTuningJob, sequence: int) -> list[JobEvent]:
+    """Return the events after `sequence`, at most 500, oldest first."""
+    return list(job.events.filter(sequence__gt=sequence).order_by("sequence")[:500])
 
 
 def list_checkpoints(*, job: FineTuningJob) -> QuerySet[Checkpoint]:

@@ -128,7 +128,7 @@ class _Sums:
 def reconcile(*, now: datetime.datetime) -> list[MeteringCheck]:
     """Check every finished day that has no passed check. Log each difference as critical every time."""
     today = now.astimezone(datetime.UTC).date()
-    last = today - datetime.timedelta(days=1 if _since_midnight(now) >= _ARRIVED else 2)
+    last = (now - _ARRIVED).astimezone(datetime.UTC).date() - datetime.timedelta(days=1)
     settled = set(MeteringCheck.objects.filter(is_within=True).values_list("replica_id", "day"))
     by_day: dict[tuple[str, datetime.date], list[EngineTokens]] = defaultdict(list)
     for tokens in EngineTokens.objects.filter(day__range=(today - _CHECKED_FOR, last)).order_by("day", "pk"):
@@ -137,10 +137,10 @@ def reconcile(*, now: datetime.datetime) -> list[MeteringCheck]:
     return [_check(replica_id, day, starts, now) for (replica_id, day), starts in by_day.items()]
 
 
-def list_checks(*, replica: Replica | None = None, limit: int = 14) -> list[MeteringCheck]:
-    """Return the newest checks of one replica or of all, those with a difference first."""
+def list_checks(*, replica: Replica | None = None) -> list[MeteringCheck]:
+    """Return the newest 14 checks of one replica or of all, those with a difference first."""
     found = MeteringCheck.objects.select_related("replica__base_model").order_by("is_within", "-day", "replica_id")
-    return list((found.filter(replica=replica) if replica else found)[:limit])
+    return list((found.filter(replica=replica) if replica else found)[:14])
 
 
 @transaction.atomic
@@ -193,7 +193,3 @@ def _metered(tokens: EngineTokens) -> tuple[int, int, int, int, int, int]:
 def _outside(counted: int, least: int, most: int) -> float:
     gap = max(least - counted, counted - most, 0)
     return gap / max(counted, least, 1)
-
-
-def _since_midnight(now: datetime.datetime) -> datetime.timedelta:
-    return now - now.astimezone(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)

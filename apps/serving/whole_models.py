@@ -25,14 +25,10 @@ _URL_SECONDS = 3600
 _WEIGHTS = "model.safetensors"
 
 
-def has_replica(*, version: AdapterVersion) -> bool:
-    """Return whether an operator has admitted a replica for this version alone."""
-    return Replica.objects.filter(whole_model=version).exists()
-
-
 def require_replica(*, version: AdapterVersion) -> None:
     """Raise InvalidState for a version that needs a separate replica and has none."""
-    if version.status == AdapterVersionStatus.FILES_ONLY and not has_replica(version=version):
+    is_whole = version.status == AdapterVersionStatus.FILES_ONLY
+    if is_whole and not Replica.objects.filter(whole_model=version).exists():
         raise InvalidState(
             gettext(
                 "The engine cannot load this result as an adapter, and no replica serves it as a whole model: "

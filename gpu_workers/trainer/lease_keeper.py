@@ -13,6 +13,9 @@ from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease
 
 log = logging.getLogger(__name__)
 
+# A machine that lost another one waits so long before it says so: the other one may report its own failure, which is
+# the cause. It is longer than the time between two heartbeats, which then find the lease gone.
+_CAUSE_SECONDS = 15.0
 _STUCK_SECONDS = 600.0  # longer than any step that must end after a lost lease
 
 
@@ -73,9 +76,9 @@ class LeaseKeeper:
         """Record that another call under this lease was refused."""
         self._is_refused.set()
 
-    def wait_for_refusal(self, seconds: float) -> None:
-        """Wait until the lease is refused, at most for the given time."""
-        self._is_refused.wait(seconds)
+    def wait_for_refusal(self) -> None:
+        """Wait until the lease is refused, at most 15 seconds."""
+        self._is_refused.wait(_CAUSE_SECONDS)
 
     def beat(self) -> None:
         """Send one heartbeat and process the answer."""

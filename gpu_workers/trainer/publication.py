@@ -164,10 +164,10 @@ def write_made(work_dir: Path, part: str, made: Made) -> None:
     temporary.replace(file)
 
 
-def alone(ready: AdapterReady, *, missing: tuple[MissingPart, ...] = ()) -> Published:
+def alone(ready: AdapterReady) -> Published:
     """Return the trained adapter unchanged, without report and probe."""
     adapter = SealedFolder(folder=ready.folder, manifest_sha256=ready.manifest_sha256, bytes=ready.bytes)
-    return Published(adapter=adapter, missing=missing)
+    return Published(adapter=adapter)
 
 
 def _file_of(work_dir: Path, part: str) -> Path:

@@ -275,8 +275,8 @@ class CheckpointUploader:
         return self._work_dir / "uploading" / str(step)
 
 
-def _link_folder(source: Path, target: Path, *, link: Callable[[Path, Path], None] = os.link) -> None:
+def _link_folder(source: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for file in source.iterdir():
-        link(file, target / file.name)
+        os.link(file, target / file.name)

@@ -1,14 +1,26 @@
-"""An engine of elastic pools in memory, and the limits of a pool."""
+"""An engine of elastic pools in memory, a node that the twins of real ones are asked for, and the limits of a pool."""
 
 from apps.contracts.worker_api import EnrollRequest
 from apps.finetuning.models import CapacityNode, GpuPool, PoolCapacity, Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
+from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.serving.models import Replica
 from apps.serving.operations import accept_address, register_replica
+from tests.support.attempts import age_nodes
 
 SLURM = {"partition": "gpu", "install_dir": "/opt/anneal", "work_dir": "/tmp/anneal"}
+ONCE = "one-time-token"
+PREFIX = "anneal-pool-" + "1" * 26 + "-"
+NODE = NodeRequest(
+    name=f"{PREFIX}node-" + "2" * 26,
+    pool="pool_x",
+    token=ONCE,
+    internal_url="https://internal",
+    idle_seconds=60,
+    gpus=2,
+)
 
 
 class Engine:
@@ -73,3 +85,12 @@ def limit(pool: GpuPool, **changes) -> PoolCapacity:
         "budget_nano_per_hour": None, "settings": SLURM,
     }  # fmt: skip
     return set_capacity(pool=pool, by="user_test", **values | changes)
+
+
+def look(pool: GpuPool, *, later: float = 0.0) -> list[str]:
+    """Let the pool's capacity follow its work, `later` in seconds; return the states of its nodes."""
+    if later:
+        age_nodes(later)
+    PoolCapacity.objects.update(busy_until=None)
+    reconcile_pool(pool_id=pool.pk)
+    return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))

@@ -77,13 +77,9 @@ class ChangePasswordForm(PlainFields, allauth_forms.ChangePasswordForm):
 
     def save(self) -> None:
         """Change the password and, if requested, revoke the person's keys, in one transaction."""
-        assert isinstance(self.user, User)
         with system():
             super().save()
-            lock_memberships_of(user=self.user)  # before the keys, as elsewhere
-            revoke_browser_tokens(user=self.user, now=db_now())
-            revoked = revoke_keys_of(user=self.user, now=db_now()) if self.cleaned_data["revoke_keys"] else 0
-            record_for_person(user=self.user, action="person.password_changed", keys_revoked=revoked)
+            _end_access(self.user, with_keys=self.cleaned_data["revoke_keys"], action="person.password_changed")
 
 
 class ResetPasswordForm(PlainFields, allauth_forms.ResetPasswordForm):
@@ -103,13 +99,18 @@ class ResetPasswordKeyForm(PlainFields, allauth_forms.ResetPasswordKeyForm):
 
     def save(self) -> None:
         """Set the password and revoke the person's keys unless they asked to keep them, in one transaction."""
-        assert isinstance(self.user, User)
         with system():
             super().save()
-            lock_memberships_of(user=self.user)  # before the keys, as elsewhere
-            revoke_browser_tokens(user=self.user, now=db_now())
-            revoked = 0 if self.cleaned_data["keep_keys"] else revoke_keys_of(user=self.user, now=db_now())
-            record_for_person(user=self.user, action="person.password_reset", keys_revoked=revoked)
+            _end_access(self.user, with_keys=not self.cleaned_data["keep_keys"], action="person.password_reset")
+
+
+def _end_access(user: object, *, with_keys: bool, action: str) -> None:
+    """Revoke the person's browser tokens, and their keys `with_keys`, because their password is a new one."""
+    assert isinstance(user, User)
+    lock_memberships_of(user=user)  # before the keys, as elsewhere
+    revoke_browser_tokens(user=user, now=db_now())
+    revoked = revoke_keys_of(user=user, now=db_now()) if with_keys else 0
+    record_for_person(user=user, action=action, keys_revoked=revoked)
 
 
 class SignUpForm(PlainFields, allauth_forms.SignupForm):

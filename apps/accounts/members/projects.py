@@ -7,6 +7,7 @@ defaults and its members, but cannot hide or archive it.
 
 import datetime
 from collections.abc import Collection
+from dataclasses import asdict, dataclass
 
 from django.db import transaction
 from django.db.models import Q, QuerySet
@@ -188,20 +189,21 @@ def create_project(
     return project
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectChange:
+    """A project's name, visibility and defaults for fine-tunes. None leaves a value as it is."""
+
+    name: str | None = None
+    is_private: bool | None = None
+    default_model: str | None = None
+    default_pool: str | None = None
+    default_method: str | None = None
+    default_suffix: str | None = None
+
+
 @transaction.atomic
-def change_project(
-    *,
-    organization: Organization,
-    id: str,
-    by: User,
-    name: str | None = None,
-    is_private: bool | None = None,
-    default_model: str | None = None,
-    default_pool: str | None = None,
-    default_method: str | None = None,
-    default_suffix: str | None = None,
-) -> Project:
-    """Change a project's name, visibility or defaults for fine-tunes. None leaves a value as it is.
+def change_project(*, organization: Organization, id: str, change: ProjectChange, by: User) -> Project:
+    """Change a project.
 
     Keys of members who do not see it stop working at once. An admin of the project cannot change who sees it.
 
@@ -209,21 +211,15 @@ def change_project(
     """
     acting = _lock_for(organization, by, id)
     project = _open_project(organization, id)
-    if is_private not in (None, project.is_private):
+    if change.is_private not in (None, project.is_private):
         _require_members_managed(acting)
-    if is_private and project.is_default:
+    if change.is_private and project.is_default:
         raise InvalidState(
             gettext("The default project is open to all members. Create another project for private work."),
             param="is_private",
         )
-    changes = {
-        "name": None if name is None else _free_name(organization, name, but=project),
-        "is_private": is_private,
-        "default_model": default_model,
-        "default_pool": default_pool,
-        "default_method": default_method,
-        "default_suffix": default_suffix,
-    }
+    name = None if change.name is None else _free_name(organization, change.name, but=project)
+    changes = asdict(change) | {"name": name}
     changes = {field: value for field, value in changes.items() if value not in (None, getattr(project, field))}
     before = {field: getattr(project, field) for field in changes}
     for field, value in changes.items():

@@ -18,6 +18,7 @@ from apps.core.money import rated
 logger = logging.getLogger(__name__)
 
 _KEPT = 20
+_CHECKED = datetime.timedelta(days=35)
 # name -> rows that differ: id, value on one side, value on the other
 CHECKS = {
     gettext_noop("every transaction sums to zero"): """
@@ -81,9 +82,9 @@ class CheckOutcome:
     differences: list[tuple[object, ...]]
 
 
-def reconcile(*, now: datetime.datetime, days: int = 35) -> list[CheckOutcome]:
+def reconcile(*, now: datetime.datetime) -> list[CheckOutcome]:
     """Run and record every check, and log a critical line for each one that finds a difference."""
-    since = now.astimezone(datetime.UTC).date() - datetime.timedelta(days=days)
+    since = now.astimezone(datetime.UTC).date() - _CHECKED
     outcomes = [CheckOutcome(name, _differences(statement, since)) for name, statement in CHECKS.items()]
     outcomes.append(CheckOutcome(LAST_CHECK, _misrated(since)))
     for outcome in outcomes:

@@ -193,11 +193,7 @@ def _close(organization_id: str, hold_id: str, *, by: str, reason: str, only_exp
         wallet = lock_wallet(organization=organization_id)
         rate_organization(wallet=wallet, series=list_unrated(wallet=wallet, key_id=key_id))
         found = _lock_open(wallet, hold_id)
-        if found is None or (only_expired and not _is_expired(found)):
+        if found is None or (only_expired and (found.expires_at is None or found.expires_at >= db_now())):
             return False  # another process closed or renewed it
         settle_hold(hold_id=hold_id, capture_nano=found.captured_nano, by=by, reason=reason)
     return True
-
-
-def _is_expired(found: Hold) -> bool:
-    return found.expires_at is not None and found.expires_at < db_now()

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import IO, Any
 
-from apps.contracts.adapter_files.support import TARGET_MODULES, Served, find_support
+from apps.contracts.adapter_files.support import TARGET_MODULES, find_support
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -96,11 +96,13 @@ class UnsupportedArchitecture(ValueError):
     """No table of tensors exists for this base model."""
 
 
-def get_header_bytes(start: bytes) -> int:
-    """Return the length of the header in bytes from the start of the file; `start` is at least the first 8 bytes.
+def header_of(stream: IO[bytes], *, file_bytes: int) -> SafetensorsHeader:
+    """Read the header of a file of `file_bytes` from its start. Raises AdapterFileError naming the fault."""
+    start = stream.read(8)
+    return parse_header(start + stream.read(_header_bytes(start) - 8), file_bytes=file_bytes)
 
-    Raises AdapterFileError for a size that no adapter has.
-    """
+
+def _header_bytes(start: bytes) -> int:
     if len(start) < 8:
         raise AdapterFileError("The file is shorter than a safetensors header.")
     size = int.from_bytes(start[:8], "little")
@@ -111,7 +113,7 @@ def get_header_bytes(start: bytes) -> int:
 
 def parse_header(start: bytes, *, file_bytes: int) -> SafetensorsHeader:
     """Parse the header in `start` of a file of `file_bytes`. Raises AdapterFileError naming the fault."""
-    header_end = get_header_bytes(start)
+    header_end = _header_bytes(start)
     if header_end > min(len(start), file_bytes):
         raise AdapterFileError("The file ends inside its header.")
     raw = _parse_object(start[8:header_end], "header")
@@ -288,7 +290,7 @@ def _require_full_cover(tensors: Mapping[str, Tensor], *, begin: int, end: int) 
 def _module_sizes(base_config: Mapping[str, Any]) -> dict[str, tuple[str, int, int]]:
     """Return (block, inputs, outputs) of each layer that LoRA adapts."""
     support = find_support(base_config)
-    if support is None or support.served is not Served.ADAPTER:
+    if support is None:
         named = (base_config.get("architectures") or ["?"])[0]
         raise UnsupportedArchitecture(f"Adapters for {named} are not supported.")
     hidden, heads = int(base_config["hidden_size"]), int(base_config["num_attention_heads"])

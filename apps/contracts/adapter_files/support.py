@@ -6,7 +6,6 @@ runs a miniature of every architecture on these engines, and `docs/models.md` ha
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ALL_LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
@@ -27,15 +26,6 @@ _EXPERTS = (
 _EXPERTS_IN_16_BITS = (
     "Saves little memory: only linear layers are stored in 4 bits, and a layer's experts are one tensor in 16 bits."
 )
-_OWN = "vLLM's own model class takes adapters of these layers."
-_BACKEND = "vLLM runs the class of transformers, and takes adapters of its linear layers."
-
-
-class Served(StrEnum):
-    """How an engine serves what was trained."""
-
-    ADAPTER = "adapter"
-    MERGED = "merged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +36,7 @@ class Support:
     model_type: str
     modules: tuple[str, ...] = ALL_LINEAR
     modules_reason: str = _ALL
-    served: Served = Served.ADAPTER
-    served_reason: str = _OWN
     qlora_note: str = ""  # how QLoRA differs from that of dense models
-
-    @property
-    def is_mixture(self) -> bool:
-        """Return whether it is a mixture of experts."""
-        return self.modules_reason == _EXPERTS
 
 
 def _mixture(family: str, model_type: str) -> Support:
@@ -64,10 +47,6 @@ def _mixture(family: str, model_type: str) -> Support:
         modules_reason=_EXPERTS,
         qlora_note=_EXPERTS_IN_16_BITS,
     )
-
-
-def _on_transformers(family: str, model_type: str) -> Support:
-    return Support(family=family, model_type=model_type, served_reason=_BACKEND)
 
 
 SUPPORT: Mapping[str, Support] = {
@@ -83,9 +62,9 @@ SUPPORT: Mapping[str, Support] = {
     "MixtralForCausalLM": _mixture("Mixtral", "mixtral"),
     "Phi3ForCausalLM": Support(family="Phi-3 and Phi-4", model_type="phi3", modules=_PHI3, modules_reason=_FUSED_BOTH),
     "GptOssForCausalLM": _mixture("gpt-oss", "gpt_oss"),
-    "SmolLM3ForCausalLM": _on_transformers("SmolLM3", "smollm3"),
-    "Olmo2ForCausalLM": _on_transformers("OLMo 2", "olmo2"),
-    "Olmo3ForCausalLM": _on_transformers("OLMo 3", "olmo3"),
+    "SmolLM3ForCausalLM": Support(family="SmolLM3", model_type="smollm3"),
+    "Olmo2ForCausalLM": Support(family="OLMo 2", model_type="olmo2"),
+    "Olmo3ForCausalLM": Support(family="OLMo 3", model_type="olmo3"),
     "GraniteForCausalLM": Support(family="Granite", model_type="granite"),
     "GraniteMoeForCausalLM": _mixture("Granite MoE", "granitemoe"),
     "Glm4ForCausalLM": Support(family="GLM-4", model_type="glm4", modules=_GLM, modules_reason=_FUSED_MLP),

@@ -5,7 +5,7 @@ Preview, token counts and training all use this code, so a page shows exactly wh
 
 from apps.contracts.chat.errors import RowError, RowErrorCode, TemplateNotPrefixStable, TemplateRejectedRow
 from apps.contracts.chat.lines import MAX_LINE_BYTES, Line, split_lines
-from apps.contracts.chat.parsing import parse_line, parse_line_as, parse_row, parse_row_as
+from apps.contracts.chat.parsing import parse_line_as, parse_row, parse_row_as
 from apps.contracts.chat.rendered import RenderedPair, RenderedRow, TrainOn
 from apps.contracts.chat.renderer import ChatRenderer
 from apps.contracts.chat.rows import ChatMessage, ChatRow, MessageRole, PreferenceRow, Row, RowKind, TextRow
@@ -31,7 +31,6 @@ __all__ = [
     "TextRow",
     "TrainOn",
     "chat_template_sha256",
-    "parse_line",
     "parse_line_as",
     "parse_row",
     "parse_row_as",

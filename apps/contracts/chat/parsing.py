@@ -18,13 +18,6 @@ _PREFERENCE_EXAMPLE = (
 )
 
 
-def parse_line(line: Line) -> ChatRow:
-    """Parse one line of `split_lines` as a conversation. Raises RowError."""
-    if line.is_too_long:
-        raise_too_long(line.number)
-    return parse_row(line.data, line_number=line.number)
-
-
 def parse_line_as(line: Line, kind: RowKind) -> Row:
     """Parse one line of `split_lines` as a row of this kind. Raises RowError."""
     if line.is_too_long:

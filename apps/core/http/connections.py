@@ -137,8 +137,7 @@ class Connection(HttpToolsProtocol):
 
 def is_proxy(host: str) -> bool:
     """Return whether this address forwards the connections of many clients."""
-    return bool(settings.TRUSTED_PROXIES) and host in _proxies().trusted_hosts
-
-
-def _proxies() -> ProxyHeadersMiddleware:
-    return ProxyHeadersMiddleware(refuse_head, trusted_hosts=settings.TRUSTED_PROXIES)  # type: ignore[arg-type]
+    if not settings.TRUSTED_PROXIES:
+        return False
+    proxies = ProxyHeadersMiddleware(refuse_head, trusted_hosts=settings.TRUSTED_PROXIES)  # type: ignore[arg-type]
+    return host in proxies.trusted_hosts

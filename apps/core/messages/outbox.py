@@ -305,10 +305,10 @@ def _backoff(attempts: int) -> datetime.timedelta:
     return datetime.timedelta(seconds=seconds)
 
 
-def list_failing(*, limit: int = 50) -> list[OutboxMessage]:
-    """Return the messages that failed at least FAILING_ATTEMPTS times, oldest first."""
+def list_failing() -> list[OutboxMessage]:
+    """Return the messages that failed at least FAILING_ATTEMPTS times, the oldest 50, oldest first."""
     stuck = OutboxMessage.objects.filter(sent_at=None, attempts__gte=FAILING_ATTEMPTS).order_by("id")
-    return list(stuck[:limit])
+    return list(stuck[:50])
 
 
 def prune(*, now: datetime.datetime) -> int:

@@ -112,7 +112,7 @@ def tokens(count: int | None) -> str:
         return NONE
     if abs(count) < 10_000:
         return f"{count:,}"
-    return _scaled(count, 1_000, ("K", "M", "B", "T"))
+    return _scaled(count, ("K", "M", "B", "T"))
 
 
 @register.filter(name="bytes")
@@ -122,7 +122,7 @@ def bytes_(size: int | None) -> str:
         return NONE
     if abs(size) < 1_000:
         return f"{size} B"
-    return _scaled(size, 1_000, (" KB", " MB", " GB", " TB"))
+    return _scaled(size, (" KB", " MB", " GB", " TB"))
 
 
 @register.filter
@@ -336,11 +336,11 @@ def _control_class(widget: Widget) -> str:
 _FORMATS = {"date": later("j M Y"), "time": "H:i T", "datetime": later("j M Y, H:i T")}
 
 
-def _scaled(value: int, base: int, units: tuple[str, ...]) -> str:
+def _scaled(value: int, units: tuple[str, ...]) -> str:
     """Format a value in the largest fitting unit with three significant digits, without trailing zeros."""
-    scaled, power = value / base, 0
-    while abs(scaled) >= base - 0.5 and power < len(units) - 1:
-        scaled, power = scaled / base, power + 1
+    scaled, power = value / 1_000, 0
+    while abs(scaled) >= 999.5 and power < len(units) - 1:
+        scaled, power = scaled / 1_000, power + 1
     decimals = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
     text = f"{scaled:.{decimals}f}"
     return (text.rstrip("0").rstrip(".") if decimals else text) + units[power]

@@ -1,6 +1,6 @@
 """Capacity and speed of GPU types, read from the catalog's rows; a CPU is one more type."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TypedDict
@@ -80,7 +80,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     bf16_flops: float | None = None
     fp16_flops: float | None = None
     nvlink_bytes_per_second: int | None = None
-    memory_is_observed: bool = True
     measured_gemm_flops: float | None = None  # of the best known 16-bit matrix product (mamf-finder)
     pcie_bytes_per_second: float = 25e9  # 16 lanes in one direction, as reached: generation 4; twice for 5, half for 3
     has_nvlink_switch: bool = False  # every GPU reaches every other at the full rate
@@ -120,18 +119,17 @@ def _listed_exponentials(key: str) -> float:
     return 0.0
 
 
-def cpu(*, memory_bytes: int, name: str = "CPU", key: str = "cpu") -> Gpu:
+def cpu(*, memory_bytes: int) -> Gpu:
     """Return a machine without a GPU: `memory_bytes` is the RAM that a training process may use."""
-    return Gpu(key=key, name=name, memory_bytes=memory_bytes, kind="cpu")
+    return Gpu(key="cpu", name="CPU", memory_bytes=memory_bytes, kind="cpu")
 
 
 def from_row(row: GpuRow) -> Gpu:
-    memory_bytes, is_observed = _memory(row)
     tflops, bandwidth = row["dense_tflops"], row.get("mem_bw_gb_s")
     return Gpu(
         key=row["key"],
         name=row["name"],
-        memory_bytes=memory_bytes,
+        memory_bytes=_memory(row),
         kind="rocm" if row["arch"].startswith("CDNA") else "cuda",
         memory_bandwidth_bytes_per_second=round(bandwidth * 1e9) if bandwidth else None,
         # Cards before Ampere have no bf16 matrix units; their fp16 peak is not this figure.
@@ -141,19 +139,14 @@ def from_row(row: GpuRow) -> Gpu:
         pcie_bytes_per_second=_pcie(row["key"], row["interconnect"]["kind"]),
         measured_gemm_flops=_tera(row.get("mamf_bf16_tflops_measured")),
         has_nvlink_switch="bridge" not in row["interconnect"]["kind"] and _nvlink(row["interconnect"]) is not None,
-        memory_is_observed=is_observed,
         sources=tuple(row["sources"]),
     )
 
 
-def from_rows(rows: Iterable[GpuRow]) -> dict[str, Gpu]:
-    """Read the rows of `gpus.json` by key."""
-    return {row["key"]: from_row(row) for row in rows}
-
-
 def load(path: Path) -> dict[str, Gpu]:
     """Read the file `gpus.json`."""
-    return from_rows(msgspec.json.decode(path.read_bytes())["gpus"])
+    rows: list[GpuRow] = msgspec.json.decode(path.read_bytes())["gpus"]
+    return {row["key"]: from_row(row) for row in rows}
 
 
 def find(types: Mapping[str, Gpu], key: str) -> Gpu:
@@ -163,11 +156,11 @@ def find(types: Mapping[str, Gpu], key: str) -> Gpu:
     return types[key]
 
 
-def _memory(row: GpuRow) -> tuple[int, bool]:
+def _memory(row: GpuRow) -> int:
     if observed := row.get("usable_gib_observed") or row.get("total_gib"):
-        return int(observed * GIB), True
+        return int(observed * GIB)
     share = _HBM_USABLE_SHARE if row["key"].startswith(_HBM_KEY_PREFIXES) else _GDDR_USABLE_SHARE
-    return int(row["memory_gb_label"] * share * GIB), False
+    return int(row["memory_gb_label"] * share * GIB)
 
 
 def _tera(value: float | None) -> float | None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -53,12 +53,8 @@ def load_rows(folder: Path) -> list[MeasurementRow]:
 
 def load(folder: Path) -> tuple[ProbeRow, ...]:
     """Return every published speed in the folder that is comparable with a bf16 trainer."""
-    return speeds(rows=load_rows(folder), architectures=load_architectures(folder))
-
-
-def speeds(*, rows: Iterable[MeasurementRow], architectures: Mapping[str, Architecture]) -> tuple[ProbeRow, ...]:
-    """Convert rows to speed sources; leave out rows whose tokens per second are unknown."""
-    found = (speed(row=row, architecture=architectures.get(row["model"])) for row in rows)
+    architectures = load_architectures(folder)
+    found = (speed(row=row, architecture=architectures.get(row["model"])) for row in load_rows(folder))
     return tuple(probe for probe in found if probe is not None)
 
 

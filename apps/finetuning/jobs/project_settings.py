@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from django.utils.translation import gettext
 
-from apps.accounts.members.projects import change_project, get_project
+from apps.accounts.members.projects import ProjectChange, change_project, get_project
 from apps.accounts.models import Organization, Project, User
 from apps.catalog.queries import list_base_models
 from apps.contracts.hyperparameters import Method
@@ -19,38 +19,25 @@ from apps.finetuning.recipes.suffixes import plain_suffix
 _CHOSEN = {"model": "base_model", "method": "method", "suffix": "suffix"}
 
 
-def change_project_settings(
-    *,
-    organization: Organization,
-    id: str,
-    by: User,
-    name: str | None = None,
-    is_private: bool | None = None,
-    default_model: str | None = None,
-    default_pool: str | None = None,
-    default_method: str | None = None,
-    default_suffix: str | None = None,
-) -> Project:
+def change_project_settings(*, organization: Organization, id: str, change: ProjectChange, by: User) -> Project:
     """Change a project as `change_project` does, also what is chosen for its new fine-tunes.
 
-    None stays, and "" is none. Raises InvalidValue as well for another model that is not installed, another pool that
+    An empty default is none. Raises InvalidValue as well for another model that is not installed, another pool that
     is unknown, closed or in a region that the organization may not use, an unknown method and a suffix without letters
     and digits.
     """
     project = get_project(organization=organization, id=id)  # what it keeps may be gone since
-    if default_model not in (None, "", project.default_model) and not _is_installed(default_model):
+    model = change.default_model
+    if model not in (None, "", project.default_model) and not _is_installed(model):
         raise InvalidValue(gettext("Choose a base model that is installed."), param="default_model")
-    if default_pool not in (None, "", project.default_pool, *names_of_pools(organization=organization)):
+    if change.default_pool not in (None, "", project.default_pool, *names_of_pools(organization=organization)):
         raise InvalidValue(gettext("There is no such pool."), param="default_pool")
-    if default_method and default_method not in list(Method):
+    if change.default_method and change.default_method not in list(Method):
         text = gettext("The method must be one of %(methods)s.") % {"methods": ", ".join(Method)}
         raise InvalidValue(text, param="default_method")
-    if default_suffix is not None:
-        default_suffix = plain_suffix(default_suffix, param="default_suffix")
-    return change_project(
-        organization=organization, id=id, by=by, name=name, is_private=is_private, default_model=default_model,
-        default_pool=default_pool, default_method=default_method, default_suffix=default_suffix,
-    )  # fmt: skip
+    if change.default_suffix is not None:
+        change = replace(change, default_suffix=plain_suffix(change.default_suffix, param="default_suffix"))
+    return change_project(organization=organization, id=id, change=change, by=by)
 
 
 def with_defaults(*, request: JobRequest, project: Project) -> JobRequest:

@@ -10,8 +10,7 @@ from django.utils.translation import gettext
 
 from apps.catalog.models import PriceRule
 from apps.core.errors import InvalidValue
-from apps.estimates.fixes import Fix
-from apps.estimates.physics.gpus import GIB
+from apps.estimates.fixes import Fix, gib
 from apps.estimates.quote import Estimate
 from apps.estimates.ranking import RankedOption, Ranking, rank
 from apps.estimates.requests import Correction
@@ -199,7 +198,7 @@ def _change(fix: Fix) -> Remedy:
 
 
 def _more_gpus(quoted: PoolQuote) -> Remedy:
-    text = f"Use {quoted.gpu_count} GPUs: that needs {_gib(quoted.estimate.peak_bytes)} on each"
+    text = f"Use {quoted.gpu_count} GPUs: that needs {gib(quoted.estimate.peak_bytes)} on each"
     fix = Fix(key="gpu_count", text=f"{text}.", peak_bytes=quoted.estimate.peak_bytes, gpu_count=quoted.gpu_count)
     taken = quoted.key if quoted.is_launchable else None
     return Remedy(fix=fix, changes={}, pool=taken, cost_nano=quoted.estimate.cost_nano_p50, note=quoted.block_reason)
@@ -207,11 +206,7 @@ def _more_gpus(quoted: PoolQuote) -> Remedy:
 
 def _elsewhere(quoted: PoolQuote) -> Remedy:
     estimate, pool = quoted.estimate, quoted.pool
-    text = f"Use {pool.gpu_type.name} in {pool.name}: {_gib(estimate.peak_bytes)} of {_gib(estimate.capacity_bytes)}."
+    text = f"Use {pool.gpu_type.name} in {pool.name}: {gib(estimate.peak_bytes)} of {gib(estimate.capacity_bytes)}."
     fix = Fix(key="gpu", text=text, peak_bytes=estimate.peak_bytes, gpu_key=pool.gpu_type_id)
     taken = quoted.key if quoted.is_launchable else None
     return Remedy(fix=fix, changes={}, pool=taken, cost_nano=estimate.cost_nano_p50, note=quoted.block_reason)
-
-
-def _gib(amount: int) -> str:
-    return f"{amount / GIB:,.1f} GiB"

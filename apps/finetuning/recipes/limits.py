@@ -9,7 +9,7 @@ import msgspec
 from django.utils.translation import gettext
 
 from apps.catalog.models import BaseModel
-from apps.contracts.adapter_files import TARGET_MODULES, Served, adapted_modules, find_support
+from apps.contracts.adapter_files import TARGET_MODULES, adapted_modules, find_support
 from apps.contracts.hyperparameters import Hyperparameters, Method, Objective
 from apps.contracts.splits.split import MAX_SHARE
 from apps.core.errors import InvalidValue
@@ -94,11 +94,9 @@ def why_no_adapter(*, base_model: BaseModel) -> str:
 
     A seeded row of an unknown type counts as servable until its installation shows otherwise.
     """
-    support = find_support(base_model.config)
-    if support is None:
-        reason = "The serving engine cannot load adapters of this architecture."
-        return reason if "architectures" in base_model.config else ""
-    return "" if support.served is Served.ADAPTER else support.served_reason
+    if "architectures" not in base_model.config or find_support(base_model.config):
+        return ""
+    return "The serving engine cannot load adapters of this architecture."
 
 
 def kind_of(*, base_model: BaseModel, recipe: Hyperparameters) -> TrainingKind:
@@ -166,8 +164,8 @@ def _is_among(value: object, options: tuple[object, ...]) -> bool:
     return any(value == option and type(value) is type(option) for option in options)
 
 
-def _number(name: str, low: float, high: float, text: str, *, is_nullable: bool = False) -> Limit:
-    return Limit(name=name, text=text, minimum=low, maximum=high, is_nullable=is_nullable)
+def _number(name: str, low: float, high: float, text: str) -> Limit:
+    return Limit(name=name, text=text, minimum=low, maximum=high)
 
 
 def _whole(name: str, low: float, high: float, text: str, *, is_nullable: bool = False) -> Limit:

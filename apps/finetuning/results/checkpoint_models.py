@@ -19,7 +19,7 @@ from apps.core.errors import InvalidState
 from apps.core.ids import ulid_of
 from apps.core.messages import outbox
 from apps.core.objects.store import object_key, store
-from apps.finetuning.models import Checkpoint
+from apps.finetuning.models import Checkpoint, FineTuningJob
 from apps.finetuning.recipes.checkpoint_names import find_named, may_answer, name_of
 from apps.finetuning.recipes.start_points import find_checkpoint
 from apps.finetuning.usage.storage import require_any_storage
@@ -85,25 +85,33 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str, by
         )
     require_any_storage(organization=job.organization_id)
     manifest, prefix = _copy(checkpoint)
-    new = NewVersion(
-        organization=job.organization,
-        project_id=job.project_id,
-        base_model=job.base_model,
-        adapter_name=job.adapter_name,
-        suffix=job.suffix,
+    new = version_of_job(
+        job,
         source=checkpoint.pk,
         ulid=ulid_of(checkpoint.pk),
         model_name=name_of(checkpoint),
         object_prefix=prefix,
         manifest=manifest,
         manifest_sha256=checkpoint.upload.manifest_sha256,
-        method=job.method,
-        rank=job.hyperparameters["lora_rank"],
-        target_modules=list(job.hyperparameters["target_modules"]),
         metrics={name: value for name, value in checkpoint.metrics.items() if value is not None}
         | {"step": checkpoint.step},
     )
     return publish(new)
+
+
+def version_of_job(job: FineTuningJob, **of_result: Any) -> NewVersion:
+    """Return a version of the job's adapter. `of_result` are the fields that its result decides."""
+    return NewVersion(
+        organization=job.organization,
+        project_id=job.project_id,
+        base_model=job.base_model,
+        adapter_name=job.adapter_name,
+        suffix=job.suffix,
+        method=job.method,
+        rank=job.hyperparameters["lora_rank"],
+        target_modules=list(job.hyperparameters["target_modules"]),
+        **of_result,
+    )
 
 
 def adapter_files(*, organization: Organization | str, checkpoint_id: str) -> tuple[Checkpoint, list[tuple[str, str]]]:

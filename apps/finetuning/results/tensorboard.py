@@ -42,7 +42,7 @@ def read_points(*, job: FineTuningJob) -> list[tuple[float, dict[str, float | No
 
 def event_file(points: Iterable[tuple[float, dict[str, float | None]]], *, began_at: float) -> Iterator[bytes]:
     """Yield the file's records."""
-    yield _record(_double(1, began_at) + _bytes(3, _VERSION.encode()))
+    yield _record(_time(began_at) + _bytes(3, _VERSION.encode()))
     for moment, data in points:
         values = b"".join(
             _bytes(1, _bytes(1, tag.encode()) + b"\x15" + struct.pack("<f", value))
@@ -50,7 +50,7 @@ def event_file(points: Iterable[tuple[float, dict[str, float | None]]], *, began
             if isinstance(value := data.get(name), int | float)
         )
         if values:
-            yield _record(_double(1, moment) + b"\x10" + _varint(int(data.get("step") or 0)) + _bytes(5, values))
+            yield _record(_time(moment) + b"\x10" + _varint(int(data.get("step") or 0)) + _bytes(5, values))
 
 
 def _record(message: bytes) -> bytes:
@@ -82,8 +82,8 @@ def _crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
-def _double(field: int, value: float) -> bytes:
-    return bytes([field << 3 | 1]) + struct.pack("<d", value)
+def _time(seconds: float) -> bytes:
+    return b"\x09" + struct.pack("<d", seconds)
 
 
 def _bytes(field: int, value: bytes) -> bytes:

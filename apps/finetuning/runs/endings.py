@@ -7,7 +7,7 @@ import msgspec
 from django.db import transaction
 
 from apps.adapters.models import AdapterVersion
-from apps.adapters.operations import AdapterRejected, NewVersion
+from apps.adapters.operations import AdapterRejected
 from apps.contracts import runs as wire
 from apps.contracts.failures import FailureCode
 from apps.contracts.hyperparameters import Method
@@ -25,6 +25,7 @@ from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT
 from apps.finetuning.recipes.limits import kind_of
 from apps.finetuning.recipes.stored_requests import recipe_of, stored_request
 from apps.finetuning.results.attempt_traces import trace_attempt
+from apps.finetuning.results.checkpoint_models import version_of_job
 from apps.finetuning.results.checkpoints import forget_checkpoints
 from apps.finetuning.results.missing_parts import find_missing, list_missing
 from apps.finetuning.runs import attempts, outcomes
@@ -144,20 +145,13 @@ def _is_served(job: FineTuningJob) -> bool:
 
 
 def _publish(job: FineTuningJob, run: Run, upload: RunUpload, outcome: wire.Succeeded) -> AdapterVersion:
-    new = NewVersion(
-        organization=job.organization,
-        project_id=job.project_id,
-        base_model=job.base_model,
-        adapter_name=job.adapter_name,
-        suffix=job.suffix,
+    new = version_of_job(
+        job,
         source=run.pk,
         ulid=ulid_of(job.pk),
         object_prefix=upload.object_prefix,
         manifest=upload.manifest,
         manifest_sha256=upload.manifest_sha256,
-        method=job.method,
-        rank=job.hyperparameters["lora_rank"],
-        target_modules=list(job.hyperparameters["target_modules"]),
         metrics={
             "train_loss": outcome.train_loss,
             "valid_loss": outcome.valid_loss,

@@ -26,11 +26,6 @@ _TIMES_WORKER = 2  # of the time after which the worker itself ends its child; i
 _MAX_STEPLESS_MS = 24 * 3_600_000  # regardless of the work that a worker reports
 
 
-def expected_step_seconds(*, job: FineTuningJob) -> float:
-    """Return the quoted time of a step, 0 if unknown."""
-    return (job.estimate.get("train_seconds_p50") or 0.0) / job.total_steps if job.total_steps else 0.0
-
-
 def heartbeat_changes(*, run: Run, beat: HeartbeatRequest, now: datetime.datetime) -> dict[str, int]:
     """Return a heartbeat's changes to the run: the reported work, and the time without work or steps."""
     seconds = min((now - run.heartbeat_at).total_seconds(), LEASE_SECONDS) if run.heartbeat_at else 0.0
@@ -61,7 +56,8 @@ def _end(run_id: str) -> bool:
     job_id = Run.objects.values_list("job_id", flat=True).get(pk=run_id)
     job = FineTuningJob.objects.select_for_update().get(pk=job_id)
     run = Run.objects.get(pk=run_id)
-    limit_ms = _TIMES_WORKER * 1000 * max(settings.STALL_SECONDS, _TIMES_EXPECTED * expected_step_seconds(job=job))
+    step_seconds = (job.estimate.get("train_seconds_p50") or 0.0) / job.total_steps if job.total_steps else 0.0
+    limit_ms = _TIMES_WORKER * 1000 * max(settings.STALL_SECONDS, _TIMES_EXPECTED * step_seconds)
     still_ms, most_ms = max((run.idle_ms, limit_ms), (run.stepless_ms, _MAX_STEPLESS_MS), key=lambda p: p[0] - p[1])
     if still_ms <= most_ms:
         return False

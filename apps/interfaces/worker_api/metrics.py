@@ -34,10 +34,10 @@ def render_installation_metrics() -> str:
 
 def _work(now: datetime.datetime) -> Iterator[str]:
     jobs = FineTuningJob.objects.filter(status__in=JOB_OPEN).order_by().values_list("status")
-    yield _by("anneal_jobs", "Jobs that have not ended.", "status", JOB_OPEN, jobs.annotate(Count("pk")))
+    yield _by_status("anneal_jobs", "Jobs that have not ended.", JOB_OPEN, jobs.annotate(Count("pk")))
     ended = Run.objects.filter(finished_at__gte=now - _HOUR).order_by().values_list("status")
     words = "Attempts that ended within the last hour."
-    yield _by("anneal_runs_ended_last_hour", words, "status", sorted(RUN_TERMINAL), ended.annotate(Count("pk")))
+    yield _by_status("anneal_runs_ended_last_hour", words, sorted(RUN_TERMINAL), ended.annotate(Count("pk")))
     is_held = Q(cordoned_at__isnull=False) | Q(drain_requested_at__isnull=False)
     state = Case(
         When(live_worker_filter(now), then=Value("live")), When(is_held, then=Value("cordoned")),
@@ -115,8 +115,8 @@ def _first_tokens(found: TrafficSum) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by(name: str, words: str, label: str, values: Iterable[str], rows: Iterable[tuple[str, int]]) -> str:
-    """Return a gauge with a sample of each value, those without rows included."""
+def _by_status(name: str, words: str, values: Iterable[str], rows: Iterable[tuple[str, int]]) -> str:
+    """Return a gauge with a sample of each status, those without rows included."""
     counts = dict(rows)
-    samples: list[Sample] = [({label: str(value)}, float(counts.get(value, 0))) for value in values]
+    samples: list[Sample] = [({"status": str(value)}, float(counts.get(value, 0))) for value in values]
     return format_series(name, "gauge", words, samples)

@@ -25,10 +25,9 @@ from apps.contracts.adapter_files import (
     SafetensorsHeader,
     check_adapter,
     clean_adapter_config,
-    get_header_bytes,
     get_scale,
+    header_of,
     parse_config,
-    parse_header,
 )
 from apps.contracts.parity import MAX_PARITY_BYTES, PARITY_FILE
 from apps.contracts.runs import SignedFile
@@ -178,9 +177,7 @@ def check_files(folder: Path, base: BaseIdentity, *, rank: int) -> dict[str, Any
 def read_header(weights: Path) -> SafetensorsHeader:
     """Read a safetensors header; raises AdapterFileError."""
     with open(weights, "rb") as file:
-        start = file.read(8)
-        start += file.read(get_header_bytes(start) - 8)
-    return parse_header(start, file_bytes=weights.stat().st_size)
+        return header_of(file, file_bytes=weights.stat().st_size)
 
 
 def find_bad_numbers(weights: Path, header: SafetensorsHeader, config: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import torch
 import torch.distributed
@@ -16,7 +17,7 @@ from gpu_workers.common.artifacts import folder_bytes, read_manifest
 from gpu_workers.common.events import CHECKPOINTS_FOLDER, UNNUMBERED, CheckpointReady, EventWriter
 from gpu_workers.common.pulse import beat
 from gpu_workers.train.data.encoding import ShuffledSampler, TokenRow
-from gpu_workers.train.data.rows import PairRow
+from gpu_workers.train.data.rows import PairRow, Rows
 from gpu_workers.train.loop.checkpoint import RANDOM_FILE, TrainingState, save_checkpoint
 from gpu_workers.train.loop.process_group import is_distributed
 from gpu_workers.train.loop.random_state import gather_states, load_state, restore_state
@@ -49,7 +50,8 @@ class RunTrainer:
     processing_class: PreTrainedTokenizerBase
     progress: RunCallback
     events: EventWriter
-    eval_collator: Callable[..., dict[str, torch.Tensor]]
+    eval_collator: Callable[..., dict[str, torch.Tensor]]  # makes a batch of validation rows
+    _rows: Rows
 
     def __init__(
         self, *args: object, spec: RunSpec, work_dir: Path, sampler: ShuffledSampler, **kwargs: object
@@ -70,7 +72,8 @@ class RunTrainer:
 
     def longest_rows(self) -> Sequence[TokenRow] | Sequence[PairRow]:
         """Return the micro-batch that needs the most memory, as input of the collator."""
-        raise NotImplementedError
+        size = self.args.per_device_train_batch_size
+        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-size:])
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: torch.Tensor | None = None) -> torch.Tensor:
         """Record the gradient norm. Called once per optimizer step, whether or not gradients are clipped."""

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import peft
@@ -20,9 +21,11 @@ from apps.contracts.hyperparameters import Method
 from apps.contracts.runs import Manifest, RunSpec
 from gpu_workers.common.artifacts import MANIFEST_FILE, seal_folder, verify_folder
 from gpu_workers.train.loop.random_state import State, save_states
-from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 from gpu_workers.train.model.sharding import broadcast_model, is_sharded
 from gpu_workers.train.model.weights import MODEL_FILE, write_weights
+
+if TYPE_CHECKING:  # the trainer imports this module
+    from gpu_workers.train.loop.base_trainer import RunTrainer
 
 PROGRESS_FILE = "progress.json"
 BEST_FILE = "best.safetensors"
@@ -159,7 +162,7 @@ class BestWeights:
     def file(self) -> Path | None:
         return self._path if self.loss is not None and self._path.exists() else None
 
-    def record(self, loss: float, step: int, trainer: ResumableTrainer) -> None:
+    def record(self, loss: float, step: int, trainer: "RunTrainer") -> None:
         """Record an evaluation, and save the weights if they are the best so far."""
         if self.loss is not None and not loss < self.loss:
             self.evaluations_since += 1
@@ -174,7 +177,7 @@ class BestWeights:
         if folder is not None and (folder / BEST_FILE).exists() and not self._path.exists():
             os.link(folder / BEST_FILE, self._path)
 
-    def put_back(self, trainer: ResumableTrainer) -> int | None:
+    def put_back(self, trainer: "RunTrainer") -> int | None:
         """Load the best weights into the model, unless the last ones are the best; return their step."""
         if self.loss is None or self.step == trainer.state.global_step:
             return None

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import TrainingArguments
 from trl.trainer.dpo_trainer import DataCollatorForPreference
 
-from gpu_workers.train.data.rows import PairRow, Pairs
+from gpu_workers.train.data.rows import Pairs
 from gpu_workers.train.loop.base_trainer import RunTrainer
 
 
@@ -22,10 +21,6 @@ class PairTrainer(RunTrainer):
             pad_token_id=pad_id, pad_to_multiple_of=8 if torch.cuda.is_available() else None
         )
         super().__init__(*args, data_collator=self.eval_collator, **kwargs)
-
-    def longest_rows(self) -> list[PairRow]:
-        size = int(self.args.per_device_train_batch_size)
-        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-size:])
 
     def compute_loss(
         self,

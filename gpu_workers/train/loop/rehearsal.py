@@ -6,6 +6,7 @@ If one of them does not fit or fails, this shows now and not after hours.
 import math
 import shutil
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from gpu_workers.train.data.rows import Rows, SomeRows
 from gpu_workers.train.loop.callbacks import Window
 from gpu_workers.train.loop.evaluation import evaluate
 from gpu_workers.train.loop.random_state import read_state, restore_state
-from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
+
+if TYPE_CHECKING:  # the trainer imports this module
+    from gpu_workers.train.loop.base_trainer import RunTrainer
 
 _FOLDER = "rehearsal"
 _MIN_INTERVAL_SECONDS = 15.0
@@ -27,7 +30,7 @@ class Rehearsal(Struct, frozen=True, kw_only=True):
     save_seconds: float
 
 
-def rehearse(trainer: ResumableTrainer, validation: Rows | SomeRows | None) -> Rehearsal:
+def rehearse(trainer: "RunTrainer", validation: Rows | SomeRows | None) -> Rehearsal:
     """Run one of each and leave no trace: weights, gradients and random numbers are as before."""
     started = time.monotonic()
     numbers = read_state()
@@ -72,7 +75,7 @@ def checkpoint_interval_seconds(spec: RunSpec, *, save_seconds: float) -> float:
     return min(max(best, least), max(asked, least))
 
 
-def _save(trainer: ResumableTrainer) -> float:
+def _save(trainer: "RunTrainer") -> float:
     root = trainer.work_dir / _FOLDER
     started = time.monotonic()
     try:

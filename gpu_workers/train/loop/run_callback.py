@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -29,8 +30,10 @@ from gpu_workers.train.loop.checkpoint import BestWeights, Progress
 from gpu_workers.train.loop.evaluation import Evaluation, evaluate
 from gpu_workers.train.loop.process_group import is_distributed
 from gpu_workers.train.loop.rehearsal import checkpoint_interval_seconds, rehearse
-from gpu_workers.train.loop.trainer_protocol import ResumableTrainer
 from gpu_workers.train.model.samples import SampleWriter
+
+if TYPE_CHECKING:  # the trainer imports this module
+    from gpu_workers.train.loop.base_trainer import RunTrainer
 
 _MAX_EPOCH_CHECKPOINTS = 20
 _MAX_SAVING_SHARE = 0.05  # of an epoch's time, for the checkpoint at its end
@@ -60,7 +63,7 @@ class RunCallback(ProgressCallback):
             checkpoint_interval_seconds=checkpoint_interval_seconds,
             steps_per_epoch=steps_per_epoch,
         )
-        self.trainer: ResumableTrainer
+        self.trainer: RunTrainer
         self.validation = validation and self._bounded(validation, spec, steps_per_epoch, events)
         self.valid_loss: float | None = None  # of the last evaluation
         self.is_rehearsing = False  # a speed probe trains without rehearsal and reports nothing
@@ -252,7 +255,7 @@ class RunCallback(ProgressCallback):
 
 
 def evaluate_rows(
-    trainer: ResumableTrainer, rows: Rows | SomeRows, *, should_stop: Callable[[], bool]
+    trainer: "RunTrainer", rows: Rows | SomeRows, *, should_stop: Callable[[], bool]
 ) -> Evaluation | None:
     """Return loss and accuracy over the rows, or None if stopped in the middle."""
     return evaluate(

@@ -6,7 +6,6 @@ Rows are tokenised here, and only trained tokens have labels.
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import peft
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -21,7 +20,6 @@ from gpu_workers.train.data.encoding import (
     LengthGroupedSampler,
     PaddingCollator,
     ShuffledSampler,
-    TokenRow,
 )
 from gpu_workers.train.data.packing import PackingCollator
 from gpu_workers.train.data.rows import Pairs, Rows
@@ -49,9 +47,6 @@ class Trainer(RunTrainer, SFTTrainer):
         super().__init__(*args, **kwargs)
         is_alone = self.args.world_size == 1 and self.spec.parallelism != "fsdp"
         self._scores_selected_only = not engine.is_gpu and is_alone and _has_plain_head(self.model)
-
-    def longest_rows(self) -> list[TokenRow]:
-        return self._rows.items(np.argsort(self._rows.lengths, kind="stable")[-self.args.per_device_train_batch_size :])
 
     def compute_loss(
         self,

@@ -1,14 +1,18 @@
-"""The parts that all supervised attempts share: the watch over the child, and the failures before it runs."""
+"""The parts that all supervised attempts share: the place, the watch over the child, and failures before it runs."""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import StopReason
+from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
+from gpu_workers.common.api_client import ApiClient, Lease
 from gpu_workers.common.base_models import NotInstalled
+from gpu_workers.common.config import WorkerConfig
 from gpu_workers.common.transfers import StoreUnavailable
-from gpu_workers.trainer.children.executor import Child
+from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from gpu_workers.trainer.preparation import CheckpointBroken
 from gpu_workers.trainer.run_checks import Refused
@@ -16,9 +20,6 @@ from gpu_workers.trainer.run_checks import Refused
 log = logging.getLogger(__name__)
 
 PREPARATION_ERRORS = (Refused, NotInstalled, StoreUnavailable, CheckpointBroken, OSError)
-# A machine that lost another one waits so long before it says so: the other one may report its own failure, which is
-# the cause. It is longer than the time between two heartbeats, which then find the lease gone.
-CAUSE_SECONDS = 15.0
 _POLL_SECONDS = 0.1
 _CHILD_STOP_SECONDS = 60.0  # for the child's step and checkpoint
 _KILL_AFTER_FENCE_SECONDS = 10.0
@@ -44,6 +45,54 @@ class Haste:
         if self._since is None and self._is_hurried():
             self._since = time.monotonic()
         return self._since is not None and time.monotonic() - self._since >= self._seconds
+
+
+class Attempt:
+    """A claimed place on `devices`, and its child. `on_stuck` is called if it does not end after the place is lost."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        api: ApiClient,
+        executor: SubprocessExecutor,
+        claim: ClaimResponse,
+        work_dir: Path,
+        *,
+        devices: Sequence[str],
+        is_stopping: Callable[[], bool],
+        on_stuck: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._api = api
+        self._executor = executor
+        self._claim = claim
+        self._spec = claim.spec
+        self._lease = Lease.of(claim)
+        self._work_dir = work_dir
+        self._devices = devices
+        self._is_stopping = is_stopping
+        self._child: Child | None = None
+        self._keeper = LeaseKeeper(api, claim, status=self._current_status, on_stuck=on_stuck)
+
+    def _current_status(self) -> HeartbeatRequest:
+        return HeartbeatRequest()
+
+    def _stop_reason(self) -> StopReason | None:
+        """Return the reason for a stop. A customer's request takes precedence over this machine's."""
+        return self._keeper.stop_reason or (StopReason.PREEMPTED if self._is_stopping() else None)
+
+    def _require_place(self) -> None:
+        if self._keeper.is_lost:
+            raise Forgotten
+
+    def _check(self) -> None:
+        self._require_place()
+        if self._stop_reason() is not None:
+            raise StopAsked
+
+    def _kill_child(self) -> None:
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
 
 
 def explain(error: Exception) -> tuple[FailureCode, str]:

@@ -1,24 +1,21 @@
 """A machine of a group that another machine leads. It keeps its place, trains, and leaves. It reports no progress."""
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Any
 
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import Failed, Stopped, StopReason
-from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest, LeaveRequest
-from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
-from gpu_workers.common.config import WorkerConfig
+from apps.contracts.worker_api import LeaveRequest
+from gpu_workers.common.api_client import ApiError, StaleLease, Unauthorized, Unavailable
 from gpu_workers.common.events import AdapterReady, read_outcome
 from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.common.transfers import Interrupted, Transfers
-from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
-from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
+from gpu_workers.trainer.children.executor import Child
 from gpu_workers.trainer.preparation import prepare
 from gpu_workers.trainer.run_checks import check_run
 from gpu_workers.trainer.supervision.escort import (
-    CAUSE_SECONDS,
     PREPARATION_ERRORS,
+    Attempt,
     Forgotten,
     StopAsked,
     accompany,
@@ -31,32 +28,12 @@ _DONE = LeaveRequest()
 _GIVEN_UP = LeaveRequest(outcome=Stopped(reason=StopReason.PREEMPTED))
 
 
-class GroupMember:
-    """Trains one claimed place on `devices`. `on_stuck` is called if it does not end after the loss of its place."""
+class GroupMember(Attempt):
+    """Trains one claimed place."""
 
-    def __init__(
-        self,
-        config: WorkerConfig,
-        api: ApiClient,
-        executor: SubprocessExecutor,
-        claim: ClaimResponse,
-        work_dir: Path,
-        *,
-        devices: Sequence[str],
-        is_stopping: Callable[[], bool],
-        on_stuck: Callable[[], None] = leave,
-    ) -> None:
-        self._config = config
-        self._api = api
-        self._executor = executor
-        self._spec = claim.spec
-        self._lease = Lease.of(claim)
-        self._work_dir = work_dir
-        self._devices = devices
-        self._is_stopping = is_stopping
-        self._keeper = LeaseKeeper(api, claim, status=HeartbeatRequest, on_stuck=on_stuck)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._transfers = Transfers(should_stop=lambda: self._keeper.is_lost or self._stop_reason() is not None)
-        self._child: Child | None = None
 
     def run(self) -> None:
         """Train until the group's end, and leave. It returns without a report only if the place was lost."""
@@ -69,8 +46,7 @@ class GroupMember:
         except (ApiError, Unavailable) as error:
             log.error("Could not leave the group of %s: %s", self._spec.run_id, error)
         finally:
-            if self._child is not None and self._child.poll() is None:
-                self._child.kill()
+            self._kill_child()
             self._keeper.refuse()
             self._keeper.close()
             self._transfers.close()
@@ -109,7 +85,7 @@ class GroupMember:
                 return _DONE if outcome.training_seconds > 0 else _GIVEN_UP
             case Failed():
                 if outcome.code is FailureCode.WORKER_LOST:
-                    self._keeper.wait_for_refusal(CAUSE_SECONDS)
+                    self._keeper.wait_for_refusal()
                 self._require_place()
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
         self._require_place()
@@ -124,15 +100,3 @@ class GroupMember:
         log_tail = tail_of_log(self._work_dir, known=known)
         failed = Failed(code=code, message=message, log_tail=log_tail, peak_memory_bytes=peak_memory_bytes)
         return LeaveRequest(outcome=failed)
-
-    def _stop_reason(self) -> StopReason | None:
-        return self._keeper.stop_reason or (StopReason.PREEMPTED if self._is_stopping() else None)
-
-    def _require_place(self) -> None:
-        if self._keeper.is_lost:
-            raise Forgotten
-
-    def _check(self) -> None:
-        self._require_place()
-        if self._stop_reason() is not None:
-            raise StopAsked

@@ -4,8 +4,7 @@ Nothing is reported once the lease is lost. Billing counts only what the control
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,9 +23,8 @@ from apps.contracts.runs import (
     Succeeded,
     TrainingStarted,
 )
-from apps.contracts.worker_api import ClaimResponse, HeartbeatRequest
-from gpu_workers.common.api_client import ApiClient, ApiError, Lease, StaleLease, Unauthorized, Unavailable
-from gpu_workers.common.config import WorkerConfig
+from apps.contracts.worker_api import HeartbeatRequest
+from gpu_workers.common.api_client import ApiError, StaleLease, Unauthorized, Unavailable
 from gpu_workers.common.events import (
     EVENTS_FILE,
     LOG_FILE,
@@ -39,17 +37,16 @@ from gpu_workers.common.events import (
 )
 from gpu_workers.common.redaction import tail_of_log
 from gpu_workers.common.transfers import Interrupted, Transfers
-from gpu_workers.trainer.children.executor import Child, SubprocessExecutor
+from gpu_workers.trainer.children.executor import Child
 from gpu_workers.trainer.idle.rehearsals import with_rehearsal
-from gpu_workers.trainer.lease_keeper import LeaseKeeper, leave
 from gpu_workers.trainer.preparation import prepare
 from gpu_workers.trainer.progress_watch import ChildActivity, ProgressWatch
 from gpu_workers.trainer.publication import EVALUATION, Publisher, PublishSecrets, alone
 from gpu_workers.trainer.reporter import CheckpointUploader, Reporter, Uploader, deliver
 from gpu_workers.trainer.run_checks import check_run
 from gpu_workers.trainer.supervision.escort import (
-    CAUSE_SECONDS,
     PREPARATION_ERRORS,
+    Attempt,
     Forgotten,
     Haste,
     StopAsked,
@@ -72,46 +69,22 @@ _PATIENT_SECONDS = 600.0  # for the last checkpoint's upload, and at a pause for
 _TRANSFER_SECONDS = 120.0  # limit for one read or write of a transfer, with its retries
 
 
-class RunSupervisor:
-    """Executes one claimed run on `devices`. `run` does everything. The rest of the agent knows none of its phases.
+class RunSupervisor(Attempt):
+    """Executes one claimed run. `run` does everything. The rest of the agent knows none of its phases."""
 
-    `on_stuck` is called if the run does not end after the loss of its lease.
-    """
-
-    def __init__(
-        self,
-        config: WorkerConfig,
-        api: ApiClient,
-        executor: SubprocessExecutor,
-        claim: ClaimResponse,
-        work_dir: Path,
-        *,
-        devices: Sequence[str],
-        publisher: Publisher | None,
-        is_stopping: Callable[[], bool],
-        on_stuck: Callable[[], None] = leave,
-    ) -> None:
-        self._config = config
-        self._devices = devices
+    def __init__(self, *args: Any, publisher: Publisher | None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._publisher = publisher
-        self._api = api
-        self._executor = executor
-        self._spec = claim.spec
-        self._lease = Lease.of(claim)
-        self._work_dir = work_dir
-        self._is_stopping = is_stopping
         self._status = HeartbeatRequest()
-        self._child: Child | None = None
-        self._keeper = LeaseKeeper(api, claim, status=self._current_status, on_stuck=on_stuck)
-        self._reporter = Reporter(api, self._lease, self._keeper)
+        self._reporter = Reporter(self._api, self._lease, self._keeper)
         self._is_delivering = False
-        self._watch = ProgressWatch(least_seconds=claim.stall_seconds)
+        self._watch = ProgressWatch(least_seconds=self._claim.stall_seconds)
         self._transfers = Transfers(should_stop=self._must_end_transfers, note_bytes=self._watch.count_bytes)
-        self._uploader = Uploader(api, self._lease, self._transfers)
+        self._uploader = Uploader(self._api, self._lease, self._transfers)
         self._side_transfers = Transfers(should_stop=lambda: self._keeper.is_lost)
-        side_uploader = Uploader(api, self._lease, self._side_transfers)
-        self._checkpoints = CheckpointUploader(side_uploader, self._reporter, self._keeper, work_dir)
-        self._tail = EventTail(work_dir / EVENTS_FILE)
+        side_uploader = Uploader(self._api, self._lease, self._side_transfers)
+        self._checkpoints = CheckpointUploader(side_uploader, self._reporter, self._keeper, self._work_dir)
+        self._tail = EventTail(self._work_dir / EVENTS_FILE)
         self._tracking: TrackingChild | None = None
 
     def run(self) -> None:
@@ -130,8 +103,7 @@ class RunSupervisor:
         except Unavailable as error:
             log.error("Could not report the end of %s: %s", self._spec.run_id, error)
         finally:
-            if self._child is not None and self._child.poll() is None:
-                self._child.kill()
+            self._kill_child()
             if self._tracking is not None:
                 self._tracking.kill()
             self._keeper.refuse()  # wakes all code that still waits for this lease
@@ -155,8 +127,7 @@ class RunSupervisor:
         except StopAsked:
             return self._stopped()
         except Interrupted:
-            if self._keeper.is_lost:
-                raise Forgotten from None
+            self._require_place()
             return self._stalled(self._still()) if self._watch.is_stalled else self._stopped()
         except PREPARATION_ERRORS as error:
             return self._failed(*explain(error))
@@ -191,8 +162,7 @@ class RunSupervisor:
     def _conclude(self, child: Child) -> RunOutcome:
         self._watch.follow(None)
         outcome = read_outcome(self._work_dir)
-        if self._keeper.is_lost:
-            raise Forgotten
+        self._require_place()
         haste = Haste(self._is_hurried, seconds=_IN_HASTE_SECONDS)
         self._checkpoints.finish(timeout_seconds=_PATIENT_SECONDS, must_end=haste.is_over)
         is_pausing = self._stop_reason() is StopReason.PAUSED
@@ -204,7 +174,7 @@ class RunSupervisor:
                 return self._store_adapter(outcome)
             case Failed():
                 if outcome.code is FailureCode.WORKER_LOST:  # of another machine of the group
-                    self._keeper.wait_for_refusal(CAUSE_SECONDS)
+                    self._keeper.wait_for_refusal()
                 return self._failed(outcome.code, outcome.message, peak_memory_bytes=outcome.peak_memory_bytes)
             case None if self._stop_reason() is None:
                 message = f"The training process ended unexpectedly ({child.poll()})."
@@ -231,8 +201,7 @@ class RunSupervisor:
                 begun=self._watch_over,
                 watch=self._watch,
             )
-            if self._keeper.is_lost:
-                raise Forgotten
+            self._require_place()
         lacks_exports = any(part.kind in self._spec.exports for part in published.missing)
         if self._stop_reason() is StopReason.CANCELLED or (
             self._stop_reason() is StopReason.PREEMPTED and lacks_exports
@@ -275,8 +244,7 @@ class RunSupervisor:
         return self._stalled(message)
 
     def _stalled(self, message: str) -> RunOutcome:
-        if self._keeper.is_lost:
-            raise Forgotten
+        self._require_place()
         return self._stopped() if self._stop_reason() else self._failed(FailureCode.STALLED, message)
 
     def _still(self) -> str:
@@ -291,8 +259,7 @@ class RunSupervisor:
     def _finish(self, outcome: RunOutcome) -> None:
         """Report the end; raises StaleLease, Unauthorized, Unavailable or Forgotten."""
         self._reporter.flush(timeout_seconds=_EVENTS_IN_HASTE_SECONDS if self._is_hurried() else 30)
-        if self._keeper.is_lost:
-            raise Forgotten
+        self._require_place()
         log.info("%s attempt %d: %s", self._spec.run_id, self._spec.attempt, type(outcome).__name__)
         try:
             self._api.finish(self._lease, outcome)
@@ -339,19 +306,9 @@ class RunSupervisor:
         memory = self._child.memory_bytes() if self._child is not None else None
         return msgspec.structs.replace(self._status, memory_bytes=memory, work=self._watch.work)
 
-    def _stop_reason(self) -> StopReason | None:
-        """Return the reason for a stop. A customer's request takes precedence over this machine's."""
-        return self._keeper.stop_reason or (StopReason.PREEMPTED if self._is_stopping() else None)
-
     def _is_hurried(self) -> bool:
         """Return whether the machine is wanted at once. A pause alone can wait until its checkpoint is stored."""
         return self._is_stopping() or self._stop_reason() in (StopReason.CANCELLED, StopReason.PREEMPTED)
-
-    def _check(self) -> None:
-        if self._keeper.is_lost:
-            raise Forgotten
-        if self._stop_reason() is not None:
-            raise StopAsked
 
     def _stopped(self) -> Stopped:
         durable = self._reporter.durable

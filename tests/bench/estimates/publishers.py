@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
+from apps.estimates.published.predictions import Prepared, known_bytes, predict
 from apps.estimates.published.rows import MEMORY, TIME
 from apps.estimates.score import DATA, prepared_jobs, read_rows
-from apps.estimates.score import residual as residual_of
 from tests.bench.estimates.__main__ import publisher_bounds
 
 FILES = tuple(DATA / f"{name}measurements.jsonl" for name in ("", "unseen_", "third_"))
@@ -37,6 +37,13 @@ def residuals(files: Iterable[Path]) -> dict[str, dict[str, list[float]]]:
                 source = each.job.source
                 found[each.job.kind][PUBLISHERS.get(source, source)].append(value)
     return found
+
+
+def residual_of(prepared: Prepared) -> float | None:
+    """Return measured / predicted, of memory without the weights; None if it cannot be predicted."""
+    value = predict(prepared)
+    known = known_bytes(prepared) if prepared.job.kind == MEMORY else 0.0
+    return (prepared.job.measured - known) / (value - known) if value is not None and value > known else None
 
 
 def coverage(by_source: Mapping[str, list[float]]) -> dict[str, float]:

@@ -46,7 +46,7 @@ def main() -> int:
     counts = {
         "families": len(rows),
         "trained": sum(row.is_trained for row in rows),
-        "served_as_adapter": sum(row.served == "adapter" for row in rows),
+        "served_as_adapter": sum(bool(row.served) for row in rows),
         "failed": failed,
     }
     sys.stdout.write(json.dumps(counts) + "\n")

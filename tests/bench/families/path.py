@@ -14,7 +14,7 @@ import peft
 import torch
 from transformers import AutoModelForCausalLM
 
-from apps.contracts.adapter_files import SUPPORT, Served
+from apps.contracts.adapter_files import SUPPORT
 from apps.contracts.hyperparameters import Hyperparameters, Method
 from apps.contracts.parity import PARITY_FILE, TOLERANCE, ParityProbe, problem_of
 from apps.contracts.runs import StepCompleted, Stopped
@@ -68,12 +68,11 @@ def walk(name: str, folder: Path) -> FamilyResult:
         found.is_trained = True
         step = "PEFT"
         _load_with_peft(found, base, trained[Method.LORA])
-        if support.served is Served.ADAPTER:
-            step = "serving adapters"
-            _serve_adapters(found, base, folder / "replica", trained)
+        step = "serving adapters"
+        _serve_adapters(found, base, folder / "replica", trained)
         step = "serving the merged model"
         _serve_merged(found, base, folder, trained[Method.LORA])
-        found.served = support.served
+        found.served = "adapter"
     except Exception as error:  # noqa: BLE001 - the next family is still to be tried
         found.error = f"{step}: {type(error).__name__}: {error}"[:600]
     return found

@@ -54,7 +54,7 @@ def render(rows: Sequence[FamilyResult]) -> str:
         cells = (
             f"{support.family} ({row.example})", f"`{row.architecture}`", modules, losses,
             "exact" if row.is_resumed_exactly else "no",
-            {"adapter": "as an adapter", "merged": "merged only"}.get(row.served, "failed"), differences,
+            "as an adapter" if row.served else "failed", differences,
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     notes = [f"- **{row.family}** failed: {row.error}" for row in rows if row.error]

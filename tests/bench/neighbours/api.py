@@ -1,13 +1,12 @@
 """The public API: files, jobs and estimates, with keys."""
 
-import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import aiohttp
 
 from tests.bench.neighbours.stage import Platform, Tenant
-from tests.bench.neighbours.traffic import Attack, Entrance, as_key, get, send, sending
+from tests.bench.neighbours.traffic import Attack, Entrance, as_key, get, send, sending, trickling
 
 _ROWS = b"".join(
     b'{"messages":[{"role":"user","content":"Where is card %d?"},{"role":"assistant","content":"On its way."}]}\n' % n
@@ -50,7 +49,7 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "API beside many small files": calls(lambda it: _uploading(it, _ROWS[:400])),
         "API beside deep bodies": calls(lambda it: sending(it, "POST", "/v1/fine_tuning/jobs", lambda: _DEEP)),
         "API beside wide bodies": calls(lambda it: sending(it, "POST", "/v1/fine_tuning/jobs", lambda: _WIDE)),
-        "API beside slow bodies": calls(_trickling),
+        "API beside slow bodies": calls(lambda it: trickling(it, "/v1/files", part_bytes=4_000, seconds_apart=0.2)),
         "estimates beside estimates": estimates("/api/v1/estimates"),
         "estimates beside dry runs": estimates("/v1/fine_tuning/jobs", dry_run=True),
     }
@@ -61,19 +60,6 @@ def _uploading(attacker: Tenant, content: bytes) -> Attack:
         return (await send(client, "POST", "/v1/files", as_key(attacker, number), file_form(content)))[0]
 
     return upload
-
-
-def _trickling(attacker: Tenant) -> Attack:
-    async def parts() -> AsyncIterator[bytes]:
-        for _ in range(100):
-            yield b" " * 4_000
-            await asyncio.sleep(0.2)
-
-    async def trickle(client: aiohttp.ClientSession, number: int) -> int:
-        async with client.post("/v1/files", data=parts(), headers=as_key(attacker, number)) as answer:
-            return answer.status
-
-    return trickle
 
 
 def file_form(content: bytes, filename: str = "rows.jsonl") -> aiohttp.FormData:

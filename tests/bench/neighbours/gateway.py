@@ -1,20 +1,18 @@
 """Inference: one tenant's chats beside what costs the gateway most, and its pages beside another's chats."""
 
-import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 
 from apps.accounts.login.api_keys import LIVE_PREFIX, new_secret
 from tests.bench.neighbours.stage import Platform, Tenant
-from tests.bench.neighbours.traffic import Attack, Entrance, as_key, as_person, get, send, sending
+from tests.bench.neighbours.traffic import Attack, Entrance, as_key, as_person, get, send, sending, trickling
 
 _PATH = "/v1/chat/completions"
 _HI = [{"role": "user", "content": "Hi"}]
-_SLOW_BYTES, _SLOW_PARTS = 200_000, 100
 
 
 def entrances(platform: Platform) -> dict[str, Entrance]:
@@ -68,21 +66,8 @@ def entrances(platform: Platform) -> dict[str, Entrance]:
         "inference beside large schemas": asking(make=large_schema),
         "inference beside deep arguments": asking(messages=[*_HI, {"role": "assistant", "tool_calls": [called]}, *_HI]),
         "inference beside many messages": against(sending(lots, "POST", _PATH, lambda: many_messages), lots),
-        "inference beside slow bodies": against(_trickling(slow), slow),
+        "inference beside slow bodies": against(trickling(slow, _PATH, part_bytes=2_000, seconds_apart=0.5), slow),
         "inference beside wrong keys": against(wrong_key, platform.make_tenant()),
         # Inference passes through the web process, whose interpreter the pages use.
         "pages beside streamed chats": Entrance(browse, sending(streaming, "POST", _PATH, stream), streaming),
     }
-
-
-def _trickling(attacker: Tenant) -> Attack:
-    async def parts() -> AsyncIterator[bytes]:
-        for _ in range(_SLOW_PARTS):
-            yield b" " * (_SLOW_BYTES // _SLOW_PARTS)
-            await asyncio.sleep(0.5)
-
-    async def trickle(client: aiohttp.ClientSession, number: int) -> int:
-        async with client.post(_PATH, data=parts(), headers=as_key(attacker, number)) as answer:
-            return answer.status
-
-    return trickle

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -154,6 +154,21 @@ def sending(tenant: Tenant, method: str, path: str, make: Callable[[], Any] = la
 
     async def attack(client: aiohttp.ClientSession, number: int) -> int:
         return (await send(client, method, path, as_key(tenant, number), make()))[0]
+
+    return attack
+
+
+def trickling(tenant: Tenant, path: str, *, part_bytes: int, seconds_apart: float) -> Attack:
+    """Send a body in a hundred small parts."""
+
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * part_bytes
+            await asyncio.sleep(seconds_apart)
+
+    async def attack(client: aiohttp.ClientSession, number: int) -> int:
+        async with client.post(path, data=parts(), headers=as_key(tenant, number)) as answer:
+            return answer.status
 
     return attack
 

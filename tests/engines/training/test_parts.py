@@ -12,7 +12,7 @@ from huggingface_hub.errors import GatedRepoError
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerState
 
-from apps.contracts.chat import ChatRenderer, parse_line, parse_row, split_lines
+from apps.contracts.chat import ChatRenderer, RowKind, parse_line_as, parse_row, split_lines
 from apps.contracts.failures import FailureCode
 from apps.contracts.runs import BaseModelRef, DatasetRef, Manifest, RunSpec
 from apps.contracts.splits.split import Split, split_keys
@@ -113,7 +113,8 @@ def test_the_held_out_rows_are_those_of_the_preview_and_no_row_is_on_both_sides(
     path = tmp_path / "rows.jsonl"
     path.write_bytes(make_rows(40, seed=1) + make_rows(10, seed=1))  # ten rows twice
     renderer = ChatRenderer.from_folder(BASE_MODEL)
-    previewed = Split(0.2, 7).held_out(split_keys(parse_line(line) for line in split_lines([path.read_bytes()])))
+    rows = (parse_line_as(line, RowKind.CHAT) for line in split_lines([path.read_bytes()]))
+    previewed = Split(0.2, 7).held_out(split_keys(rows))
 
     held = split_off(split_keys_of(path), Split(0.2, 7))
     training = encode_file(path, renderer, max_length=64, keep=[not each for each in held])

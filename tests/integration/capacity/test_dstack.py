@@ -18,24 +18,13 @@ from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity import api_client, dstack
 from apps.finetuning.pools.capacity.dstack import Dstack, DstackSettings
 from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
-from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import claims
 from gpu_workers.common.config import read_config, read_engine_config
-from tests.support.attempts import age_nodes
+from tests.twins.capacity import NODE, ONCE, PREFIX, look
 from tests.twins.dstack import TOKEN, serve_dstack
 
-ONCE = "one-time-token"
-PREFIX = "anneal-pool-" + "1" * 26 + "-"
 RUN = "anneal-node-" + "2" * 26
-NODE = NodeRequest(
-    name=f"{PREFIX}node-" + "2" * 26,
-    pool="pool_x",
-    token=ONCE,
-    internal_url="https://internal",
-    idle_seconds=60,
-    gpus=2,
-)
 URL = os.environ.get("ANNEAL_TEST_DSTACK_URL", "")
 
 
@@ -216,14 +205,6 @@ def pool(twin, floor):
         settings={"api_url": twin.url, "project": "anneal", "image": "anneal/gpu:1", "ca": twin.ca, "gpu": "H100"},
     )  # fmt: skip
     return floor.pool
-
-
-def look(pool, *, later=0.0):
-    if later:
-        age_nodes(later)
-    PoolCapacity.objects.update(busy_until=None)
-    reconcile_pool(pool_id=pool.pk)
-    return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
 
 
 @pytest.mark.slow

@@ -17,24 +17,13 @@ from apps.finetuning.pools.capacity import api_client, kubernetes
 from apps.finetuning.pools.capacity.kubernetes import Kubernetes
 from apps.finetuning.pools.capacity.manifests import KubernetesSettings, job_manifest
 from apps.finetuning.pools.capacity.port import CapacityError, NodeRequest
-from apps.finetuning.pools.capacity.reconciliation import reconcile_pool
 from apps.finetuning.pools.capacity.settings import set_capacity
 from apps.finetuning.runs import claims
 from gpu_workers.common.config import read_config, read_engine_config
-from tests.support.attempts import age_nodes
+from tests.twins.capacity import NODE, ONCE, PREFIX, look
 from tests.twins.kubernetes import TOKEN, make_certificate, serve_kubernetes
 
 ACCESS = Path(__file__).resolve().parents[3] / "deploy/kubernetes/access.yaml"
-ONCE = "one-time-token"
-PREFIX = "anneal-pool-" + "1" * 26 + "-"
-NODE = NodeRequest(
-    name=f"{PREFIX}node-" + "2" * 26,
-    pool="pool_x",
-    token=ONCE,
-    internal_url="https://internal",
-    idle_seconds=60,
-    gpus=2,
-)
 JOB = "anneal-node-" + "2" * 26
 
 
@@ -219,14 +208,6 @@ def pool(twin, floor):
         settings=settings | {"gpu_resource": "nvidia.com/gpu"},
     )  # fmt: skip
     return floor.pool
-
-
-def look(pool, *, later=0.0):
-    if later:
-        age_nodes(later)
-    PoolCapacity.objects.update(busy_until=None)
-    reconcile_pool(pool_id=pool.pk)
-    return list(CapacityNode.objects.order_by("requested_at", "pk").values_list("status", flat=True))
 
 
 @pytest.mark.slow

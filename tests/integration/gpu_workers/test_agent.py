@@ -157,7 +157,7 @@ def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tm
     monkeypatch.setattr(escort, "_KILL_AFTER_FENCE_SECONDS", 0.5)
     skew = [0.0]
     keeper = partial(LeaseKeeper, clock=lambda: time.monotonic() + skew[0])
-    monkeypatch.setattr(run_supervisor, "LeaseKeeper", keeper)
+    monkeypatch.setattr(escort, "LeaseKeeper", keeper)
     add_run(plane, models)
     draining = Draining(make_agent(plane, tmp_path, "stubborn"))
     plane.wait_for(lambda: plane.events_of(StepCompleted))

@@ -221,6 +221,11 @@ MINIATURES: dict[str, Miniature] = {
 }  # fmt: skip
 
 
+def is_mixture(name: str) -> bool:
+    """Return whether it is a mixture of experts."""
+    return bool(SUPPORT[MINIATURES[name].architecture].qlora_note)
+
+
 def build_model(name: str, *, vocabulary: int, **tokens: int) -> PreTrainedModel:
     """Return the miniature on torch's present device, in its random state."""
     made = MINIATURES[name]
@@ -253,7 +258,7 @@ def write_miniature(name: str, folder: Path) -> Path:
     model = build_model(name, vocabulary=vocabulary, eos_token_id=end, pad_token_id=0, bos_token_id=None)
     with torch.no_grad():
         for key, weight in model.named_parameters():
-            if _ROUTER.search(key) and SUPPORT[MINIATURES[name].architecture].is_mixture:
+            if _ROUTER.search(key) and is_mixture(name):
                 weight.normal_(0, 0.02).mul_(ROUTER_SCALE)
     model.save_pretrained(folder)
     return folder

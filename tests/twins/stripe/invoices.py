@@ -106,14 +106,6 @@ def delete_invoice(twin: Twin, invoice: str, **_: Any) -> Object:
     return {"id": invoice, "object": "invoice", "deleted": True}
 
 
-@answers("POST /v1/invoices/{invoice}/mark_uncollectible")
-def mark_uncollectible(twin: Twin, invoice: str, **params: Any) -> Object:
-    found = _in_state(twin, invoice, "open")
-    found["status"] = "uncollectible"
-    twin.tell("invoice.marked_uncollectible", found)
-    return _shown(found, params)
-
-
 @answers("GET /v1/invoices/{invoice}")
 def get_invoice(twin: Twin, invoice: str, **params: Any) -> Object:
     return _shown(twin.get(invoice), params)

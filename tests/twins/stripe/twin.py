@@ -1,10 +1,10 @@
 """Stripe in memory: what it keeps, what it answers, what it tells by webhook, and how it fails.
 
 Behaviour follows docs.stripe.com: idempotent requests (the first result is replayed, other parameters under the same
-key are an error, a second request meanwhile is a conflict), test cards, invoices (draft, open, paid, void,
-uncollectible), disputes (funds leave when one opens, and come back when it is won), a balance transaction for each
-movement. Every request passes the contract first. It was written by the people who wrote the client, so it shares their
-misreadings: the same suite runs against Stripe's own test mode when STRIPE_TEST_KEY is set.
+key are an error, a second request meanwhile is a conflict), test cards, invoices (draft, open, paid, void), disputes
+(funds leave when one opens, and come back when it is won), a balance transaction for each movement. Every request
+passes the contract first. It was written by the people who wrote the client, so it shares their misreadings: the same
+suite runs against Stripe's own test mode when STRIPE_TEST_KEY is set.
 """
 
 import copy

@@ -35,12 +35,9 @@ def test_an_owner_gives_roles(organization: Organization, alice: User, bob: User
     )
 
 
-def test_an_admin_makes_no_owner(organization: Organization, ann: User, bob: User) -> None:
+def test_an_admin_makes_and_unmakes_no_owner(organization: Organization, ann: User, alice: User, bob: User) -> None:
     with pytest.raises(PermissionDenied):
         give(organization, bob, "owner", by=ann)
-
-
-def test_an_admin_unmakes_no_owner(organization: Organization, ann: User, alice: User) -> None:
     with pytest.raises(PermissionDenied):
         give(organization, alice, "viewer", by=ann)
     with pytest.raises(PermissionDenied):

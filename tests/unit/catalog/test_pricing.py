@@ -66,18 +66,23 @@ def ask(organization: Organization | None, **fields) -> PriceRequest:
 
 
 @pytest.mark.django_db
-def test_a_customers_own_price_waits_for_a_second_operator(organization: Organization) -> None:
-    general, wanted = price(100), ask(organization)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_customers_own_price_or_a_price_of_nothing_for_everybody_waits_for_a_second_operator(
+    organization: Organization, is_own: bool
+) -> None:
+    customer = organization if is_own else None
+    general, wanted = price(100), ask(customer)
 
     with pytest.raises(PermissionDenied):
         approve_price(request_id=wanted.pk, by="user_1", now=NOW)
-    assert active_price(sku=SKU, organization=organization, now=NOW) == general
-    approve_price(request_id=wanted.pk, by="user_2", now=NOW)
+    assert active_price(sku=SKU, organization=customer, now=NOW) == general
+    approve_price(request_id=wanted.pk, by="user_2", now=NOW + DAY)
     with pytest.raises(InvalidState):
-        reject_price(request_id=wanted.pk, by="user_2", now=NOW)
+        reject_price(request_id=wanted.pk, by="user_2", now=NOW + DAY)
 
-    own = active_price(sku=SKU, organization=organization, now=NOW)
-    assert own and (own.price_nano, own.created_by, own.approved_by) == (0, "user_1", "user_2")
+    found = active_price(sku=SKU, organization=customer, now=NOW + DAY)
+    assert found and (found.price_nano, found.created_by, found.approved_by) == (0, "user_1", "user_2")
+    assert found.organization == customer
 
 
 @pytest.mark.django_db
@@ -152,19 +157,6 @@ def test_each_band_of_a_month_costs_its_own_price(quantity: int, prices: list[in
     exact = sum(max(min(quantity, end) - begin, 0) * nano for begin, end, nano in bands)
     assert abs(cost * 7 - exact) <= 7
     assert cost <= rated(quantity=quantity, price_nano=first, per=7)
-
-
-@pytest.mark.django_db
-def test_a_price_of_nothing_for_everybody_waits_for_a_second_operator() -> None:
-    general, wanted = price(100), ask(None)
-
-    with pytest.raises(PermissionDenied):
-        approve_price(request_id=wanted.pk, by="user_1", now=NOW)
-    assert active_price(sku=SKU, now=NOW) == general
-    approve_price(request_id=wanted.pk, by="user_2", now=NOW + DAY)
-
-    free = active_price(sku=SKU, now=NOW + DAY)
-    assert free and (free.organization, free.price_nano, free.approved_by) == (None, 0, "user_2")
 
 
 @pytest.mark.django_db

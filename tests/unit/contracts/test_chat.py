@@ -12,9 +12,10 @@ from apps.contracts.chat import (
     ChatRenderer,
     InvalidChatTemplate,
     RowError,
+    RowKind,
     TemplateNotPrefixStable,
     TemplateRejectedRow,
-    parse_line,
+    parse_line_as,
     parse_row,
     split_lines,
 )
@@ -156,9 +157,9 @@ def test_a_fifty_megabyte_line_is_reported_and_never_held():
     first, second = split_lines(chunks)
 
     assert (first.number, first.is_too_long, first.data) == (1, True, b"")
-    assert parse_line(second).line_number == 2
+    assert parse_line_as(second, RowKind.CHAT).line_number == 2
     with pytest.raises(RowError) as refusal:
-        parse_line(first)
+        parse_line_as(first, RowKind.CHAT)
     assert refusal.value.code == "line_too_long"
 
 

@@ -69,23 +69,15 @@ def test_an_operators_tool_parser_or_grammars_leave_the_choice_of_grammars_to_th
         (False, ["vllm.entrypoints.openai.api_server"]),
     ],
 )
-def test_only_the_cpu_build_forks_its_processes(
+def test_only_the_cpu_build_forks_its_processes_and_compiles_nothing(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, is_cpu: bool, server: list[str]
 ) -> None:
+    """To compile, a start would take twice as long and need a C++ compiler."""
     monkeypatch.setattr("gpu_workers.engine.command._is_cpu_build", lambda: is_cpu)
 
     command = build_command(config, BASE, model_path=MODEL, paths=PATHS)
 
     assert command[1 : command.index("--model")] == ["-m", *server]
-
-
-@pytest.mark.parametrize("is_cpu", [True, False])
-def test_the_cpu_build_compiles_nothing(config: EngineConfig, monkeypatch: pytest.MonkeyPatch, is_cpu: bool) -> None:
-    """A start would take twice as long and need a C++ compiler."""
-    monkeypatch.setattr("gpu_workers.engine.command._is_cpu_build", lambda: is_cpu)
-
-    command = build_command(config, BASE, model_path=MODEL, paths=PATHS)
-
     assert ("--enforce-eager" in command) is is_cpu
     assert ("TORCH_COMPILE_DISABLE" in build_environment(config)) is is_cpu
 

@@ -2,7 +2,6 @@
 
 import datetime
 import logging
-from itertools import count
 
 import pytest
 
@@ -19,7 +18,6 @@ DAY = datetime.date(2026, 11, 3)
 MIDNIGHT = datetime.datetime(2026, 11, 3, tzinfo=datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
 MORNING_AFTER = MIDNIGHT + 26 * HOUR
-_numbers = count(1)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from asgiref.sync import SyncToAsync
 
-from apps.core.http.asgi import PROCESSOR_SECONDS, DjangoApplication
+from apps.core.http.asgi import PROCESSOR_SECONDS, DjangoApplication, Send
 
 
 @pytest.fixture
@@ -24,24 +24,29 @@ def visits(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return called
 
 
+async def call(method: str, body: bytes, send: Send) -> dict[str, Any]:
+    """Let Django answer a request; return its scope."""
+    coming = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive() -> Any:
+        return next(coming, None) or await asyncio.Event().wait()
+
+    scope: dict[str, Any] = {
+        "type": "http", "method": method, "path": "/v1/nothing", "query_string": b"", "scheme": "http",
+        "headers": [(b"host", b"localhost")], "client": ("10.0.0.1", 1), "server": ("localhost", 80),
+    }  # fmt: skip
+    await DjangoApplication()(scope, receive, send)
+    return scope
+
+
 def test_all_middleware_and_the_view_take_one_visit(visits: list[Any]) -> None:
     async def scenario() -> tuple[Any, float]:
-        coming = iter([{"type": "http.request", "body": b"", "more_body": False}])
         sent: list[Any] = []
-
-        async def receive() -> Any:
-            for message in coming:
-                return message
-            return await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope: dict[str, Any] = {
-            "type": "http", "method": "GET", "path": "/v1/nothing", "query_string": b"", "scheme": "http",
-            "headers": [(b"host", b"localhost")], "client": ("10.0.0.1", 1), "server": ("localhost", 80),
-        }  # fmt: skip
-        await DjangoApplication()(scope, receive, send)
+        scope = await call("GET", b"", send)
         return sent[0], scope[PROCESSOR_SECONDS]
 
     start, seconds = asyncio.run(scenario())
@@ -63,21 +68,10 @@ def test_a_body_is_closed_when_its_answer_cannot_be_sent(monkeypatch: pytest.Mon
     monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Body)
 
     async def scenario() -> None:
-        coming = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
-
-        async def receive() -> Any:
-            for message in coming:
-                return message
-            return await asyncio.Event().wait()
-
         async def send(message: Any) -> None:
             raise OSError("The connection is gone.")
 
-        scope: dict[str, Any] = {
-            "type": "http", "method": "POST", "path": "/v1/nothing", "query_string": b"", "scheme": "http",
-            "headers": [(b"host", b"localhost")], "client": ("10.0.0.1", 1), "server": ("localhost", 80),
-        }  # fmt: skip
-        await DjangoApplication()(scope, receive, send)
+        await call("POST", b"{}", send)
 
     with pytest.raises(OSError, match="gone"):
         asyncio.run(scenario())

@@ -66,12 +66,10 @@ def page_together(
     rows: QuerySet[T],
     render: Callable[[list[T]], list[Rendered]],
     *,
-    order: Order = ("-created_at", "-id"),
-    most_bytes: int | None = None,
-    places: QuerySet[T] | None = None,
+    places: QuerySet[T],
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as `page` does, for objects that are rendered by statements for all of them."""
-    found, has_more = take(query, rows, order=order, most_bytes=most_bytes, places=places)
+    found, has_more = take(query, rows, places=places)
     return list_object(render(found), has_more=has_more)
 
 

@@ -141,7 +141,10 @@ def detail(request: OrganizationRequest, project_id: str) -> HttpResponse:
     if form.is_valid():
         with domain_errors_on(form):
             change_project_settings(
-                organization=request.organization, id=project_id, by=request.membership.user, **form.cleaned_data
+                organization=request.organization,
+                id=project_id,
+                change=projects.ProjectChange(**form.cleaned_data),
+                by=request.membership.user,
             )
             messages.success(request, gettext("Saved."))
             return redirect("web:project_detail", project_id=project_id)

@@ -27,7 +27,7 @@ class Histogram:
     limit_anchor: str
 
 
-def histogram(bounds: Sequence[tuple[int, int]], *, limit: int | None = None, unit: str = "tokens") -> Histogram:
+def histogram(bounds: Sequence[tuple[int, int]], *, limit: int | None = None) -> Histogram:
     """Draw ascending (upper bound, rows) pairs as equal bars; those wholly beyond `limit` are marked `over`.
 
     A bucket with few rows keeps a visible sliver, because the rare long rows matter most.
@@ -39,7 +39,7 @@ def histogram(bounds: Sequence[tuple[int, int]], *, limit: int | None = None, un
     for index, (high, count) in enumerate(bounds):
         tall = max(1.2, (base_y - top) * count / peak) if count else 0
         over = limit is not None and low >= limit
-        title = f"{low:,} to {high:,} {unit}: {count:,}"
+        title = f"{low:,} to {high:,} tokens: {count:,}"
         x, y, tall = round(index * step, 1), round(base_y - tall, 1), round(tall, 1)
         bars.append(Bar(x=x, y=y, width=round(max(1.0, step - 2), 1), height=tall, title=title, over=over))
         low = high

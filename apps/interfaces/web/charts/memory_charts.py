@@ -61,7 +61,7 @@ class MemoryLines:
 
 
 def memory_lines(
-    parts: Iterable[tuple[str, float]], capacities: Sequence[float], *, chosen: float | None = None, unit: str = "GiB"
+    parts: Iterable[tuple[str, float]], capacities: Sequence[float], *, chosen: float | None = None
 ) -> MemoryLines:
     """Lay out memory parts against capacity lines. A line whose label would touch its neighbour gets no label."""
     width, listed = 408, list(parts)
@@ -70,7 +70,7 @@ def memory_lines(
     lines = [
         XTick(
             x=round(width * capacity / top, 1),
-            label=f"{capacity:g} {unit}",
+            label=f"{capacity:g} GiB",
             state="no" if capacity < need else "on" if capacity == chosen else "",
         )
         for capacity in sorted(set(capacities))

@@ -58,18 +58,6 @@ def test_4_bit_weights_are_half_a_byte_and_their_scales():
     assert weights(upcast) - weights(ANNEAL) == other  # embeddings, head and norms to fp32
 
 
-def test_activations_grow_quadratically_without_flash_attention_and_linearly_with_it():
-    def growth(attention):
-        short, long = (
-            part(peak(SMALL, CARD, method="lora", max_length=length, attention=attention), "activations")
-            for length in (16_384, 32_768)
-        )
-        return long / short
-
-    assert growth("flash") == pytest.approx(2, rel=0.01)
-    assert growth("eager") == pytest.approx(4, rel=0.05)
-
-
 def test_checkpointing_saves_activations(models):
     kept, recomputed = (
         part(

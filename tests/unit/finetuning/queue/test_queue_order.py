@@ -23,8 +23,6 @@ from apps.finetuning.usage import quotas
 from tests.factories.finetuning import give_credit, make_job, make_pool
 from tests.support.attempts import charged, held_since
 
-MILLI_DOLLAR = 1_000_000  # what one second costs in these tests, in nano-USD
-
 
 def reason_of(job: FineTuningJob) -> str:
     return quotas.reasons_to_wait(jobs=[job], now=db_now())[job.pk]

@@ -139,12 +139,7 @@ class ProjectDetail(OneProject):
             change_project_settings(
                 organization=self.organization,
                 id=project_id,
-                name=body.name,
-                is_private=body.is_private,
-                default_model=body.default_model,
-                default_pool=body.default_pool,
-                default_method=body.default_method,
-                default_suffix=body.default_suffix,
+                change=projects.ProjectChange(**msgspec.structs.asdict(body)),
                 by=self.creator,
             )
         )

@@ -299,9 +299,7 @@ def memory_parts(parts: Iterable[tuple[str, int]]) -> list[tuple[str, float]]:
 def memory_lines(row: ComputeRow, rows: Sequence[ComputeRow]) -> memory_charts.MemoryLines:
     """Draw the row's peak against the memory of every card on offer."""
     capacities = sorted({round(each.bar.capacity, 1) for each in rows})
-    return memory_charts.memory_lines(
-        _parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1), unit="GiB"
-    )
+    return memory_charts.memory_lines(_parts(row.quoted.estimate), capacities, chosen=round(row.bar.capacity, 1))
 
 
 def _parts(estimate: Estimate) -> list[tuple[str, float]]:
