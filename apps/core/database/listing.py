@@ -113,7 +113,7 @@ class Listing(Generic[Row]):
 
 
 def _whole(rows: QuerySet[Row]) -> Iterator[Row]:
-    with closing(rows.iterator(chunk_size=_READ_AT_ONCE)) as found:
+    with closing(rows.iterator(chunk_size=_READ_AT_ONCE)) as found:  # type: ignore[type-var]  # a generator
         for number, row in enumerate(found):
             if number == _MAX_EXPORTED:
                 raise InvalidState(

@@ -66,10 +66,11 @@ def page_together(
     rows: QuerySet[T],
     render: Callable[[list[T]], list[Rendered]],
     *,
-    places: QuerySet[T],
+    order: Order = ("-created_at", "-id"),
+    places: QuerySet[T] | None = None,
 ) -> ListObject[Rendered]:
     """Return one page of `rows` as `page` does, for objects that are rendered by statements for all of them."""
-    found, has_more = take(query, rows, places=places)
+    found, has_more = take(query, rows, order=order, places=places)
     return list_object(render(found), has_more=has_more)
 
 
