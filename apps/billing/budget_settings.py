@@ -198,7 +198,9 @@ def _require_cover(organization: Organization, asker: Attribution, issued: Issue
 def set_key_labels(*, organization: Organization | str, key_id: str, labels: Mapping[str, str], by: str) -> None:
     """Replace the labels to which a key's future requests are charged back. Raises InvalidValue for an unknown key."""
     organization_id = key_of(organization)
-    labels = {name.strip(): value.strip() for name, value in labels.items()}
+    sent, labels = len(labels), {name.strip(): value.strip() for name, value in labels.items()}
+    if len(labels) < sent:
+        raise InvalidValue(gettext("Two labels have the same name. Give each label another name."), param="labels")
     if not all(name and value and "=" not in name for name, value in labels.items()):
         raise InvalidValue(gettext("A label is name=value."), param="labels")
     if len(labels) > MAX_LABELS:

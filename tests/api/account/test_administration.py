@@ -326,8 +326,9 @@ def test_a_key_is_renamed_limited_and_labelled(api_client, key, organization, al
     assert {each["id"]: each["labels"] for each in client.get("/api/v1/keys").json()["data"]} == {
         made.json()["id"]: {"team": "search"}, key.key.pk: {},
     }  # fmt: skip
-    refused = client.put(f"{place}/labels", {"labels": {"team": " "}}, format="json").json()
-    assert refused["error"]["param"] == "labels"
+    for labels in ({"team": " "}, {"team": "search", "team ": "ads"}):
+        refused = client.put(f"{place}/labels", {"labels": labels}, format="json").json()
+        assert refused["error"]["param"] == "labels"
     entries = AuditEntry.objects.filter(target=made.json()["id"], action__in=["key.change", "key.labelled"])
     assert [entry.action for entry in entries.order_by("pk")] == ["key.change", "key.labelled"]
 
