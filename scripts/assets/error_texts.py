@@ -163,7 +163,9 @@ ERRORS: dict[str, Words] = {
         "Another key replaced this one, and this one ends soon.",
         "Rotate the key that the message names, or create another one.",
     ),
-    "key_not_active": Words("The key is revoked or has expired, so it cannot be rotated.", "Create another key."),
+    "key_not_active": Words(
+        "The key is revoked or has expired, so it cannot be rotated or changed.", "Create another key."
+    ),
     "last_owner": Words("An organization must keep at least one owner.", "Make another member an owner first."),
     "licence_not_accepted": Words(
         "No member of this organization has accepted the model's licence, which is required.",

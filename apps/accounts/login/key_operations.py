@@ -1,4 +1,4 @@
-"""Operations on keys: create, rotate and revoke them, each audited in its own transaction."""
+"""Operations on keys: create, change, rotate and revoke them, each audited in its own transaction."""
 
 import datetime
 from collections.abc import Mapping
@@ -128,7 +128,7 @@ def _limits_within(identity: KeyIdentity, limits: KeyLimits) -> KeyLimits:
     for name, most in asdict(get_key_limits(key_id=identity.key_id)).items():
         if most is not None and (asked[name] or most) > most:
             raise PermissionDenied(
-                gettext("This API key is limited to %(most)s here, and so are the keys that it creates.")
+                gettext("This API key is limited to %(most)s here, so it cannot give another key more.")
                 % {"most": most},
                 param=name,
             )

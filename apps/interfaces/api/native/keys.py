@@ -53,7 +53,7 @@ class CreateKey(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChangeKey(msgspec.Struct, forbid_unknown_fields=True):
-    """What is left out stays as it is. null removes a limit."""
+    """What is left out stays as it is. null removes a limit, or sets that of the key that you call with."""
 
     name: Annotated[str, Meta(min_length=1, max_length=80)] | UnsetType = UNSET
     requests_per_minute: Limit | UnsetType | None = UNSET
