@@ -1,11 +1,12 @@
 """Base of every view of the public API."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, cast
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.utils.cache import get_conditional_response, set_response_etag
+from django.utils.cache import get_conditional_response
 from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -22,7 +23,7 @@ from apps.core.database.locks import lock
 from apps.core.database.tenancy import tenant
 from apps.core.errors import InvalidValue
 from apps.core.http.origin import with_key
-from apps.interfaces.api.requests.conditions import read_if_match, refuse_if_match, require_match
+from apps.interfaces.api.requests.conditions import read_if_match, refuse_if_match, require_match, set_etag
 from apps.interfaces.api.requests.handlers import is_file, read_arguments
 from apps.interfaces.api.requests.idempotency import read_idempotency_key, request_digest
 
@@ -41,6 +42,8 @@ class ApiView(APIView):
     """
 
     required_scope: ClassVar[dict[str, str]] = {}
+    # Fields of GET's answer that change by themselves: a change with If-Match is made even if they have changed.
+    moving: ClassVar[tuple[str, ...]] = ()
     methods_of_gateway: ClassVar[tuple[str, ...]] = ()  # that the gateway answers at the same address
     examples: ClassVar[dict[str, object]] = {}  # of the body of each method, for the OpenAPI document
     errors: ClassVar[dict[str, tuple[int, ...]]] = {}  # of each method, beside those of all methods of its kind
@@ -87,7 +90,7 @@ class ApiView(APIView):
             return answer
         response = Response(answer)
         if request.method in ("GET", "HEAD"):
-            response.add_post_render_callback(lambda rendered: _unless_known(request._request, rendered))
+            response.add_post_render_callback(partial(_unless_known, request._request, moving=self.moving))
         return response
 
     def _answer(self, request: Request, handler: Callable[..., object]) -> object:
@@ -101,9 +104,10 @@ class ApiView(APIView):
         if not self.has_etag():
             raise refuse_if_match()
         lock(f"if-match:{self.organization.pk}:{request.path}")
+        self.organization = get_organization(id=self.organization.pk)  # as it is after the wait
         read: Callable[..., object] = self.get  # type: ignore[attr-defined]
         current = read(request, *self.args, **self.kwargs, **read_arguments(request, read))
-        require_match(condition, JSONRenderer().render(current))
+        require_match(condition, current, moving=self.moving)
 
     @classmethod
     def has_etag(cls) -> bool:
@@ -146,12 +150,12 @@ class ApiView(APIView):
         return User.objects.get(pk=self.identity.created_by_id)
 
 
-def _unless_known(request: HttpRequest, response: HttpResponse) -> HttpResponseBase:
+def _unless_known(request: HttpRequest, response: Response, *, moving: tuple[str, ...]) -> HttpResponseBase:
     """Return the answer with its ETag, or 304 if the client has it already.
 
     Only `If-None-Match` counts: the other conditions are for changes, and would answer a read with 412 and no body.
     """
     for name in _CONDITIONS_OF_CHANGES:
         request.META.pop(name, None)
-    set_response_etag(response)
+    set_etag(response, moving=moving)
     return get_conditional_response(request, etag=response.headers["ETag"], response=response) or response

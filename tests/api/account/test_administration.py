@@ -6,7 +6,7 @@ import pytest
 
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import issue_key
-from apps.accounts.models import ApiKey, Invitation, Membership
+from apps.accounts.models import ApiKey, Invitation, Membership, Organization
 from apps.accounts.notices.events import announce
 from apps.accounts.queries import KeyLimits, find_actor
 from apps.accounts.roles import SCOPES, Member
@@ -16,6 +16,7 @@ from apps.billing.models import Budget, TrafficHour
 from apps.billing.usage.slices import lease_slice
 from apps.core.database.clock import db_now
 from apps.core.models import AuditEntry
+from apps.interfaces.api import views
 from tests.factories.accounts import make_key, make_member
 from tests.factories.money import USD, give_credit, spend
 
@@ -348,7 +349,7 @@ def test_a_key_is_renamed_limited_and_labelled(api_client, key, organization, al
     assert client.post(place, {"name": "late"}, format="json").json()["error"]["code"] == "key_not_active"
 
 
-def test_the_organization_is_renamed_by_its_owners_only(api_client, key, organization, bob):
+def test_the_organization_is_renamed_by_its_owners_only(api_client, key, organization, bob, monkeypatch):
     renamed = api_client(key).post("/api/v1/organization", {"name": "Acme  Inc"}, format="json").json()
 
     assert (renamed["name"], renamed["slug"], renamed["requires_second_factor"]) == ("Acme Inc", "acme", False)
@@ -356,6 +357,10 @@ def test_the_organization_is_renamed_by_its_owners_only(api_client, key, organiz
     assert member.get("/api/v1/organization").json() == renamed
     assert member.post("/api/v1/organization", {"name": "Bob"}, format="json").status_code == 403
     assert api_client().get("/api/v1/organization").status_code == 401
+    read = {"If-Match": member.get("/api/v1/organization").headers["ETag"]}
+    monkeypatch.setattr(views, "lock", lambda _: Organization.objects.update(name="Theirs"))  # while it waits
+    late = api_client(key).post("/api/v1/organization", {"name": "Mine"}, format="json", headers=read)
+    assert late.status_code == 412
 
 
 def test_a_change_of_what_was_changed_meanwhile_is_refused(api_client, key, organization, alice):
@@ -363,6 +368,8 @@ def test_a_change_of_what_was_changed_meanwhile_is_refused(api_client, key, orga
     client, other = api_client(key), make_key(organization, alice)
     place = f"/api/v1/keys/{other.key.pk}"
     etag = client.get(place).headers["ETag"]
+    ApiKey.objects.filter(pk=other.key.pk).update(last_used_at=db_now() - HOUR)
+    assert client.get(place, headers={"If-None-Match": etag}).status_code == 200
 
     def change(etag: str, name: str, **headers: str):
         return client.post(place, {"name": name}, format="json", headers={"If-Match": etag} | headers)

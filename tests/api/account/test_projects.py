@@ -23,7 +23,7 @@ from apps.finetuning.usage.allowances import set_allowance
 from tests.factories.accounts import make_key, make_service_account
 from tests.factories.catalog import make_base_model
 from tests.factories.market import Market
-from tests.factories.money import USD, spend
+from tests.factories.money import USD, give_credit, spend
 from tests.factories.serving import make_version
 from tests.support.sdk import create, openai_client
 
@@ -51,6 +51,19 @@ def project(organization, alice) -> Project:
 @pytest.fixture
 def secret_project(organization, alice) -> Project:
     return create_project(organization=organization, name="Secret", is_private=True, by=alice, now=db_now())
+
+
+def test_a_project_is_changed_as_it_was_read_while_its_costs_grow(api_client, key, organization, project):
+    client, place = api_client(key), f"{PROJECTS}/{project.pk}"
+    read = client.get(place)
+    give_credit(organization)
+    spend(organization, USD, "ftjob-1", attribution=Attribution(project_id=project.pk))
+
+    changed = client.post(place, {"name": "Find"}, format="json", headers={"If-Match": read.headers["ETag"]})
+
+    now = client.get(place)
+    assert (changed.status_code, now.json()["name"]) == (200, "Find")
+    assert (read.json()["spent_usd"], now.json()["spent_usd"]) == ("0", "1")
 
 
 @pytest.mark.slow

@@ -129,6 +129,7 @@ class KeyList(ApiView):
 
 class KeyDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.KEY_MANAGE, "DELETE": Permission.KEY_MANAGE}
+    moving = ("last_used_at",)
     examples = {"POST": {"name": "nightly evaluation", "requests_per_minute": 120}}
 
     def get(self, request: Request, key_id: str) -> ApiKeyObject:

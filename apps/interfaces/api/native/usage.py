@@ -251,6 +251,7 @@ class BudgetList(ApiView):
 
 class BudgetDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ORGANIZATION_MANAGE}
+    moving = ("spent_usd", "held_usd")
 
     def get(self, request: Request, budget_id: str) -> BudgetObject:
         """Return a budget in force."""

@@ -118,6 +118,7 @@ class OneProject(ApiView):
 
 class ProjectDetail(OneProject):
     required_scope = {"GET": Permission.VIEW, "POST": Permission.MEMBER_MANAGE}
+    moving = ("spent_usd",)
     examples = {"POST": {"is_private": True}}
 
     def get(self, request: Request, project_id: str) -> ProjectCost:
