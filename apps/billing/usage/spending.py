@@ -12,7 +12,7 @@ from django.db.models.functions import Cast, Coalesce, TruncDay
 from apps.accounts.models import Organization, key_of
 from apps.billing.models import Hold, HoldPurpose, HoldStatus, LineKind, UsageSeries, VolumeRebate
 from apps.billing.usage.labels import with_keys
-from apps.core.database.clock import begin_of_day
+from apps.core.database.clock import begin_of_day, end_of_day
 from apps.core.money import rated
 
 WHOLE = DecimalField(max_digits=60, decimal_places=0)  # of a quantity times a price, beyond a bigint
@@ -60,7 +60,7 @@ def charged_holds(organization_id: str | OuterRef, first: datetime.date, last: d
         purpose=HoldPurpose.JOB,
         status=HoldStatus.CLOSED,
         closed_at__gte=begin_of_day(first),
-        closed_at__lt=begin_of_day(last + datetime.timedelta(days=1)),
+        closed_at__lte=end_of_day(last),
         captured_nano__gt=F("refunded_nano"),
     )
 

@@ -185,15 +185,16 @@ def sum_uses_by_day(
 def sum_by_day(*, organization: Organization | str, first: datetime.date, last: datetime.date) -> list[DayCost]:
     """Return the nano spent on each of these UTC days, both included, for each LineKind.
 
-    A rebate counts on the first day of its month.
+    A rebate counts on the first day of its month, and so not in a period that begins later.
     """
     days = key_of(organization), first, last
     of_hold = Coalesce(kind_of("price_rule__sku"), Value(LineKind.TRAINING), output_field=CharField())
     closed = TruncDate("closed_at", tzinfo=datetime.UTC)
+    rebates = posted_rebates(*days).filter(month__gte=first)
     sums = (
         *used_series(*days).values_list("day", kind_of("sku")).annotate(nano=Sum(RATED)).order_by(),
         *charged_holds(*days).values_list(closed, of_hold).annotate(nano=Sum(_KEPT)).order_by(),
-        *posted_rebates(*days).values_list("month", Value(LineKind.REBATE), -F("posted_nano")),
+        *rebates.values_list("month", Value(LineKind.REBATE)).annotate(nano=-Sum("posted_nano")).order_by(),
     )
     return sorted(
         (DayCost(day=day, kind=str(kind), cost_nano=int(nano)) for day, kind, nano in sums),

@@ -15,3 +15,8 @@ def db_now() -> datetime.datetime:
 def begin_of_day(day: datetime.date) -> datetime.datetime:
     """Return the first moment of a UTC day."""
     return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
+
+
+def end_of_day(day: datetime.date) -> datetime.datetime:
+    """Return the last moment of a UTC day, to the microsecond, as the database counts. The last year has one too."""
+    return datetime.datetime.combine(day, datetime.time.max, datetime.UTC)

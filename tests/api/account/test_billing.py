@@ -139,6 +139,7 @@ def test_costs_are_summed_by_day_subject_and_group(api_client, key, month, alice
     assert get(client, "costs", first="2020-01-01", last=today)["error"]["param"] == "first"
     assert get(client, "costs", first="9999-12-31")["error"]["param"] == "first"
     assert get(client, "costs", last="0001-01-01")["total_usd"] == "0"
+    assert get(client, "costs", last="9999-12-31")["total_usd"] == "0"
     assert get(api_client(make_key(rival, charlie)), "costs", group_by="subject")["total_usd"] == "0"
 
 

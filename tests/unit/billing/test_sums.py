@@ -16,6 +16,7 @@ from apps.billing.usage.sums import (
     forecast_month,
     stream_job_charges,
     stream_uses,
+    sum_by_day,
     sum_by_group,
     sum_by_subject,
     sum_jobs,
@@ -166,6 +167,19 @@ def test_the_sums_of_days_and_hours_are_those_of_the_lines(spent: str) -> None:
     assert {at.hour for at in hours} == {0, 9, 23}
     found_uses = sum_uses_by_day(**days, subjects=shown)
     assert {(each.day, each.subject): each.cost_nano for each in found_uses} == by_day
+
+
+def test_each_day_of_the_period_has_one_sum_of_each_kind(spent: str, prices: dict[str, PriceRule]) -> None:
+    month = LAST.replace(day=1)
+    VolumeRebate.objects.create(organization_id=spent, price_rule=prices["warm:tiny"], month=month, posted_nano=5)
+
+    found = sum_by_day(organization=spent, first=FIRST, last=LAST)
+
+    within = [line for line in lines(spent) if line.day >= FIRST]
+    assert {(each.day, each.kind): each.cost_nano for each in found} == sum_by(
+        within, lambda line: (line.day, line.kind)
+    )
+    assert [each.cost_nano for each in found if each.kind == "rebate"] == [-18]
 
 
 def test_the_charges_of_jobs_are_those_of_their_lines_the_last_one_first(spent: str) -> None:

@@ -64,6 +64,7 @@ class Costs(ApiView):
 
         Requests and storage count on the day of use, with usage that is not charged yet, and jobs and conversions on
         the day that they were settled. `subject` is the model, job, conversion or storage, and leaves out rebates.
+        A rebate counts in every period that has a day of its month; `day` has it only on the first day of that month.
         """
         first, last = _period(query, today=db_now().astimezone(datetime.UTC).date())
         data, others = _groups(self.organization, query, first, last)
