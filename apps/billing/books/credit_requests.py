@@ -1,4 +1,7 @@
-"""Requests for credit: a member asks, operators get a mail, and the member gets the answer by mail."""
+"""Requests for credit: a member asks, operators get a mail, and the member gets the answer by mail.
+
+The answer to a service account goes to the owners, because no person reads its mail.
+"""
 
 import datetime
 
@@ -6,7 +9,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils.translation import gettext
 
-from apps.accounts.models import Organization, User, key_of
+from apps.accounts.models import Membership, Organization, User, key_of
 from apps.accounts.notices.events import announce
 from apps.billing.models import CREDIT_REQUEST_TRANSITIONS, CreditRequest, CreditRequestStatus
 from apps.core import audit
@@ -129,6 +132,7 @@ def _answer(
     else:
         subject = f"You have {dollars(granted_nano)} of new credit"
         body = f"You asked for {asked}, and {dollars(granted_nano)} was added to your balance.\n\n{answer}\n"
+    readers = _readers(request)
     announce(
         organization=request.organization_id,
         type="credit.declined" if granted_nano is None else "credit.granted",
@@ -136,14 +140,23 @@ def _answer(
         title=lambda: subject,
         path="/credit",
         key=f"credit-request:{request.pk}",
-        users=[request.requested_by],
+        users=readers,
     )
     body += f"\nSee your credit: {settings.PUBLIC_URL}/credit\n"
-    _publish(request, {"kind": "person", "user_id": request.requested_by, "subject": subject, "body": body})
+    for user_id in readers:
+        _publish(request, {"kind": "person", "user_id": user_id, "subject": subject, "body": body})
     return request
+
+
+def _readers(request: CreditRequest) -> list[str]:
+    """Return the ids of the people who get the answer."""
+    if not User.objects.filter(pk=request.requested_by).exclude(service_account_of=None).exists():
+        return [request.requested_by]
+    owners = Membership.objects.people().filter(organization_id=request.organization_id, role="owner")
+    return list(owners.values_list("user_id", flat=True))
 
 
 def _publish(request: CreditRequest, payload: dict[str, object]) -> None:
     """Queue one mail about a request. Its recipients are looked up when it is sent."""
-    key = f"credit-request:{request.pk}:{payload['kind']}"
+    key = f"credit-request:{request.pk}:{payload.get('user_id', payload['kind'])}"
     outbox.publish(topic="mail", key=key, payload=payload, organization=request.organization_id)

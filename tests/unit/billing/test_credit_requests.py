@@ -4,14 +4,14 @@ import datetime
 
 import pytest
 
-from apps.accounts.models import Organization, User
+from apps.accounts.models import Notification, Organization, User
 from apps.billing.books.adjustments import approve_adjustment, request_adjustment
 from apps.billing.books.credit_requests import MAX_A_DAY, decline_request, list_requests, request_credit
 from apps.billing.models import CreditRequest
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, InvalidValue, QuotaExceeded
 from apps.core.models import OutboxMessage
-from tests.factories.accounts import make_organization, make_user
+from tests.factories.accounts import make_member, make_organization, make_service_account, make_user
 
 USD = 1_000_000_000
 
@@ -78,6 +78,17 @@ def test_credit_that_an_operator_gives_answers_it(organization, alice):
     )
     answer = mails()[-1]
     assert (answer["kind"], answer["user_id"]) == ("person", alice.pk) and "$3.00" in answer["subject"]
+
+
+def test_the_owners_read_the_answer_to_a_service_account(organization, alice, bob):
+    owners = {alice.pk, make_member(organization, "owner").pk}
+    asked = ask(organization, make_service_account(organization, alice).user)
+
+    decline_request(request_id=asked.pk, reason="Write to us first.", by="user_olga", now=db_now())
+
+    assert {mail["user_id"] for mail in mails() if mail["kind"] == "person"} == owners
+    told = Notification.objects.filter(kind="credit").values_list("user_id", flat=True)
+    assert set(told) == owners
 
 
 def test_large_credit_answers_it_only_when_a_second_operator_approves(organization, alice):

@@ -134,7 +134,10 @@ class CreditRequestList(ApiView):
         return page(query, rows, _credit_object, order=("-requested_at", "-id"))
 
     def post(self, request: Request, body: AskForCredit) -> CreditRequestObject:
-        """Ask the operators for credit, in the name of the key's creator. One request can be open at a time."""
+        """Ask the operators for credit, in the name of the key's creator. One request can be open at a time.
+
+        The creator gets the answer by mail; for a service account, the organization's owners do.
+        """
         asked = request_credit(
             organization=self.organization,
             amount_nano=read_nano("amount_usd", body.amount_usd, example="250.00"),
