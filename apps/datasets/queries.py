@@ -1,7 +1,7 @@
 """Queries on datasets: lists, one version, its rows, and the rows as a base model sees them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby, islice
 
 import msgspec
@@ -189,8 +189,8 @@ def list_others(*, version: DatasetVersion) -> list[DatasetVersion]:
     return [each for each in list_siblings(version=version)[:_MOST_OTHERS] if each.pk != version.pk]
 
 
-def find_compared(*, version: DatasetVersion, since: str, others: Sequence[DatasetVersion]) -> DatasetVersion | None:
-    """Return the version `since` of the same dataset; without an id the one before among `others`, else the newest.
+def find_compared(*, version: DatasetVersion, since: str) -> DatasetVersion | None:
+    """Return the version `since` of the same dataset; without an id the one before, and for the first the newest.
 
     None means that there is no other version. Raises UnknownFile.
     """
@@ -199,8 +199,8 @@ def find_compared(*, version: DatasetVersion, since: str, others: Sequence[Datas
         if found.dataset_id != version.dataset_id:
             raise UnknownFile(gettext("The two files are not versions of the same dataset."), param="since")
         return found
-    earlier = (each for each in others if each.number < version.number)
-    return next(earlier, others[0] if others else None)
+    siblings = list_siblings(version=version)
+    return siblings.filter(number__lt=version.number).first() or siblings.exclude(pk=version.pk).first()
 
 
 def storage_used_bytes(*, organizations: Collection[str], but_upload: str = "") -> Counter[str]:

@@ -1,6 +1,7 @@
 """Datasets, rows and findings, adapters and filtered jobs over the API."""
 
 from apps.core.database.clock import db_now
+from apps.datasets import queries
 from apps.datasets.models import DatasetVersion
 from apps.datasets.tasks import inspect
 from apps.datasets.validation.leases import validate_version
@@ -65,7 +66,9 @@ def changes_of(client, file_id: str, since: str = "") -> dict[str, object]:
     return client.get(f"/api/v1/files/{file_id}/changes", {"since": since} if since else {}).json()
 
 
-def test_a_row_is_edited_and_deleted_and_a_version_restored(api_client, key, organization, vera, rival, charlie):
+def test_a_row_is_edited_and_deleted_and_a_version_restored(
+    api_client, key, organization, vera, rival, charlie, monkeypatch
+):
     version = make_ready_version(
         organization, b"\n".join([line(user(f"Hi {n}"), assistant("Hello")) for n in range(12)])
     )
@@ -93,6 +96,8 @@ def test_a_row_is_edited_and_deleted_and_a_version_restored(api_client, key, org
 
     restored = post(client, version, "restore").json()
     assert DatasetVersion.objects.get(pk=restored["id"]).number == 4 and restored["derived_from"] == version.pk
+    monkeypatch.setattr(queries, "_MOST_OTHERS", 1)
+    assert [changes_of(client, pk)["since"] for pk in (edited.pk, version.pk)] == [version.pk, restored["id"]]
     for call, body in (("edits", {"line": 1, "row": None}), ("restore", {}), ("split", {"share": 0.5})):
         assert post(viewer, version, call, body).status_code == 403
         assert post(api_client(make_key(rival, charlie)), version, call, body).status_code == 404

@@ -27,7 +27,7 @@ def changes(request: OrganizationRequest, file_id: str) -> HttpResponse:
     """
     version = queries.get_version(organization=request.organization, id=file_id)
     others = queries.list_others(version=version)
-    since = queries.find_compared(version=version, since=request.GET.get("since", ""), others=others)
+    since = queries.find_compared(version=version, since=request.GET.get("since", ""))
     found = find_changes(version=version, since=since) if since else None
     is_waiting = since is not None and found is None
     if request.method == "POST" and since and is_waiting:

@@ -18,7 +18,10 @@ from apps.interfaces.api.openai.files import FileObject, file_object
 from apps.interfaces.api.views import ApiView
 
 _Line = Annotated[int, Meta(ge=1, le=LARGEST_INTEGER)]
-_Since = Annotated[str, Meta(max_length=64, description="Another version; left out: the one before.")]
+_Since = Annotated[
+    str,
+    Meta(max_length=64, description="Another version. Left out: the one before; for the first version, the newest."),
+]
 
 
 class VersionView(ApiView):
@@ -144,7 +147,7 @@ class FileChanges(VersionView):
 
 
 def _compared(version: DatasetVersion, since: str | None) -> DatasetVersion | None:
-    return queries.find_compared(version=version, since=since or "", others=queries.list_others(version=version))
+    return queries.find_compared(version=version, since=since or "")
 
 
 def _changes_object(version: DatasetVersion, since: DatasetVersion | None) -> ChangesObject:
