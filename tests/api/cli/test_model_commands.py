@@ -100,13 +100,15 @@ def test_a_model_is_pushed_to_the_hub_with_a_token_that_is_never_shown(anneal, m
     settings.HUB_PUSHES = True
     asked = anneal("models", "publish", model, "--to", "acme/support", answer="hf_a-token\n")
     monkeypatch.setenv("HF_TOKEN", "hf_a-token")
-    given = anneal("models", "publish", model, "--to", "acme/support", "--json")
+    given = anneal("models", "publish", model, "--to", "acme/other", "--json")
     listed = anneal("models", "publications", model)
+    last = anneal("models", "publications", model, "--limit", "1", "--json")
 
     assert off.exit_code == 5 and "hf upload" in off.errors
     assert asked.exit_code == 0, asked.errors
     assert (given.exit_code, given.json["status"], listed.exit_code) == (0, "waiting", 0), given.errors
-    assert "acme/support" in listed.output
+    assert all(name in listed.output for name in ("acme/support", "acme/other"))
+    assert [push["repository"] for push in last.json["data"]] == ["acme/other"]
     assert "hf_a-token" not in "".join(f"{each.output}{each.errors}" for each in (off, asked, given, listed))
 
 

@@ -8,7 +8,20 @@ import typer
 
 from anneal.api import Api, item_path, model_path
 from anneal.failures import ExitCode, Failure
-from anneal.output import AsJson, Yes, ask_secret, confirm_price, counted, emit, moment, notice, size, table
+from anneal.output import (
+    AsJson,
+    Limit,
+    Yes,
+    ask_secret,
+    confirm_price,
+    counted,
+    emit,
+    emit_list,
+    moment,
+    notice,
+    size,
+    table,
+)
 from anneal.session import session_of
 from anneal.transfers import download
 
@@ -161,20 +174,15 @@ def publish(
 
 
 @app.command()
-def publications(context: typer.Context, model: TunedModel, as_json: AsJson = False) -> None:
+def publications(context: typer.Context, model: TunedModel, limit: Limit = 20, as_json: AsJson = False) -> None:
     """List the pushes of a model to the hub, newest first."""
-    found = session_of(context).api.get(f"{model_path(model, is_own=True)}/pushes")
-    rows = (
-        (
-            push["repository"],
-            push["export"],
-            push["status"],
-            moment(push["created_at"]),
-            push["commit"] or push["problem"],
-        )
-        for push in found["data"]
-    )
-    emit(context, found, lambda: table(("REPOSITORY", "EXPORT", "STATUS", "CREATED", "COMMIT OR PROBLEM"), rows))
+    pushes = session_of(context).api.pages(f"{model_path(model, is_own=True)}/pushes", limit=limit)
+    emit_list(context, pushes, ("REPOSITORY", "EXPORT", "STATUS", "CREATED", "COMMIT OR PROBLEM"), _cells_of_push)
+
+
+def _cells_of_push(push: dict[str, Any]) -> tuple[object, ...]:
+    reached = push["commit"] or push["problem"]
+    return push["repository"], push["export"], push["status"], moment(push["created_at"]), reached
 
 
 def base_models(api: Api) -> list[str]:
