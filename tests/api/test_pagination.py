@@ -4,6 +4,7 @@ import datetime
 import json
 import re
 import time
+from collections.abc import Sequence
 
 import pytest
 from django.db.models import Func, QuerySet, TextField
@@ -24,6 +25,7 @@ from tests.factories.finetuning import TrainingSetup
 from tests.factories.serving import make_adapter, make_served_model, make_version
 from tests.factories.usage import make_completion
 
+_NAMES = ("one", "two", "three")
 GRADER = {"type": "string_check", "name": "a", "input": "red", "reference": "red", "operation": "eq"}
 
 
@@ -161,9 +163,9 @@ def make_limits(client, organization: Organization, alice: User) -> None:
         client.post("/api/v1/allowances", target | {"queued_jobs": 3}, format="json")
 
 
-def make_aliases(client, organization: Organization, alice: User) -> None:
+def make_aliases(client, organization: Organization, alice: User, names: Sequence[str] = _NAMES) -> None:
     version = make_adapter(organization, make_served_model("small", is_priced=False))
-    for name in ("one", "two", "three"):
+    for name in names:
         Alias.objects.create(
             organization=organization, adapter=version.adapter, version=version, name=name, model_name=f"ft:{name}"
         )
@@ -206,6 +208,12 @@ def test_a_list_has_pages_and_filters(
     assert len({each["id"] for each in start["data"] + end["data"]}) == 3
     assert [len(client.get(f"{address}?{query}").json()["data"]) for query in one.split()] == [1] * len(one.split())
     assert [client.get(f"{address}?{query}").json()["data"] for query in none.split()] == [[]] * len(none.split())
+
+
+def test_all_aliases_of_a_few_adapters_come_at_once(api_client, key, organization, alice) -> None:
+    make_aliases(None, organization, alice, [str(number) for number in range(25)])
+
+    assert len(api_client(key).get("/api/v1/aliases").json()["data"]) == 25
 
 
 @pytest.mark.parametrize(

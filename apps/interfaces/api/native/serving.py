@@ -43,6 +43,7 @@ class AliasRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AliasesQuery(SearchQuery):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 100
     model: Annotated[str, msgspec.Meta(max_length=240, description="The whole name of an alias.")] | None = None
 
 
