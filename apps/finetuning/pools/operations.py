@@ -308,8 +308,9 @@ def undrain(*, worker: Worker, by: str) -> None:
 
 @transaction.atomic
 def revoke(*, worker: Worker, by: str) -> None:
-    """Refuse the worker's credential from now on."""
-    _mark(worker, by, "worker.revoked", revoked_at=db_now())
+    """Refuse the worker's credential from now on. What is revoked already stays as it is."""
+    if worker.revoked_at is None:
+        _mark(worker, by, "worker.revoked", revoked_at=db_now())
 
 
 def _mark(worker: Worker, by: str, action: str, **changes: datetime.datetime | None) -> None:

@@ -109,6 +109,7 @@ def test_workers_are_searched_filtered_and_sent_as_csv(console, floor, claim) ->
     assert shown("state=open") == {floor.worker.pk}
     page = text(console, "/staff/workers")
     assert f'href="/staff/jobs/{job.pk}"' in page and f'name="worker" value="{other.pk}"' in page
+    assert 'name="worker"' not in text(console, "/staff/workers?state=revoked")
 
 
 @pytest.mark.slow

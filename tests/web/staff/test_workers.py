@@ -3,10 +3,13 @@
 import html
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.contracts import runs as wire
 from apps.core.models import AuditEntry
 from apps.finetuning.models import Worker
+from tests.factories.finetuning import make_worker
 
 
 @pytest.mark.parametrize(("action", "field"), [("cordon", "cordoned_at"), ("drain", "drain_requested_at")])
@@ -28,8 +31,25 @@ def test_a_worker_is_revoked_once_its_name_is_typed(console, floor, claim):
 
     assert "1 job loses its work since the last checkpoint" in asked and worker.hostname in asked
     assert (refused.status_code, kept, done.headers["Location"]) == (422, None, f"/staff/workers/{worker.pk}")
-    assert Worker.objects.get(pk=worker.pk).revoked_at is not None
-    assert AuditEntry.objects.filter(target=worker.pk, action="worker.revoked").exists()
+    at = Worker.objects.get(pk=worker.pk).revoked_at
+    assert at is not None
+    console.post(address, {"worker": worker.pk, "confirm": worker.hostname})
+    assert Worker.objects.get(pk=worker.pk).revoked_at == at
+    assert AuditEntry.objects.filter(target=worker.pk, action="worker.revoked").count() == 1
+
+
+def test_workers_are_revoked_together_from_their_list_and_read_at_once(console, floor):
+    ids = [floor.worker.pk, *(make_worker(floor.pool, credential=f"annw_{count}").pk for count in range(3))]
+    with CaptureQueriesContext(connection) as of_one:
+        console.get("/staff/workers/revoke", {"worker": ids[:1]})
+    with CaptureQueriesContext(connection) as of_all:
+        asked = console.get("/staff/workers/revoke", {"worker": ids}).content.decode()
+
+    done = console.post("/staff/workers/revoke", {"worker": ids, "confirm": "4 workers"})
+
+    assert len(of_all) == len(of_one) and asked.count("It works on no job.") == 4
+    assert done.headers["Location"] == "/staff/workers"
+    assert not Worker.objects.filter(revoked_at=None).exists()
 
 
 def test_a_cordon_is_undone_from_its_message(console, floor):

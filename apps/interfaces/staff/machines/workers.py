@@ -106,18 +106,23 @@ def revoke(request: HttpRequest) -> HttpResponse:
 
 
 def _find(request: HttpRequest, ids: Sequence[str]) -> list[AffectedRow]:
+    jobs = jobs_on(workers=ids)
     return [
-        AffectedRow(worker.pk, worker.hostname, _effect_of(worker), reverse("staff:worker_detail", args=[worker.pk]))
+        AffectedRow(
+            worker.pk,
+            worker.hostname,
+            _effect_of(worker, len(jobs.get(worker.pk, []))),
+            reverse("staff:worker_detail", args=[worker.pk]),
+        )
         for worker in Worker.objects.filter(pk__in=ids).order_by("hostname")
     ]
 
 
-def _effect_of(worker: Worker) -> str:
+def _effect_of(worker: Worker, held: int) -> str:
     if worker.revoked_at:
         return gettext("Its credential is revoked already.")
     if worker.kind == WorkerKind.REPLICA:
         return gettext("It gets no more requests. Adapters that no other replica has loaded stop answering.")
-    held = len(jobs_on(workers=[worker.pk])[worker.pk])
     if not held:
         return gettext("It works on no job.")
     return ngettext(
@@ -137,8 +142,8 @@ _REVOKE = ConfirmedAction[HttpRequest](
     nouns=(later("worker"), later("workers")),
     warning=later("A revoked worker never connects again. To keep its work, drain it first."),
     done=later("Revoked"),
-    list_url_name="staff:pool_list",
-    list_title=later("GPU pools"),
+    list_url_name="staff:worker_list",
+    list_title=later("Workers"),
     find=_find,
     act=_revoke,
 )
