@@ -6,7 +6,7 @@
   const form = () => $("form[data-address]");
 
   // --- stale: from the first change until the answer to the last one; failed: no answer came ---
-  let edits = 0, asker = null;
+  let edits = 0, lost = null;
   const words = $("[data-words=estimates]").dataset;
   const mark = (state, text = "") => {
     if (!form()) return;
@@ -26,10 +26,14 @@
   const isOfCriteria = (ctx) => ctx.target?.id === "criteria"; // they ask for the price once they are there
   const fail = (ctx) => {
     if (ctx.edits !== edits) return; // a newer request is on its way
-    asker = ctx.sourceElement;
+    lost = ctx;
     mark("failed", navigator.onLine ? words.failed : words.offline);
   };
-  const retry = () => asker?.dispatchEvent(new Event("input", { bubbles: true }));
+  const retry = () => {
+    const asker = lost?.sourceElement;
+    if (asker?.matches("button")) asker.click();
+    else asker?.dispatchEvent(new Event(isOfCriteria(lost) ? "change" : "input", { bubbles: true }));
+  };
   document.addEventListener("input", (e) => {
     if (!form()?.contains(e.target) && e.target.form !== form()) return;
     if (!e.target.closest("[hx-get], form[data-address]:not([data-step])")) return;

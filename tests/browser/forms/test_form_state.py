@@ -145,9 +145,18 @@ def test_a_price_for_other_values_is_dimmed_and_one_that_does_not_come_is_hidden
     page.get_by_role("button", name="Try again").click()
     expect(price).to_be_visible()
     expect(form).to_have_attribute("data-state", "")
-    page.get_by_role("button", name="Add a criterion").click()
-    expect(page.locator("#id_criterion-1-kind")).to_be_visible()
-    expect(form).to_have_attribute("data-state", "")
+    for ask in (
+        lambda: page.get_by_role("button", name="Add a criterion").click(),
+        lambda: page.locator("#id_criterion-1-kind").select_option("score_model"),
+    ):
+        page.route("**/evals/new", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+        ask()
+        expect(form).to_have_attribute("data-state", "failed")
+        page.unroute_all()
+        page.get_by_role("button", name="Try again").click()
+        expect(page.locator("#id_criterion-1-kind")).to_be_visible()
+        expect(form).to_have_attribute("data-state", "")
+    expect(page.locator("#id_criterion-1-system")).to_be_visible()
     complaints: list[str] = open_page.complaints  # type: ignore[attr-defined]
     complaints[:] = [text for text in complaints if "502" not in text]
 
