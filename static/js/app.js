@@ -48,7 +48,13 @@
     if (body?.has?.("csrfmiddlewaretoken")) body.set("csrfmiddlewaretoken", token());
   });
 
-  // --- polls: a pressed button stays, because one that is replaced gets no click; what is open stays open ---
+  // --- polls: the server knows what no person asked for; a pressed button stays, because one that is replaced gets no
+  // click; what is open stays open ---
+  const OF_PEOPLE = ["click", "submit", "input", "change"];
+  document.addEventListener("htmx:config:request", (e) => {
+    const { request, sourceEvent } = e.detail.ctx;
+    if (!OF_PEOPLE.includes(sourceEvent?.type)) request.headers["X-Poll"] = "1";
+  });
   let opened = [];
   document.addEventListener("htmx:before:swap", (e) => {
     opened = $$("details[id][open]").map((n) => n.id);

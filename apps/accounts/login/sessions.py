@@ -10,7 +10,6 @@ from allauth.usersessions.models import UserSession
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY, logout
-from django.contrib.auth.views import redirect_to_login
 from django.contrib.sessions.backends.base import SessionBase
 from django.contrib.sessions.models import Session
 from django.db import transaction
@@ -24,6 +23,7 @@ from apps.accounts.login.browser_tokens import revoke_browser_tokens
 from apps.accounts.login.person_audit import record_for_person
 from apps.accounts.models import User
 from apps.core.database.clock import db_now
+from apps.core.http.access import asks_by_itself, redirect_to_sign_in
 
 MAX_SESSIONS = 20  # of a person; a further sign-in ends the one seen longest ago
 _SIGNED_IN_AT, _SEEN_AT, _LAST_SEEN_AT = "signed_in_at", "operator_seen_at", "last_seen_at"
@@ -120,9 +120,8 @@ class EndIdleOperatorSessions(MiddlewareMixin):
             logout(request)
             with override(getattr(user, "language", "") or get_language_from_request(request)):
                 messages.info(request, gettext("You were signed out because you were away. Sign in again."))
-            return redirect_to_login(request.get_full_path() if request.method == "GET" else "/")
-        is_poll = request.method == "GET" and "HX-Request" in request.headers
-        if seen_at is None or (now - seen_at > _NOTED_EVERY_SECONDS and not is_poll):
+                return redirect_to_sign_in(request)
+        if seen_at is None or (now - seen_at > _NOTED_EVERY_SECONDS and not asks_by_itself(request)):
             request.session[_SEEN_AT] = now
         return None
 

@@ -20,6 +20,7 @@ from django.utils.translation import gettext
 from apps.accounts.models import Organization, User
 from apps.core import audit
 from apps.core.database.tenancy import system
+from apps.core.http.access import asks_by_itself
 
 VIEWING_SECONDS = 30 * 60
 _SESSION = "viewing"
@@ -94,7 +95,7 @@ class LimitViewing(MiddlewareMixin):
             return
         request.viewing = viewing  # type: ignore[attr-defined]
         is_of_console = is_read and request.path_info.startswith(reverse("staff:home"))
-        if is_always_open or (is_of_console and "HX-Request" in request.headers):  # an open page asks again
+        if is_always_open or (is_of_console and asks_by_itself(request)):  # an open page asks again
             return
         action = "organization.viewed" if is_read else "organization.view_refused"
         _record(request, viewing.organization_id, action, method=request.method, path=request.path)

@@ -47,25 +47,32 @@ def public_view(view: View) -> View:
 def redirect_to_sign_in(request: HttpRequest) -> HttpResponse:
     """Redirect to the sign-in page and back. For htmx, the whole page is redirected; another script gets an error.
 
-    A form that was posted without a session is not replayed: the way back leads to the page of the form.
+    A form that was posted without a session is not replayed: the way back leads to the page of the form, and for htmx
+    to the page that asked.
     """
     if wants_json(request):
         text = gettext("You were signed out, so nothing was sent. Sign in in another tab, return here and try again.")
         return error_response(SignedOut(text))
-    if request.method in ("GET", "HEAD"):
-        response = redirect_to_login(request.get_full_path())
-    else:
+    is_read = request.method in ("GET", "HEAD")
+    if not is_read and not asks_by_itself(request):
         messages.warning(request, gettext("You were signed out, so nothing was sent. Sign in and send it again."))
-        response = redirect_to_login(_page_of_form(request))
     if getattr(request, "htmx", False):
-        return HttpResponseClientRedirect(response.url)
-    return response
+        page = _own_path(request, request.headers.get("HX-Current-URL", ""))
+        return HttpResponseClientRedirect(redirect_to_login(page).url)
+    return redirect_to_login(
+        request.get_full_path() if is_read else _own_path(request, request.headers.get("Referer", ""))
+    )
 
 
-def _page_of_form(request: HttpRequest) -> str:
-    """Return the path of the page that the browser names as the sender; "/" if that is another site's or unnamed."""
+def asks_by_itself(request: HttpRequest) -> bool:
+    """Return whether an open page asks without an act of a person, as polls do; app.js marks these requests."""
+    return "X-Poll" in request.headers
+
+
+def _own_path(request: HttpRequest, address: str) -> str:
+    """Return the path of a page that the browser names as the sender; "/" if that is another site's or unnamed."""
     try:
-        page = urlsplit(request.headers.get("Referer", ""))
+        page = urlsplit(address)
     except ValueError:  # no address
         return "/"
     path = urlunsplit(page._replace(scheme="", netloc=""))

@@ -210,14 +210,24 @@ def test_an_operator_who_was_away_is_signed_out(
     assert AuditEntry.objects.filter(action="person.session_idle").exists() is is_out
 
 
-def test_polls_of_an_open_page_keep_no_operator_signed_in(olga: Any, client_for: ClientFor, settings: Any) -> None:
+@pytest.mark.parametrize(("method", "mark", "is_out"), [("get", "1", True), ("post", "1", True), ("get", None, False)])
+def test_polls_of_an_open_page_keep_no_operator_signed_in(
+    olga: Any, client_for: ClientFor, settings: Any, method: str, mark: str | None, is_out: bool
+) -> None:
     settings.OPERATOR_IDLE_SECONDS = 1800
     browser = client_for(olga)
     browser.get("/staff/")
+    headers = {"HX-Request": "true", "HX-Current-URL": "http://testserver/staff/jobs?q=x"}
+    headers |= {"X-Poll": mark} if mark else {}
     for _ in range(2):  # a quarter of an hour before each answer, and after the last one
         session = browser.session
         session["operator_seen_at"] -= 1000
         session.save()
-        answer = browser.get("/staff/", headers={"HX-Request": "true"})
+        answer = getattr(browser, method)("/staff/search?q=", headers=headers)
 
-    assert answer.status_code == 302
+    back = "/accounts/login/?next=/staff/jobs%3Fq%3Dx"
+    assert answer.status_code == 200 and answer.headers.get("HX-Redirect") == (back if is_out else None)
+    if is_out:
+        assert browser.get("/staff/search?q=", headers=headers).headers["HX-Redirect"] == back
+        page = browser.get(back).content.decode()
+        assert "You were signed out because you were away." in page and "nothing was sent" not in page

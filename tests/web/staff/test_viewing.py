@@ -49,7 +49,9 @@ def test_an_operator_sees_the_pages_as_a_viewer_with_a_banner(viewer_browser, fl
 
 def test_each_request_is_in_both_audit_logs(viewer_browser, organization, olga):
     viewer_browser.get("/members?page=1")
-    viewer_browser.get("/staff/", headers={"HX-Request": "true"})  # a page of the console in another tab
+    # a page of the console in another tab
+    viewer_browser.get("/staff/", headers={"HX-Request": "true", "X-Poll": "1"})
+    viewer_browser.get("/staff/search?q=x", headers={"HX-Request": "true"})
     viewer_browser.post("/members/invite", {"email": "x@example.com", "role": "owner"})
     viewer_browser.post("/staff/viewing/stop")
 
@@ -58,6 +60,7 @@ def test_each_request_is_in_both_audit_logs(viewer_browser, organization, olga):
         assert [(row.actor, row.action, row.details.get("path")) for row in rows] == [
             (olga.pk, "organization.view_started", None),
             (olga.pk, "organization.viewed", "/members"),
+            (olga.pk, "organization.viewed", "/staff/search"),
             (olga.pk, "organization.view_refused", "/members/invite"),
             (olga.pk, "organization.view_stopped", None),
         ]
