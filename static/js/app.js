@@ -59,7 +59,7 @@
   document.addEventListener("htmx:before:swap", (e) => {
     opened = $$("details[id][open]").map((n) => n.id);
     if (!e.target.matches("[hx-trigger*=every]")) return;
-    if (e.target.matches(":active") || $("main :is(dialog[open], :popover-open)")) e.preventDefault();
+    if ($("main :is(:active, dialog[open], :popover-open)")) e.preventDefault();
   });
   document.addEventListener("htmx:after:swap", () => opened.forEach((id) => document.getElementById(id)?.setAttribute("open", "")));
   // Idle pages ask only while they are visible.

@@ -17,7 +17,8 @@ from apps.billing.budget_settings import set_budget
 from apps.core.database.clock import db_now
 from apps.datasets.inspection.inspections import inspect_version
 from apps.finetuning.jobs.retraining.plans import EXACT
-from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan, Worker
+from apps.finetuning.models import FineTuningJob, PoolCapacity, Retraining, RetrainingPlan, Run, Worker
+from apps.finetuning.runs import claims
 from apps.finetuning.usage.allowances import set_allowance
 from apps.serving.evals.models import Eval, EvalRun
 from apps.serving.operations import register_replica
@@ -216,8 +217,17 @@ def test_a_pool_that_is_open_in_the_console_stays_current_but_not_under_an_open_
     Worker.objects.update(hostname="renamed")
 
     def poll() -> None:
-        with page.expect_response(lambda answer: "version=" in answer.url):
+        with page.expect_response(lambda answer: "version=" in answer.url) as answered:
             page.clock.fast_forward(10_000)
+        assert answered.value.request.headers["x-poll"] == "1"
+
+    page.get_by_role("button", name="Actions for here").hover()
+    page.mouse.down()
+    poll()
+    page.mouse.up()
+    expect(page.get_by_role("button", name="Cordon, keep its runs")).to_be_visible()
+    expect(workers).to_contain_text("here")
+    page.keyboard.press("Escape")
 
     page.get_by_role("button", name="Actions for here").click()
     poll()
@@ -231,6 +241,26 @@ def test_a_pool_that_is_open_in_the_console_stays_current_but_not_under_an_open_
         poll()
     expect(workers).to_contain_text("again")
     expect(page.locator("#as-of")).to_have_count(1)
+
+
+@pytest.mark.slow
+def test_a_page_that_stays_current_keeps_the_readers_place(open_page: Open, floor: TrainingSetup, olga: User) -> None:
+    job = FineTuningJob.objects.get()
+    claims.claim(worker=floor.worker, base_models=None)
+    Run.objects.update(log_tail="\n".join(f"line {count}" for count in range(400)))
+    page = open_page(user=olga, is_fresh=True)
+    page.clock.install()
+    page.goto(f"/staff/jobs/{job.pk}")
+    log, cancel = page.get_by_role("region", name="End of the log"), page.get_by_role("link", name="Cancel job")
+    log.evaluate("(node) => { node.scrollTop = 200; }")
+    cancel.focus()
+    FineTuningJob.objects.update(step=7, total_steps=9)
+
+    page.clock.fast_forward(10_000)
+
+    expect(page.get_by_text("7 of 9")).to_be_visible()
+    expect(cancel).to_be_focused()
+    assert log.evaluate("(node) => node.scrollTop") == 200
 
 
 @pytest.mark.slow
