@@ -87,6 +87,10 @@ def test_a_running_job_is_reloaded_with_its_cost_so_far(trained, floor, claim, a
     assert f'data-label="running">{cost}</td>' in page and f'data-label="running">{cost}</td>' in part
     assert f"{float(cost[1:])}" in exported.splitlines()[1] and cost != "$0.00"
 
+    FineTuningJob.objects.filter(pk=jobs[1].pk).update(status="pausing")
+    FineTuningJob.objects.filter(pk=jobs[1].pk).update(status="paused")
+    assert "every 10s" not in text(client.get(url(*jobs)))
+
 
 @pytest.mark.slow
 def test_jobs_on_other_rows_have_no_best(trained, alice, client_for):

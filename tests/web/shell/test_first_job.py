@@ -82,7 +82,7 @@ def test_a_price_that_rose_since_the_button_was_shown_starts_nothing_and_is_show
 def test_the_button_appears_when_a_worker_has_measured_the_model(floor: TrainingSetup, bob, client_for):
     ThroughputProbe.objects.all().delete()
     page = client_for(bob)
-    assert "every 5s" in text(page.get("/"))
+    assert "every 15s" in text(page.get("/"))
 
     for method in ("lora", "qlora"):
         report = msgspec.to_builtins(probe_report(floor.base_model, method))

@@ -5,7 +5,6 @@ from urllib.parse import quote
 
 import pytest
 
-from apps.accounts.models import User
 from apps.billing.models import UsageSeries
 from apps.catalog.models import PriceRule
 from apps.contracts import runs as wire
@@ -117,13 +116,6 @@ def test_a_paused_job_needs_attention_and_does_not_run(floor, claim, alice, clie
 
     assert "Your job is paused." in page and "paused at" in page
     assert f'id="running-{job.pk}"' not in page and "<span>0</span><small>running" in page
-
-
-def test_an_idle_page_does_not_keep_an_operator_signed_in(floor, alice, client_for):
-    User.objects.filter(pk=alice.pk).update(is_operator=True)
-    client = client_for(alice)
-
-    assert not [path for path in ("/", "/jobs") if "every " in text(client.get(path))]
 
 
 @pytest.mark.slow

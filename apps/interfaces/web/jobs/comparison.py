@@ -18,7 +18,7 @@ from apps.core.errors import NotFound
 from apps.core.messages.translation import later, translated
 from apps.core.templatetags.ui import NONE, duration, number, usd
 from apps.finetuning.jobs.progress import list_progress
-from apps.finetuning.lifecycle import JOB_TERMINAL
+from apps.finetuning.lifecycle import JOB_ACTIVE
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.queries import list_jobs, report_of
 from apps.finetuning.recipes.stored_requests import recipe_of
@@ -143,7 +143,7 @@ def show(request: OrganizationRequest) -> HttpResponse:
         "settings": _of_jobs(compared, (row for row in settings if row[2])),
         "same": [row for row in settings if not row[2]],
         "best": _best(compared),
-        "is_live": any(each.job.status not in JOB_TERMINAL for each in compared),
+        "is_live": any(each.job.status in JOB_ACTIVE for each in compared),
     }
     response = render(request, f"jobs/comparison.html{'#live' if request.htmx and is_enough else ''}", context)
     patch_vary_headers(response, ["HX-Request"])

@@ -21,7 +21,7 @@ from apps.core.templatetags.ui import method_name
 from apps.finetuning import queries
 from apps.finetuning.jobs.control import lock_several, request_cancellation
 from apps.finetuning.jobs.progress import list_progress
-from apps.finetuning.lifecycle import JOB_TERMINAL, JobStatus
+from apps.finetuning.lifecycle import JOB_ACTIVE, JobStatus
 from apps.finetuning.models import FineTuningJob
 from apps.finetuning.usage.quotas import reasons_to_wait
 from apps.interfaces.web.jobs.views import effect_of_stopping, title_of
@@ -87,7 +87,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
         ],
         "project": project,
         "may_create": has_permission(request.membership.role, Permission.JOB_WRITE),
-        "has_live": any(job.status not in JOB_TERMINAL for job in page.rows),
+        "has_live": any(job.status in JOB_ACTIVE for job in page.rows),
     }
     return render_list(request, "jobs/list.html", page, context)
 
