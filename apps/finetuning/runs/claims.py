@@ -149,18 +149,18 @@ def _claim_first(
     while candidates:
         fitting = list(itertools.takewhile(lambda candidate: candidate.fits, candidates))
         if not fitting:
-            _keep(kept, _keepers(candidates.pop(0), worker, now))
+            _keep(kept, _keepers(candidates.pop(0), worker, kept, now))
         else:
             locked = lock_first(fitting)
             skipped = fitting if locked is None else fitting[: locked[0]]
             for candidate in skipped:  # another claim looks at it, and may find too few machines
-                _keep(kept, _keepers_of_group(candidate, worker, now))
+                _keep(kept, _keepers_of_group(candidate, worker, kept, now))
             del candidates[: len(skipped)]
             if locked is not None and (is_kept or worker.pk not in kept):
                 candidate, is_free = candidates.pop(0), locked[1]
                 if is_free and (response := _try_claim(candidate, worker, pool, kept, now)):
                     return response
-                _keep(kept, _keepers_of_group(candidate, worker, now))
+                _keep(kept, _keepers_of_group(candidate, worker, kept, now))
         if worker.pk in kept and not is_kept:
             is_kept, candidates = True, _leaving(candidates, kept[worker.pk])
     return None
@@ -197,16 +197,19 @@ def _seen(worker: Worker, software: Mapping[str, str] | None, gpu_count: int | N
     return seen
 
 
-def _keepers_of_group(candidate: Candidate, worker: Worker, now: datetime.datetime) -> dict[str, Kept]:
+def _keepers_of_group(
+    candidate: Candidate, worker: Worker, kept: Collection[str], now: datetime.datetime
+) -> dict[str, Kept]:
     """Return what workers keep for a run which the worker did not take; nothing for one machine."""
-    return _keepers(candidate, worker, now) if candidate.node_count > 1 else {}
+    return _keepers(candidate, worker, kept, now) if candidate.node_count > 1 else {}
 
 
-def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> dict[str, Kept]:
+def _keepers(candidate: Candidate, worker: Worker, kept: Collection[str], now: datetime.datetime) -> dict[str, Kept]:
     """Return what workers keep for a run for which too few GPUs or memory are free: for a group at once.
 
     For one machine, runs may overtake it for a while. Of the workers with too few GPUs, only the one with the most free
     keeps them then; the others continue with smaller runs. A worker that lacks only memory of the machine does as well.
+    Workers that are `kept` for an earlier run come last.
     """
     if candidate.node_count == 1 and now - candidate.created_at < OVERTAKEN_AT_MOST:
         return {}
@@ -214,7 +217,7 @@ def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> di
     if job is None or limit_reached(job=job, holder=candidate.holder, now=now):
         return {}
     if job.node_count > 1:
-        return keepers(job=job, worker=worker, now=now)
+        return keepers(job=job, worker=worker, kept=kept, now=now)
     live = worker.pool.workers.filter(live_worker_filter(now))
     able = {each.pk: each.gpu_count for each in live if each.gpu_count >= candidate.gpu_count}
     leased = leased_gpus(workers=able)
@@ -225,7 +228,7 @@ def _keepers(candidate: Candidate, worker: Worker, now: datetime.datetime) -> di
     ]
     if not short:
         return {}
-    keeper = max(short, key=lambda pk: (free[pk], pk))
+    keeper = max(short, key=lambda pk: (pk not in kept, free[pk], pk))
     if keeper != worker.pk or not candidate.has_memory:
         return {keeper: Kept(seconds=0.0)}
     machine = machines_of([worker], held_on([worker]), of=EARLIEST)[keeper]

@@ -73,16 +73,18 @@ def find_others(
     return others if len(others) == job.node_count - 1 else None
 
 
-def keepers(*, job: FineTuningJob, worker: Worker, now: datetime.datetime) -> dict[str, Kept]:
+def keepers(*, job: FineTuningJob, worker: Worker, kept: Collection[str], now: datetime.datetime) -> dict[str, Kept]:
     """Return what workers keep for this group: those that have its GPUs free first, as many as it needs.
 
-    The last of them decides when it starts, by the earliest ends of the runs that they have. Empty if fewer live
-    workers could ever join it.
+    The last of them decides when it starts, by the earliest ends of the runs that they have. Workers `kept` for an
+    earlier run are left out if enough others could join. Empty if fewer live workers could ever join it.
     """
     live = worker.pool.workers.filter(live_worker_filter(now), offer__isnull=False)
     able = [each for each in live if could_join(each, gpus=job.gpus_per_node, base_model=job.base_model_id)]
     if len(able) < job.node_count:
         return {}
+    others = [each for each in able if each.pk not in kept]
+    able = others if len(others) >= job.node_count else able
     machines = machines_of(able, held_on(able), of=EARLIEST)
     first = sorted(machines, key=lambda pk: (machines[pk].start_of(job), pk))[: job.node_count]
     start = machines[first[-1]].start_of(job)

@@ -126,7 +126,8 @@ _GPUS = "job.gpu_count / job.node_count"  # of each machine
 
 def _found(room: str) -> str:
     """Return the SQL of the runs of one organization, `waiting`: the oldest that the worker can take alone, the oldest
-    of each shape that it could take with others, and the oldest that waits for more than it has free.
+    of each shape that it could take with others, and those that wait for more than it has free: the oldest group, and
+    the oldest other run that others have overtaken for long enough.
 
     `room` is the SQL of the GPUs that its holder may have beside those it has, or null.
     """
@@ -140,6 +141,16 @@ def _found(room: str) -> str:
             AND (run.retry_at IS NULL OR run.retry_at <= %(now)s)
             AND job.gpu_count <= coalesce({room}, job.gpu_count) AND {_ALLOWED}
     """
+    waiting = f"""
+        SELECT run.id, run.created_at, {_GPUS}, job.node_count, coalesce(memory.has_enough, true), false
+        FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+        CROSS JOIN LATERAL (
+            SELECT coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint AS has_enough
+        ) memory
+        WHERE %(is_partly_used)s::boolean AND {QUEUED}
+            AND {_GPUS} <= %(gpus)s AND ({_GPUS} > %(free)s OR NOT memory.has_enough) AND {_ALLOWED}
+            AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
+    """  # noqa: S608 - constants
     return f"""
         (SELECT {found} {fitting} AND job.node_count = 1 ORDER BY run.created_at, run.id LIMIT 1)
         UNION ALL
@@ -149,16 +160,10 @@ def _found(room: str) -> str:
             ORDER BY job.node_count, job.gpu_count, run.created_at, run.id
         ) groups ORDER BY created_at, id LIMIT {_SHAPES})
         UNION ALL
-        (SELECT run.id, run.created_at, {_GPUS}, job.node_count, coalesce(memory.has_enough, true), false
-            FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
-            CROSS JOIN LATERAL (
-                SELECT coalesce((job.estimate->>'host_bytes')::numeric, 0) <= %(memory)s::bigint AS has_enough
-            ) memory
-            WHERE %(is_partly_used)s::boolean AND {QUEUED} AND run.created_at <= %(overtaken_until)s
-                AND {_GPUS} <= %(gpus)s AND ({_GPUS} > %(free)s OR NOT memory.has_enough)
-                AND (job.node_count = 1 OR %(joins)s::boolean) AND {_ALLOWED}
-                AND (%(models)s::text[] IS NULL OR job.base_model_id = ANY(%(models)s::text[]))
+        ({waiting} AND job.node_count = 1 AND run.created_at <= %(overtaken_until)s
             ORDER BY run.created_at, run.id LIMIT 1)
+        UNION ALL
+        ({waiting} AND job.node_count > 1 AND %(joins)s::boolean ORDER BY run.created_at, run.id LIMIT 1)
     """  # noqa: S608 - constants
 
 

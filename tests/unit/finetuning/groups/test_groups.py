@@ -17,7 +17,7 @@ from apps.finetuning.runs import claims, leases, members
 from apps.finetuning.runs.leases import Lease, StaleLease
 from apps.finetuning.usage import quotas
 from apps.finetuning.usage.occupancy import held_of, jobs_on
-from tests.factories.finetuning import TrainingSetup, make_worker
+from tests.factories.finetuning import TrainingSetup, give_credit, make_job, make_worker
 from tests.support.attempts import Attempt, charged, held_since
 
 SILENT_SECONDS = 61
@@ -148,6 +148,23 @@ def test_smaller_runs_do_not_take_what_a_waiting_group_keeps(machines):
     Attempt(first).finish(wire.Failed(code=FailureCode.OUT_OF_MEMORY, message="too small"))
     assert machines.claim(1).spec.job_id == group.pk
     assert Run.objects.get(job=running).status == "failed"
+
+
+def test_each_group_that_has_just_queued_keeps_other_machines_that_are_partly_used(machines, rival):
+    floor, workers = machines.floor, [worker.pk for worker in machines.workers]
+    Worker.objects.filter(pk__in=workers).update(gpus=machines.workers[0].gpus * 2)
+    held = []
+    for number in range(4):
+        machines.job(nodes=1)
+        held.append(machines.claim(number).lease_id)
+    give_credit(rival)
+    quotas.set_quota(organization=rival, by="system", now=db_now(), concurrent_gpus=8)
+    groups = [machines.job(nodes=2), make_job(rival, floor.base_model)]
+    FineTuningJob.objects.filter(pk__in=[group.pk for group in groups]).update(gpu_count=4, node_count=2)
+    small = machines.job(nodes=1)
+
+    assert [machines.claim(number, held[number]) for number in range(4)] == [None] * 4
+    assert Run.objects.get(job=small).status == "queued"
 
 
 def test_a_run_that_ends_before_a_waiting_group_starts_passes_it(machines):
