@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from django.db import transaction
-from django.db.models import Min, Q
+from django.db.models import F, Min, Q
 
 from apps.accounts.shares import list_sharing
 from apps.finetuning import events
@@ -167,9 +167,12 @@ def _startable(
 def _is_fickle(holder: str, *, pool_id: str, now: datetime.datetime) -> bool:
     """Return whether a share holder's jobs take no machine back, because many left the queue before they started.
 
-    Each was cancelled or moved to another pool. It may have interrupted a borrowed run, and cost nothing.
+    Each was cancelled or moved to another pool. It may have interrupted a borrowed run, and cost nothing. Jobs that had
+    trained before do not count, and neither do those that failed because what they start from was deleted.
     """
+    has_never_started = Q(job__started_at=None) & ~Q(job__status=JobStatus.FAILED)
     left = Run.objects.filter(
+        has_never_started | Q(job__started_at__gt=F("finished_at")),
         organization__in=list_sharing(organizations=[holder]),
         pool=pool_id,
         status=RunStatus.CANCELLED,

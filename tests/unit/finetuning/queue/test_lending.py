@@ -116,6 +116,23 @@ def test_who_cancels_or_moves_jobs_before_they_start_interrupts_no_more_borrowed
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("state", [{"started_at": db_now}, {"status": "failed", "finished_at": db_now}])
+def test_jobs_that_had_trained_or_lost_what_they_start_from_do_not_count_as_cancelled_before_their_start(
+    state, floor, cheap, job_in, claim
+) -> None:
+    job_in(cheap, minutes=9, gpus=4)
+    claim().start()
+    values = {name: value() if callable(value) else value for name, value in state.items()}
+    for _ in range(MAX_LEFT_IN_AN_HOUR):
+        waiting = job_in(floor.pool, minutes=1)
+        FineTuningJob.objects.filter(pk=waiting.pk).update(**values)
+        Run.objects.filter(job=waiting).update(status="cancelled", finished_at=db_now())
+    job_in(floor.pool, minutes=1)
+
+    assert ask_machines_back(now=db_now()) == 1
+
+
+@pytest.mark.slow
 def test_a_job_may_give_its_machine_back_as_often_as_it_is_asked(floor, cheap, job_in, claim, reload) -> None:
     job = job_in(cheap)
     for _ in range(MAX_LOST_ATTEMPTS + 1):
