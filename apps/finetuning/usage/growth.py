@@ -26,15 +26,18 @@ NO_GROWTH = Growth()
 def growth_of(*, pool: GpuPool, now: datetime.datetime) -> Growth:
     """Return the machines that the pool can have beside those that have enrolled.
 
-    There are none while its engine fails or has no machine free: then it is unknown when one comes.
+    There are none while its engine fails or has no machine free, or while starts pause: then it is unknown when one
+    comes.
     """
     capacity = getattr(pool, "capacity", None)
     if capacity is None or not capacity.is_elastic:
         return NO_GROWTH
+    if capacity.failures or (capacity.retry_at is not None and capacity.retry_at > now):
+        return NO_GROWTH
     of_pool = CapacityNode.objects.filter(pool=pool, fleet=None)
     nodes = list(of_pool.exclude(status__in=NODE_ENDED))
     coming = [node for node in nodes if node.worker_id is None and node.status != NodeStatus.DRAINING]
-    if capacity.failures or any(node.reason for node in coming):
+    if any(node.reason for node in coming):
         return NO_GROWTH
     enrolled = of_pool.exclude(worker=None).order_by("-requested_at").values_list("requested_at", "worker__created_at")
     taken = [(since - requested).total_seconds() for requested, since in enrolled[:_MEASURED]]

@@ -122,8 +122,9 @@ def test_a_job_waits_for_the_machine_that_an_elastic_pool_starts(one_gpu, claim)
     )
     Worker.objects.update(revoked_at=now)
     assert wait_of(job).reason == "local-cpu starts a machine for it."
-    PoolCapacity.objects.filter(pk=capacity.pk).update(failures=1)
-    assert wait_of(job).starts_after is None
+    for problem in ({"failures": 1}, {"failures": 0, "retry_at": now + timedelta(minutes=9)}):
+        PoolCapacity.objects.filter(pk=capacity.pk).update(**problem)
+        assert wait_of(job).starts_after is None
 
 
 def test_a_job_on_several_machines_waits_for_its_group(one_gpu):
