@@ -243,21 +243,27 @@ def limits_of_waiting(*, jobs: Sequence[FineTuningJob], now: datetime.datetime) 
     return found
 
 
-def reason_to_wait(
-    *, job: FineTuningJob, holder: str, now: datetime.datetime, planned: Sequence[FineTuningJob] = ()
-) -> str:
-    """Return why this queued job may not start now, or "" if it may. Hold the lock of `lock_name` to start it.
+class Room:
+    """What the limits of a share holder leave for these queued jobs of it, which start one after the other."""
 
-    `holder` is its share holder. `planned` are other queued jobs under the same limits that are to start before it.
-    """
-    quota = get_quota(organization=job.organization_id)
-    use = read_use(holder=holder, jobs=[job.pk, *(each.pk for each in planned)], now=now)
-    reached = _limit_reached(job, quota, use, planned)
-    return _words_of(reached, job, quota) if reached else ""
+    def __init__(self, *, holder: str, jobs: Sequence[FineTuningJob], now: datetime.datetime) -> None:
+        self._quotas = get_quotas(organizations={job.organization_id for job in jobs})
+        self._use = read_use(holder=holder, jobs=[job.pk for job in jobs], now=now)
+        self._planned: list[FineTuningJob] = []
+
+    def take(self, job: FineTuningJob) -> bool:
+        """Return whether the job may start beside those that took room before, and give it room if it may."""
+        if _limit_reached(job, self._quotas[job.organization_id], self._use, self._planned):
+            return False
+        self._planned.append(job)
+        return True
 
 
 def limit_reached(*, job: FineTuningJob, holder: str, now: datetime.datetime) -> Reached | None:
-    """Return the limit that keeps this queued job waiting, as `reason_to_wait` does in words."""
+    """Return the limit that keeps this queued job waiting. Hold the lock of `lock_name` to start it.
+
+    `holder` is its share holder.
+    """
     quota = get_quota(organization=job.organization_id)
     use = read_use(holder=holder, jobs=[job.pk], now=now)
     return _limit_reached(job, quota, use)

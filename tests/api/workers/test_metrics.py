@@ -12,6 +12,7 @@ import promql_parser
 import pytest
 import yaml
 from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from apps.batches import worker
 from apps.batches.models import Batch
@@ -144,6 +145,18 @@ def test_runs_that_may_not_start_page_and_scale_for_nothing(floor, claim) -> Non
     assert figures() == {
         "queued_runs": 3, "startable_runs": 0, "needed_machines": 1, "oldest_startable_wait_seconds": 0,
     }  # fmt: skip
+
+
+def test_a_scrape_makes_as_many_statements_however_many_runs_wait(floor) -> None:
+    set_quota(organization=floor.organization, by="user_test", now=db_now(), concurrent_gpus=None)
+
+    def statements() -> int:
+        make_job(floor.organization, floor.base_model)
+        with CaptureQueriesContext(connection) as captured:
+            render_pool_metrics()
+        return len(captured)
+
+    assert [statements() for _ in range(3)] == [statements()] * 3
 
 
 def test_attempts_count_for_an_hour_after_their_end(floor, claim) -> None:

@@ -1,8 +1,7 @@
 """Queue and capacity of each pool in Prometheus' text format, also for what scales pools from outside, such as KEDA."""
 
 import datetime
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from django.db.models import Count, Min, Q
 
@@ -10,7 +9,7 @@ from apps.core.database.clock import db_now
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE, NodeStatus, RunStatus
 from apps.finetuning.models import CapacityNode, GpuPool, Run, WorkerKind
 from apps.finetuning.pools.capacity.demand import Limits, wanted_nodes
-from apps.finetuning.pools.capacity.needs import list_needs
+from apps.finetuning.pools.capacity.needs import needs_of
 from apps.finetuning.runs.queue.queue_order import queue_order
 from apps.finetuning.runs.queue.startable import startable
 from apps.finetuning.usage.occupancy import leased_gpus
@@ -18,17 +17,6 @@ from apps.serving.metrics import format_series
 
 _LOOKED_AT = 200  # queued runs of a pool
 _MOST_MACHINES = 64  # that a static pool is said to need
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Startable:
-    """The queued runs of a pool that only machines are missing for."""
-
-    runs: int
-    oldest_wait_seconds: float
-
-
-_NOTHING = _Startable(runs=0, oldest_wait_seconds=0.0)
 
 
 def render_pool_metrics() -> str:
@@ -47,6 +35,9 @@ def render_pool_metrics() -> str:
     now = db_now()
     startable_of = {pool.pk: _look_at(pool, now) for pool in pools if held.get(pool.pk, (0,))[0]}
 
+    def startable_in(pool: GpuPool) -> Sequence[Run]:
+        return startable_of.get(pool.pk, ())
+
     def leased(pool: GpuPool) -> float:
         waiting, unfinished, _ = held.get(pool.pk, (0, 0, None))
         return unfinished - waiting
@@ -59,17 +50,17 @@ def render_pool_metrics() -> str:
         "queued_runs": ("Runs that wait for a worker.", lambda pool: held.get(pool.pk, (0,))[0]),
         "startable_runs": (
             f"Queued runs that no limit holds back, of the first {_LOOKED_AT}.",
-            lambda pool: startable_of.get(pool.pk, _NOTHING).runs,
+            lambda pool: len(startable_in(pool)),
         ),
         "leased_runs": ("Runs that a worker has.", leased),
         "oldest_wait_seconds": ("How long the oldest queued run has waited.", waited),
         "oldest_startable_wait_seconds": (
             "How long the oldest of the runs has waited that no limit holds back.",
-            lambda pool: startable_of.get(pool.pk, _NOTHING).oldest_wait_seconds,
+            lambda pool: max(((now - run.created_at).total_seconds() for run in startable_in(pool)), default=0.0),
         ),
         "needed_machines": (
             "Machines that the queue needs, with those that work; 0 for a pool that borrows.",
-            lambda pool: _needed(pool, now),
+            lambda pool: _needed(pool, startable_in(pool), now),
         ),
         "wanted_nodes": ("Nodes that the queue needs within the limits; 0 for a static pool.", _wanted),
         "running_nodes": ("Requested nodes that train and have enrolled.", lambda pool: nodes.get(pool.pk, 0)),
@@ -83,13 +74,12 @@ def render_pool_metrics() -> str:
     )
 
 
-def _look_at(pool: GpuPool, now: datetime.datetime) -> _Startable:
-    runs = startable(queue_order(pool=pool, now=now, limit=_LOOKED_AT, depth=_LOOKED_AT), now=now)
-    waits = ((now - run.created_at).total_seconds() for run in runs)
-    return _Startable(runs=len(runs), oldest_wait_seconds=max(waits, default=0.0))
+def _look_at(pool: GpuPool, now: datetime.datetime) -> list[Run]:
+    """Return the queued runs of the pool that only machines are missing for."""
+    return startable(queue_order(pool=pool, now=now, limit=_LOOKED_AT, depth=_LOOKED_AT), now=now)
 
 
-def _needed(pool: GpuPool, now: datetime.datetime) -> float:
+def _needed(pool: GpuPool, runs: Sequence[Run], now: datetime.datetime) -> float:
     """Return what an elastic pool wants, and for a static one as many machines as large as its largest."""
     if pool.borrows_from_id:
         return 0
@@ -99,7 +89,7 @@ def _needed(pool: GpuPool, now: datetime.datetime) -> float:
     gpus = max((worker.gpu_count for worker in workers), default=1)
     limits = Limits(minimum=0, maximum=_MOST_MACHINES, gpus_per_node=gpus)
     busy = list(leased_gpus(workers=[worker.pk for worker in workers]).values())
-    waiting = list_needs(pool=pool, busy=busy, limits=limits, now=now)
+    waiting = needs_of(runs, busy=busy, limits=limits, now=now) if runs else ()
     return wanted_nodes(waiting=waiting, busy=busy, limits=limits)
 
 

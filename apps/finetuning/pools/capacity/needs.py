@@ -1,17 +1,16 @@
 """What the queued runs of a pool need of its machines now."""
 
 import datetime
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 
 from apps.accounts.shares import list_sharing
 from apps.finetuning.models import FineTuningJob, GpuPool, Run
 from apps.finetuning.pools.capacity.demand import Limits, Need, free_gpus, take
 from apps.finetuning.runs.queue.queue_order import queue_order
-from apps.finetuning.usage.quotas import reason_to_wait
+from apps.finetuning.usage.quotas import Room
 
 _LOOKED_AT = (50, 200, 800)  # queued runs: the next number if none of the first ones may start
-_ALIKE = 5  # of the further ones, runs of one member and size that may not start
 
 
 def list_needs(*, pool: GpuPool, busy: Sequence[int], limits: Limits, now: datetime.datetime) -> list[Need]:
@@ -24,38 +23,31 @@ def list_needs(*, pool: GpuPool, busy: Sequence[int], limits: Limits, now: datet
     needs: list[Need] = []
     for looked_at in _LOOKED_AT:
         runs = queue_order(pool=pool, now=now, limit=looked_at, depth=looked_at)
-        most_refused = _ALIKE if looked_at > _LOOKED_AT[0] else len(runs)
-        needs = _needs_of(runs, free_gpus(busy, limits), limits, now, most_refused)
+        needs = needs_of(runs, busy=busy, limits=limits, now=now)
         if needs or len(runs) < looked_at:
             break
     return needs
 
 
-def _needs_of(
-    runs: Sequence[Run], left: list[int], limits: Limits, now: datetime.datetime, most_refused: int
-) -> list[Need]:
-    """Return the needs of the runs that may start. Of runs that are alike, `most_refused` that may not are tried.
-
-    `left` are the free GPUs of each node with leases.
-    """
+def needs_of(runs: Sequence[Run], *, busy: Sequence[int], limits: Limits, now: datetime.datetime) -> list[Need]:
+    """Return the needs of those of the runs that may start together, as `list_needs` does."""
     needs: list[Need] = []
-    refused: Counter[tuple[object, ...]] = Counter()
+    left = free_gpus(busy, limits)
     holders = list_sharing(organizations={run.organization_id for run in runs})
-    planned: dict[str, list[FineTuningJob]] = defaultdict(list)
+    jobs: dict[str, list[FineTuningJob]] = defaultdict(list)
+    for run in runs:
+        jobs[holders[run.organization_id]].append(run.job)
+    rooms: dict[str, Room] = {}
     for run in runs:
         if len(left) >= limits.most and not any(left):
             break
-        holder, job = holders[run.organization_id], run.job
-        need = (job.gpus_per_node, job.node_count)
-        alike = (job.organization_id, job.project_id, job.created_by, *need)
-        if refused[alike] >= most_refused:
-            continue
-        before = planned[holder]
+        holder, need = holders[run.organization_id], (run.job.gpus_per_node, run.job.node_count)
         rest = take(need, left, limits)
-        if rest is not None and not reason_to_wait(job=job, holder=holder, now=now, planned=before):
-            before.append(job)
+        if rest is None:
+            continue
+        if holder not in rooms:
+            rooms[holder] = Room(holder=holder, jobs=jobs[holder], now=now)
+        if rooms[holder].take(run.job):
             needs.append(need)
             left = rest
-        else:
-            refused[alike] += 1
     return needs
