@@ -2,7 +2,7 @@
 
 import datetime
 
-from django.db.models import Q, QuerySet
+from django.db.models import Case, DurationField, ExpressionWrapper, F, Q, QuerySet, Value, When
 
 from apps.accounts.models import Organization, allowed_in
 from apps.finetuning.lifecycle import ConversionStatus
@@ -12,6 +12,16 @@ from apps.finetuning.quotes.delivery import CONVERTER, GGUF, MERGED_16BIT
 # A conversion that waits and that a trainer may make, in some region.
 TAKEABLE = Q(status=ConversionStatus.WAITING, version__deleted_at=None, organization__suspended_at=None)
 _PATIENCE = datetime.timedelta(minutes=1)  # an idle trainer takes a conversion within seconds
+# From a take to the next one: times the attempt squared for the worker that gave it back unmade, and times the attempts
+# before it for any other. An interruption is no failure, so this bounds what busy trainers begin within a day.
+_APART = datetime.timedelta(minutes=5)
+
+
+def may_not_be_taken_yet(*, gave_back: Q, now: datetime.datetime) -> Q:
+    """Return which conversions were taken too lately; `gave_back` selects those that the taker itself gave back."""
+    times = Case(When(gave_back, then=F("attempt") * F("attempt")), default=F("attempt") - 1)
+    apart = ExpressionWrapper(Value(_APART) * times, output_field=DurationField())
+    return Q(leased_at__gt=Value(now) - apart)
 
 
 def needs_node(*, capacity: PoolCapacity, now: datetime.datetime) -> bool:
@@ -21,6 +31,8 @@ def needs_node(*, capacity: PoolCapacity, now: datetime.datetime) -> bool:
     """
     rows = Conversion.objects.annotate(holder=Organization.share_holder_by("organization__"))
     waiting = rows.filter(TAKEABLE, created_at__lt=now - _PATIENCE)
+    in_pool = Q(worker__pool=capacity.pool_id, worker__revoked_at=None)
+    waiting = waiting.exclude(may_not_be_taken_yet(gave_back=in_pool, now=now))
     waiting = waiting.exclude(holder__in=rows.filter(status=ConversionStatus.RUNNING).values("holder"))
     return waiting.exists() and any(_is_first_for(waiting.filter(kind=kind), kind, capacity) for kind in _ABLE)
 

@@ -9,7 +9,7 @@ import logging
 
 import msgspec
 from django.db import transaction
-from django.db.models import Case, DurationField, ExpressionWrapper, F, OuterRef, Q, QuerySet, Subquery, Value, When
+from django.db.models import F, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext_noop
 
 from apps.accounts.models import Organization, allowed_in
@@ -36,7 +36,7 @@ from apps.core.messages import outbox
 from apps.core.money import rated
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import object_key
-from apps.finetuning.conversions.demand import TAKEABLE
+from apps.finetuning.conversions.demand import TAKEABLE, may_not_be_taken_yet
 from apps.finetuning.conversions.orders import LABELS
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, CONVERSION_UNMADE, ConversionStatus
 from apps.finetuning.models import Conversion, Worker, WorkerKind
@@ -57,9 +57,6 @@ BEAT_SECONDS = 30
 _SILENT = datetime.timedelta(minutes=5)  # then the lease is lost
 _PATIENCE = datetime.timedelta(days=1)  # from the order
 _MAX_FAILURES = 2
-# From a take to the next one: times the attempt squared for the worker that gave it back unmade, and times the attempts
-# before it for any other. An interruption is no failure, so this bounds what busy trainers begin within the patience.
-_APART = datetime.timedelta(minutes=5)
 _KIND = "conversions"
 _BYTES_BESIDE = 2**30  # tokenizer, metadata, and parts of a model that are not counted in its price
 _ENDINGS = {MERGED_16BIT: ".safetensors", GGUF: ".gguf"}  # of a form's weights
@@ -85,9 +82,7 @@ def take(*, worker: Worker, claim: ConversionClaim) -> ConversionRequest | None:
         waiting = waiting.exclude(kind=GGUF)
     if claim.base_models is not None:
         waiting = waiting.filter(version__adapter__base_model__in=claim.base_models)
-    times = Case(When(worker=worker, then=F("attempt") * F("attempt")), default=F("attempt") - 1)
-    apart = ExpressionWrapper(Value(_APART) * times, output_field=DurationField())
-    waiting = waiting.exclude(leased_at__gt=Value(now) - apart)
+    waiting = waiting.exclude(may_not_be_taken_yet(gave_back=Q(worker=worker), now=now))
     running = rows.filter(status=ConversionStatus.RUNNING)
     left = running.filter(worker=worker)
     if not waiting.exists() and not left.exists():

@@ -41,13 +41,13 @@ from apps.finetuning.pools.capacity.needs import list_needs
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode
 from apps.finetuning.pools.capacity.settings import engine_of, limits_of
 from apps.finetuning.pools.capacity.starts import (
-    ALONE_AT_MOST,
     ENROL_WITHIN,
     FIRST_WAIT_SECONDS,
     SPOT_PAUSE,
     close_token,
     note_failed_start,
     note_wait_in_vain,
+    seconds_alone,
     start_node,
 )
 from apps.finetuning.usage.occupancy import at_idle_work, has_worked, is_leased, last_work, leased_gpus
@@ -258,16 +258,16 @@ def _drain(node: CapacityNode, reason: str, now: datetime.datetime) -> None:
 
 def _has_crashed(worker: Worker | None, capacity: PoolCapacity, now: datetime.datetime) -> bool:
     """Return whether a worker that ended by itself had no run, and too little time to end because it was idle."""
-    if worker is None or (now - worker.created_at).total_seconds() >= capacity.idle_seconds:
+    if worker is None or (now - worker.created_at).total_seconds() >= seconds_alone(capacity):
         return False
     return not has_worked(worker=worker)
 
 
 def _has_waited_in_vain(worker: Worker | None, capacity: PoolCapacity, now: datetime.datetime) -> bool:
     """Return whether a worker ended by itself because it never had work, although the pool wanted its node."""
-    if worker is None or capacity.minimum or (now - worker.created_at).total_seconds() < ALONE_AT_MOST:
+    if worker is None or capacity.minimum or not capacity.wanted:
         return False
-    return not has_worked(worker=worker)
+    return (now - worker.created_at).total_seconds() >= seconds_alone(capacity) and not has_worked(worker=worker)
 
 
 def _surplus(

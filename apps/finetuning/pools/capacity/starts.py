@@ -24,8 +24,13 @@ FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 30, 1800
 SPOT_PAUSE = datetime.timedelta(minutes=30)  # after a spot node did not start
 # A worker ends itself only after so long: nodes that are not needed are released before. Until then it waits for the
 # rest of its group, whose nodes may start later.
-ALONE_AT_MOST = 3600
+_ALONE_AT_MOST = 3600
 _BY = "system"
+
+
+def seconds_alone(capacity: PoolCapacity) -> int:
+    """Return after how many seconds without work a worker of the pool ends itself."""
+    return max(capacity.idle_seconds, _ALONE_AT_MOST)
 
 
 def start_node(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> None:
@@ -46,7 +51,7 @@ def start_node(engine: Capacity, capacity: PoolCapacity, node: CapacityNode) -> 
             pool=capacity.pool.name,
             token=token,
             internal_url=settings.INTERNAL_URL,
-            idle_seconds=max(capacity.idle_seconds, ALONE_AT_MOST),
+            idle_seconds=seconds_alone(capacity),
             is_replica=node.fleet is not None,
             gpus=capacity.gpus_per_node,
             is_spot=None if capacity.on_demand_nodes is None else node.is_spot,

@@ -18,7 +18,7 @@ from apps.core import audit
 from apps.core.database.clock import db_now
 from apps.core.errors import InvalidState, RateLimited
 from apps.core.models import AuditEntry
-from apps.finetuning.conversions import leases, orders
+from apps.finetuning.conversions import demand, orders
 from apps.finetuning.conversions.leases import release_overdue
 from apps.finetuning.models import Conversion, Worker
 from apps.finetuning.quotes.delivery import whole_model_bytes
@@ -156,7 +156,7 @@ def test_an_order_ends_when_nobody_makes_it_or_the_model_is_deleted(shop, call, 
     Conversion.objects.filter(kind="gguf").update(created_at=F("created_at") - datetime.timedelta(hours=25))
     assert release_overdue(now=db_now()) == 1
     assert "idle" in shop()["gguf"]["problem"]
-    Conversion.objects.update(leased_at=F("leased_at") - leases._APART)
+    Conversion.objects.update(leased_at=F("leased_at") - demand._APART)
     taken = take(call)
     delete_version(version=version, by="user_1", now=db_now())
     assert call(f"/conversions/{taken.id}/heartbeat").status_code == 409

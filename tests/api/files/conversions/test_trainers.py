@@ -14,7 +14,7 @@ from apps.billing.queries import get_balance, get_ledger_sum_nano
 from apps.contracts.worker_api import ConversionClaim, ConversionReport, UploadRequest
 from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
-from apps.finetuning.conversions import leases
+from apps.finetuning.conversions import demand, leases
 from apps.finetuning.conversions.leases import release_overdue
 from apps.finetuning.conversions.leases import take as take_as
 from apps.finetuning.models import Conversion, Worker
@@ -103,7 +103,7 @@ def test_what_busy_trainers_give_back_waits_for_an_idle_one_and_ends_after_a_day
         last, following = next(busy)
         leases.finish(worker=last, conversion_id=take_as(worker=last, claim=ConversionClaim()).id, report=interrupted)
         assert take_as(worker=last, claim=ConversionClaim()) is None, "it is another trainer's turn"
-        wait = leases._APART * begun
+        wait = demand._APART * begun
         if wait:
             assert take_as(worker=following, claim=ConversionClaim()) is None, "it was given back too often"
         Conversion.objects.update(leased_at=F("leased_at") - wait, created_at=F("created_at") - wait)

@@ -215,6 +215,22 @@ def test_a_node_waits_an_hour_for_the_rest_of_its_group_and_then_starts_pause(fl
     assert elastic(later=1801) == ["released", "starting", "starting"]
 
 
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_only_a_wanted_node_that_found_no_work_pauses_starts(is_wanted, floor, engine, elastic):
+    limit(floor.pool, idle_seconds=7200)
+    floor.job()
+    elastic()
+    engine.enrol(engine.started[0])
+    elastic()
+    if not is_wanted:
+        Run.objects.update(status="cancelled", finished_at=db_now())
+    elastic()
+    engine.nodes.clear()
+
+    assert elastic(later=7201)[0] == "released"
+    assert bool(PoolCapacity.objects.get().retry_at) == is_wanted
+
+
 @pytest.mark.parametrize("kind", ["conversion", "examination"])
 def test_a_node_stays_while_it_does_what_idle_trainers_do(kind, floor, engine, elastic):
     version, now = make_version(floor.organization, floor.base_model), db_now()
@@ -253,6 +269,20 @@ def test_the_pool_with_the_cheapest_nodes_starts_one_for_a_conversion_that_no_tr
     assert elastic() == ["running"], "the organization's next one waits for its turn"
 
 
+def test_no_node_waits_for_a_conversion_that_its_worker_may_not_take_yet(floor, engine, elastic):
+    order_conversion(
+        make_version(floor.organization, floor.base_model), created_at=db_now() - datetime.timedelta(hours=1)
+    )
+    elastic()
+    worker = engine.enrol(engine.started[0])
+    assert elastic(later=61) == ["running"]
+
+    Conversion.objects.update(worker=worker, attempt=2, leased_at=db_now() - datetime.timedelta(minutes=21))
+    assert elastic(later=61) == ["running"]
+    Conversion.objects.update(leased_at=db_now() - datetime.timedelta(minutes=19))
+    assert elastic() == ["draining"]
+
+
 def order_conversion(version, **fields) -> Conversion:
     values = {"kind": "merged_16bit", "created_by": "user_test", "created_at": db_now(), "bytes": 1, "price_nano": 0}
     return Conversion.objects.create(organization=version.organization, version=version, **values | fields)
@@ -269,12 +299,13 @@ def test_a_worker_that_falls_silent_makes_room_for_another(floor, engine, elasti
     assert elastic() == ["released", "starting"]
 
 
-def test_a_node_that_ends_before_it_worked_delays_its_successor(floor, engine, elastic):
+@pytest.mark.parametrize("seconds", [0, 3500])
+def test_a_node_that_ends_before_it_worked_delays_its_successor(seconds, floor, engine, elastic):
     floor.job()
     elastic()
     engine.enrol(engine.started[0])
     engine.nodes.clear()
-    assert elastic() == ["lost", "requested"]
+    assert elastic(later=seconds) == ["lost", "requested"]
     assert PoolCapacity.objects.get().failures == 1
     assert elastic(later=31) == ["lost", "starting"]
 
