@@ -48,12 +48,9 @@
     if (body?.has?.("csrfmiddlewaretoken")) body.set("csrfmiddlewaretoken", token());
   });
 
-  // --- polls: the server knows what no person asked for; a pressed button stays, because one that is replaced gets no
-  // click; what is open stays open ---
-  const OF_PEOPLE = ["click", "submit", "input", "change"];
-  document.addEventListener("htmx:config:request", (e) => {
-    const { request, sourceEvent } = e.detail.ctx;
-    if (!OF_PEOPLE.includes(sourceEvent?.type)) request.headers["X-Poll"] = "1";
+  // --- polls: the server is told; what is pressed (a replaced button gets no click) or open stays ---
+  document.addEventListener("htmx:config:request", ({ detail: { ctx } }) => {
+    if (!/^(click|submit|input|change)$/.test(ctx.sourceEvent?.type)) ctx.request.headers["X-Poll"] = "1";
   });
   let opened = [];
   document.addEventListener("htmx:before:swap", (e) => {
@@ -62,7 +59,6 @@
     if ($("main :is(:active, dialog[open], :popover-open)")) e.preventDefault();
   });
   document.addEventListener("htmx:after:swap", () => opened.forEach((id) => document.getElementById(id)?.setAttribute("open", "")));
-  // Idle pages ask only while they are visible.
   document.addEventListener("htmx:before:request", (e) => { if (document.hidden && e.target.matches("[hx-trigger*=visibilitychange]")) e.preventDefault(); });
 
   // --- clicks ---
@@ -177,7 +173,7 @@
   });
 
   // --- answers that do not come: what is shown stays, and the page says that it is not current ---
-  const missing = new Set(); // the elements that asked and got no answer
+  const missing = new Set(); // elements without an answer
   const lose = (text) => $$("[data-lost]").forEach((n) => { n.hidden = !text; $("span", n).textContent = text; });
   const miss = (ctx) => {
     if (isSearch(ctx)) return sayNone(words.unanswered);

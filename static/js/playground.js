@@ -23,8 +23,8 @@
     return token.value;
   };
 
-  // what is typed and not sent yet outlives a reload, for this account and project alone
-  const prompt = $("[data-play-prompt]"), unsent = `unsent:${page.dataset.keepUrl}`;
+  // unsent text outlives a reload, in its project alone
+  const prompt = $("[data-play-prompt]"), unsent = `unsent:${page.dataset.tokenUrl}`;
   const write = (text) => { sessionStorage.setItem(unsent, prompt.value = text); };
   const typed = () => prompt.value.trim();
   const modelOf = (column) => $("[data-play-model]", column);
@@ -101,7 +101,7 @@
       regret(error);
     }
   };
-  // in turn: the first gets the id that the next ones name. A conversation that another page changed becomes two.
+  // in turn: the first gets the id that the next ones name.
   const keep = () => {
     judge();
     const body = { settings: settings(), columns: columns.map((column) => turns(column).map((box) => ({ ...said(box), vote: voteOf(box) }))) };

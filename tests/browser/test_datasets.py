@@ -89,7 +89,8 @@ def test_deleting_takes_the_whole_name(open_page: Open, alice: User) -> None:
     page.get_by_label("Type cards.jsonl to confirm").fill("cards")
     expect(confirm).to_be_disabled()
     page.keyboard.press("Control+Enter")
-    _wait_for_poll(page)
+    with page.expect_response(f"**/datasets/{version.pk}"):
+        pass
     expect(page.get_by_label("Type cards.jsonl to confirm")).to_have_value("cards")
     page.get_by_label("Type cards.jsonl to confirm").fill("cards.jsonl")
     confirm.click()
