@@ -132,7 +132,6 @@ def test_a_filter_that_cannot_be_read_is_named(query, organization, alice, key, 
     assert answer.status_code == 400 and answer.json()["error"]["param"] == name
 
 
-
 def test_pages_by_key_miss_nothing_while_entries_come_in(organization, alice, key, api_client, client_for):
     for number in range(60):
         note(organization, alice.pk, f"act.{number:02}")
