@@ -117,7 +117,7 @@ STATEMENTS: dict[str, int] = {
     "web:completion_export": 9,
     "web:completion_list": 12,
     "web:credit": 11,
-    "web:dataset_changes": 11,
+    "web:dataset_changes": 13,
     "web:dataset_columns": 10,
     "web:dataset_delete": 10,
     "web:dataset_delete_many": 10,
