@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from django.db import transaction
 from django.utils.translation import gettext
 
-from apps.accounts.login import key_operations
+from apps.accounts.login import key_operations, key_rotation
 from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Organization, Project, User, key_of
 from apps.accounts.queries import KeyIdentity, KeyLimits, names_of_creators
@@ -154,11 +154,11 @@ def rotate_key(
     now: datetime.datetime,
     identity: KeyIdentity,
 ) -> IssuedKey:
-    """Rotate a key as `key_operations.rotate_key` does; the new key keeps its labels and its budget.
+    """Rotate a key as `key_rotation.rotate_key` does; the new key keeps its labels and its budget.
 
     Raises PermissionDenied as well if the key that asks has a budget that does not cover the other key.
     """
-    issued = key_operations.rotate_key(
+    issued = key_rotation.rotate_key(
         organization=organization, key_id=key_id, overlap=overlap, by=by, now=now, identity=identity
     )
     return _with_labels(organization, issued, key_id, identity)

@@ -3,7 +3,8 @@
 import openai
 import pytest
 
-from apps.accounts.login.key_operations import IssuedKey, issue_key, rotate_key
+from apps.accounts.login.key_operations import IssuedKey, issue_key
+from apps.accounts.login.key_rotation import rotate_key
 from apps.accounts.members.projects import create_project, set_project_member
 from apps.accounts.models import Membership, Project, ProjectMember, default_project_id
 from apps.accounts.roles import ROLES, SCOPES, Admin, Member, Viewer

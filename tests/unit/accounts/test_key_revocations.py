@@ -12,8 +12,8 @@ from apps.accounts.login.key_operations import (
     issue_key,
     revoke_key,
     revoke_keys_of,
-    rotate_key,
 )
+from apps.accounts.login.key_rotation import rotate_key
 from apps.accounts.members.invitations import invite_member
 from apps.accounts.members.memberships import remove_member
 from apps.accounts.models import ApiKey, Invitation, Membership, Organization, User, default_project_id

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from apps.accounts import queries
 from apps.accounts.login import key_operations
 from apps.accounts.login.key_operations import IssuedKey
+from apps.accounts.login.key_rotation import MAX_OVERLAP
 from apps.accounts.models import ApiKey, Organization
 from apps.accounts.queries import KeyLimits
 from apps.accounts.roles import SCOPES, Permission
@@ -70,7 +71,7 @@ class SetLabels(msgspec.Struct, forbid_unknown_fields=True):
 class RotateKey(msgspec.Struct, forbid_unknown_fields=True):
     """For `overlap_hours`, both keys work. 0 ends the old key at once. The key that you call with needs at least 1."""
 
-    overlap_hours: Annotated[int, Meta(ge=0, le=key_operations.MAX_OVERLAP.days * 24)] = 24
+    overlap_hours: Annotated[int, Meta(ge=0, le=MAX_OVERLAP.days * 24)] = 24
 
 
 class ApiKeyObject(TypedDict):

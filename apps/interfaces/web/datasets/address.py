@@ -84,7 +84,7 @@ class Address:
 
 
 def viewer_url(file_id: str, query: QueryDict, line: int) -> str:
-    """Return the address of the viewer at the line, with what the query of an `editor_url` says of it and no more."""
+    """Return the viewer's address at this line, with the parameters that the editor's address carries."""
     kept = {name: query[name] for name in (*_NAMES, "train_on") if query.get(name)}
     return f"{reverse('web:dataset_detail', args=[file_id])}?{urlencode(kept | {'line': line})}"
 
