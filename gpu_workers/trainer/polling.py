@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 from apps.contracts.struct import prepare_types
+from gpu_workers.common import interruptions
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.config import ConfigError, WorkerConfig, read_config
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
@@ -42,13 +43,15 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self.agent: Agent | None = None
-        self.is_stopping = False
+        self._stopped = threading.Event()
 
     def start(self, settings: WorkerConfig, *, address: str = "") -> Agent:
         """Enrol if needed, clean up after an earlier process, and return the agent.
 
-        With an `address`, it offers itself to groups of machines. Only a worker that claims often may do that.
+        With an `address`, it offers itself to groups of machines. Only a worker that claims often may do that. If the
+        machine's cloud announces that it takes the machine away, the process gets SIGTERM.
         """
+        interruptions.watch(stopped=self._stopped)
         prepare_types()
         settings.work_dir.mkdir(parents=True, exist_ok=True)
         devices = Devices(list_devices())
@@ -76,12 +79,12 @@ class WorkerProcess:
             address=address,
         )
         self.agent.recover()
-        if self.is_stopping:
+        if self._stopped.is_set():
             self.agent.request_stop()
         return self.agent
 
     def stop(self) -> None:
-        self.is_stopping = True
+        self._stopped.set()
         if self.agent is not None:
             self.agent.request_stop()
 
