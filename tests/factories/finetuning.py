@@ -120,9 +120,9 @@ def make_training_file(organization: Organization, base_model: BaseModel, *, row
     return version
 
 
-def make_job(organization: Organization, base_model: BaseModel, **request: Any) -> FineTuningJob:
+def make_job(organization: Organization, base_model: BaseModel, *, rows: int = 100, **request: Any) -> FineTuningJob:
     """A queued job of an organization that can pay; its pool has a live, measured worker."""
-    version = make_training_file(organization, base_model)
+    version = make_training_file(organization, base_model, rows=rows)
     asked = JobRequest(base_model=base_model.name, training_file=version.pk, **request)
     return create_job(organization=organization, request=asked, by="key_test", now=db_now())
 

@@ -6,8 +6,6 @@ validate files, work on batches, send mail, call webhooks and push to a hub; eac
 
 import itertools
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,22 +14,18 @@ from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 from scripts.embedded import ensure_running
-from scripts.processes import PROGRAMS
 from tests.bench.neighbours.mail_server import MailServer
 from tests.services.environment import bench_environment
 from tests.services.ports import free_port
+from tests.services.programs import running_program, wait_until_up
 
-ROOT = Path(__file__).resolve().parents[3]
 _KEYS = 4  # of each tenant
 _SETTINGS = {"ANNEAL_HUB_PUSHES": "1"}
 _BAD_WORKER = "annw_bad-worker"
 _JOBS = 3
 _LARGE_BYTES = 20_000_000
-_START_SECONDS = 120
 _PROGRAMS = {
     "gateway": "gateway",
     "web": "app",
@@ -47,10 +41,6 @@ _PROGRAMS = {
 }  # with their roles
 _LANES = ("data", "data-middle", "data-small", "mail", "hub-uploads")  # of the outbox, with a program above
 _SLOW_HUB_SECONDS = 2.0
-
-
-class NotStarted(Exception):
-    """A process did not come up; its log's end is in the message."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +139,9 @@ def running_platform(home: Path, *, more: Mapping[str, str] = MappingProxyType({
             environ = bench_environment(home, services, role) | _SETTINGS | added | dict(more)
             if name == "internal":
                 environ["DJANGO_SETTINGS_MODULE"] = "apps.config.settings.internal"
-            stack.enter_context(_process(name, home, values, environ))
+            stack.enter_context(running_program(name, home, values, environ))
         for url in (f"{made.url}/accounts/login/", f"{made.internal_url}/internal/v1/claim"):
-            _wait_until_up(url, home)
+            wait_until_up(url, home)
         yield made
 
 
@@ -232,38 +222,3 @@ def _make_tenant(organization: Any, owner: Any, floor: Any, address: str) -> Ten
     keys = [make_key(organization, owner).secret for _ in range(_KEYS)]
     cookie = f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}"
     return Tenant(keys, cookie, organization.pk, file_id, large_file_id, jobs[0].pk, address)
-
-
-@contextmanager
-def _process(name: str, home: Path, values: dict[str, str], environ: dict[str, str]) -> Iterator[None]:
-    program = next(program for program in PROGRAMS if program.name == name)
-    words = program.command
-    for key, value in values.items():
-        words = words.replace(f"${{{key}}}", value)
-    with (home / f"{name}.log").open("wb") as log:
-        started = subprocess.Popen(
-            [sys.executable, "-m", *words.split()], cwd=ROOT, env=os.environ | environ, stdout=log, stderr=log
-        )
-    try:
-        yield
-    finally:
-        started.terminate()
-        try:
-            started.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
-
-
-def _wait_until_up(url: str, home: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            urlopen(url, timeout=5).close()
-            return
-        except HTTPError:
-            return  # it answers
-        except OSError:
-            time.sleep(0.2)
-    logs = [home / f"{name}.log" for name in _PROGRAMS]
-    raise NotStarted("\n".join(f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in logs))

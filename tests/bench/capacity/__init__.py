@@ -1,0 +1,1 @@
+"""Elastic pools on a real Slurm whose nodes die: `make bench-capacity`."""
