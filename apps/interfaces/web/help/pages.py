@@ -216,6 +216,7 @@ PAGES = (
     HelpPage(
         "backup", "docs/operations/backup.md", "Back everything up, and restore it after a loss", Audience.OPERATORS
     ),
+    HelpPage("faults", "docs/operations/faults.md", "What was broken on purpose, and what held", Audience.OPERATORS),
     HelpPage("sizing", "docs/operations/sizing.md", "What is full first, and how much you need", Audience.OPERATORS),
     HelpPage(
         "regions",
