@@ -1,6 +1,7 @@
 """Programs of the platform, started as they are deployed, for a benchmark."""
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ def running_program(name: str, home: Path, values: Mapping[str, str], environ: M
         words = words.replace(f"${{{key}}}", value)
     with (home / f"{name}.log").open("wb") as log:
         started = subprocess.Popen(
-            [sys.executable, "-m", *words.split()], cwd=REPOSITORY, env=os.environ | environ, stdout=log, stderr=log
+            [sys.executable, "-m", *shlex.split(words)], cwd=REPOSITORY, env=os.environ | environ, stdout=log, stderr=log
         )
     try:
         yield
