@@ -86,6 +86,13 @@ async def ask(
     return start["status"], b"".join(message.get("body", b"") for message in sent), found
 
 
+def prompt_views() -> Views:
+    """Return views that answer at once."""
+    views = Views()
+    views.go_on.set()
+    return views
+
+
 def limited(views: Views, **limits: int) -> LimitRequests:
     return LimitRequests(
         views, WebLimits(**{"requests_per_minute": 10, "seconds_per_minute": 60, "places": 8} | limits)
@@ -94,9 +101,7 @@ def limited(views: Views, **limits: int) -> LimitRequests:
 
 def statuses(asked: list[dict[str, Any]], **limits: int) -> list[int]:
     async def scenario() -> list[int]:
-        views = Views()
-        views.go_on.set()
-        application = limited(views, **limits)
+        application = limited(prompt_views(), **limits)
         return [(await ask(application, **one))[0] for one in asked]
 
     return asyncio.run(scenario())
@@ -108,7 +113,9 @@ def test_a_key_has_so_many_requests_a_minute_and_others_are_not_touched() -> Non
     assert found == [200] * 10 + [429] * 2 + [200] * 2
 
 
-def test_bodies_of_one_organization_are_read_at_its_rate_and_others_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bodies_of_one_organization_are_read_at_its_rate_and_others_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: list[float] = []
     clock = SimpleNamespace(monotonic=lambda: 100.0)  # stands still, however busy the machine is
 
@@ -118,16 +125,12 @@ def test_bodies_of_one_organization_are_read_at_its_rate_and_others_at_once(monk
     async def body() -> dict[str, Any]:
         return {"type": "http.request", "body": bytes(4 * MIB)}
 
-    async def scenario() -> list[int]:
-        views = Views()
-        views.go_on.set()
-        application = limited(views)
-        monkeypatch.setattr("apps.core.http.fair_shares.asyncio.sleep", sleep)
-        monkeypatch.setattr("apps.core.http.fair_shares.time", clock)
-        asked = ("a", "a2", "bob", "a", "a2", "bob", "rival")
-        return [(await ask(application, who, method="POST", body=body))[0] for who in asked]
+    application = limited(prompt_views())
+    monkeypatch.setattr("apps.core.http.fair_shares.asyncio.sleep", sleep)
+    monkeypatch.setattr("apps.core.http.fair_shares.time", clock)
+    for who in ("a", "a2", "bob", "a", "a2", "bob", "rival"):
+        assert (await ask(application, who, method="POST", body=body))[0] == 200
 
-    assert asyncio.run(scenario()) == [200] * 7
     found = [round(wait, 3) for wait in waits if wait > 1e-6]  # less is rounding
     assert found == [round(4 / 24, 3), round(8 / 24, 3)]  # 4 and 8 MiB beyond the first 16
 
@@ -177,17 +180,13 @@ def test_files_of_the_dashboard_have_a_wider_limit_of_their_own() -> None:
 
 
 @pytest.mark.usefixtures("_favicon")
-def test_a_file_that_the_dashboard_lacks_is_refused_before_any_view() -> None:
-    async def scenario() -> None:
-        views = Views()
-        views.go_on.set()
-        application = limited(views)
-        status, body, _ = await ask(application, path="/static/no-such-file")
-        assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
-        assert (await ask(application, path="/static/../static/favicon.svg"))[0] == 404
-        assert views.running == []
-
-    asyncio.run(scenario())
+async def test_a_file_that_the_dashboard_lacks_is_refused_before_any_view() -> None:
+    views = prompt_views()
+    application = limited(views)
+    status, body, _ = await ask(application, path="/static/no-such-file")
+    assert (status, json.loads(body)["error"]["code"]) == (404, "unknown_url")
+    assert (await ask(application, path="/static/../static/favicon.svg"))[0] == 404
+    assert views.running == []
 
 
 def test_a_wrong_key_costs_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,223 +201,186 @@ def test_a_wrong_key_costs_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(asked) <= 10  # the database is not asked more often
 
 
-def test_processor_time_is_limited_whatever_the_route() -> None:
-    async def scenario() -> None:
-        views = Views()
-        views.go_on.set()
-        views.seconds = 2.5
-        application = limited(views, seconds_per_minute=1)
-        assert (await ask(application, "a"))[0] == 200
-        status, body, headers = await ask(application, "a")
-        assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
-        assert 85 < int(headers["retry-after"]) <= 95
-        assert (await ask(application, "bob"))[0] == 429  # the organization's time is used up too
-        assert (await ask(application, "rival"))[0] == 200
-
-    asyncio.run(scenario())
+async def test_processor_time_is_limited_whatever_the_route() -> None:
+    views = prompt_views()
+    views.seconds = 2.5
+    application = limited(views, seconds_per_minute=1)
+    assert (await ask(application, "a"))[0] == 200
+    status, body, headers = await ask(application, "a")
+    assert (status, json.loads(body)["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 85 < int(headers["retry-after"]) <= 95
+    assert (await ask(application, "bob"))[0] == 429  # the organization's time is used up too
+    assert (await ask(application, "rival"))[0] == 200
 
 
-def test_an_organization_never_holds_all_places_and_one_that_ran_much_holds_one() -> None:
-    async def scenario() -> None:
-        views = Views()
-        application = limited(views, places=8, requests_per_minute=100)
-        crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2", "bob") * 4]
-        await settle()
-        assert len(views.running) == 2
-        neighbour = asyncio.ensure_future(ask(application, "rival"))
-        await settle()
-        assert views.running[-1] == "rival"
-        views.go_on.set()
-        assert {answer[0] for answer in await asyncio.gather(*crowd, neighbour)} == {200}
-        assert not application._open._open and application._own.places._free == 8
+async def test_an_organization_never_holds_all_places_and_one_that_ran_much_holds_one() -> None:
+    views = Views()
+    application = limited(views, places=8, requests_per_minute=100)
+    crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2", "bob") * 4]
+    await settle()
+    assert len(views.running) == 2
+    neighbour = asyncio.ensure_future(ask(application, "rival"))
+    await settle()
+    assert views.running[-1] == "rival"
+    views.go_on.set()
+    assert {answer[0] for answer in await asyncio.gather(*crowd, neighbour)} == {200}
+    assert not application._open._open and application._own.places._free == 8
 
-        views.go_on.clear()
-        views.running.clear()
-        application._seconds.take("organization acme", 90, 80)
-        crowd = [asyncio.ensure_future(ask(application, "a")) for _ in range(4)]
-        await settle()
-        assert len(views.running) == 1
-        views.go_on.set()
-        await asyncio.gather(*crowd)
-
-    asyncio.run(scenario())
+    views.go_on.clear()
+    views.running.clear()
+    application._seconds.take("organization acme", 90, 80)
+    crowd = [asyncio.ensure_future(ask(application, "a")) for _ in range(4)]
+    await settle()
+    assert len(views.running) == 1
+    views.go_on.set()
+    await asyncio.gather(*crowd)
 
 
-def test_who_waits_in_too_long_a_line_is_refused() -> None:
-    async def scenario() -> None:
-        views = Views()
-        application = limited(views, places=2, requests_per_minute=1000)
-        crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2") * 23]
-        await settle()
-        views.go_on.set()
-        found = [answer[0] for answer in await asyncio.gather(*crowd)]
-        assert found.count(200) == 33 and found.count(429) == 13
-
-    asyncio.run(scenario())
+async def test_who_waits_in_too_long_a_line_is_refused() -> None:
+    views = Views()
+    application = limited(views, places=2, requests_per_minute=1000)
+    crowd = [asyncio.ensure_future(ask(application, who)) for who in ("a", "a2") * 23]
+    await settle()
+    views.go_on.set()
+    found = [answer[0] for answer in await asyncio.gather(*crowd)]
+    assert found.count(200) == 33 and found.count(429) == 13
 
 
-def test_a_client_that_leaves_while_it_waits_has_nothing_run() -> None:
-    async def scenario() -> None:
-        views, leaving = Views(), asyncio.Event()
-        application = limited(views, places=1, requests_per_minute=1000)
-        first = asyncio.ensure_future(ask(application, "a"))
-        left = [asyncio.ensure_future(ask(application, "a", leaving=leaving)) for _ in range(10)]
-        waiting = asyncio.ensure_future(ask(application, "rival"))
-        await settle()
-        leaving.set()
-        assert {answer[0] for answer in await asyncio.gather(*left)} == {0}
-        views.go_on.set()
-        assert ((await first)[0], (await waiting)[0]) == (200, 200)
-        assert views.running == ["a", "rival"]
-        assert (await ask(application, "a", leaving=leaving))[0] == 0
-        assert views.running == ["a", "rival"]
-        assert not application._open._open and application._own.places._free == 1
-
-    asyncio.run(scenario())
+async def test_a_client_that_leaves_while_it_waits_has_nothing_run() -> None:
+    views, leaving = Views(), asyncio.Event()
+    application = limited(views, places=1, requests_per_minute=1000)
+    first = asyncio.ensure_future(ask(application, "a"))
+    left = [asyncio.ensure_future(ask(application, "a", leaving=leaving)) for _ in range(10)]
+    waiting = asyncio.ensure_future(ask(application, "rival"))
+    await settle()
+    leaving.set()
+    assert {answer[0] for answer in await asyncio.gather(*left)} == {0}
+    views.go_on.set()
+    assert ((await first)[0], (await waiting)[0]) == (200, 200)
+    assert views.running == ["a", "rival"]
+    assert (await ask(application, "a", leaving=leaving))[0] == 0
+    assert views.running == ["a", "rival"]
+    assert not application._open._open and application._own.places._free == 1
 
 
-def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
-    async def scenario() -> None:
-        views, rest = Views(), asyncio.Event()
-        views.go_on.set()
-        application = limited(views, places=2, requests_per_minute=1000)
+async def test_bodies_that_are_not_whole_hold_no_place_and_are_counted() -> None:
+    views, rest = Views(), asyncio.Event()
+    views.go_on.set()
+    application = limited(views, places=2, requests_per_minute=1000)
 
-        async def slowly() -> Any:
-            await rest.wait()
-            return {"type": "http.request", "body": b"x", "more_body": False}
+    async def slowly() -> Any:
+        await rest.wait()
+        return {"type": "http.request", "body": b"x", "more_body": False}
 
-        def upload() -> Any:
-            return ask(application, "a", "/v1/files", method="POST", body=slowly, content_length=str(100 * MIB))
+    def upload() -> Any:
+        return ask(application, "a", "/v1/files", method="POST", body=slowly, content_length=str(100 * MIB))
 
-        bodies = [asyncio.ensure_future(upload()) for _ in range(4)]
-        await settle()
-        assert (await upload())[0] == 429
-        assert (await ask(application, "a"))[0] == 200
-        small = [asyncio.ensure_future(ask(application, "a", method="POST", body=slowly)) for _ in range(20)]
-        await settle()
-        status, body, _ = await ask(application, "a")
-        assert (status, json.loads(body)["error"]["limit"]) == (429, "24 open requests at once")
-        assert (await ask(application, "rival"))[0] == 200
-        rest.set()
-        await asyncio.gather(*bodies, *small)
-        assert (await upload())[0] == 200
-
-    asyncio.run(scenario())
+    bodies = [asyncio.ensure_future(upload()) for _ in range(4)]
+    await settle()
+    assert (await upload())[0] == 429
+    assert (await ask(application, "a"))[0] == 200
+    small = [asyncio.ensure_future(ask(application, "a", method="POST", body=slowly)) for _ in range(20)]
+    await settle()
+    status, body, _ = await ask(application, "a")
+    assert (status, json.loads(body)["error"]["limit"]) == (429, "24 open requests at once")
+    assert (await ask(application, "rival"))[0] == 200
+    rest.set()
+    await asyncio.gather(*bodies, *small)
+    assert (await upload())[0] == 200
 
 
-def test_an_address_that_was_refused_often_gets_its_refusals_late(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_that_was_refused_often_gets_its_refusals_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LateRefusals, "PROMPT_PER_MINUTE", 5)
     monkeypatch.setattr(LateRefusals, "HOLD_SECONDS", 600.0)
     monkeypatch.setattr(LateRefusals, "MAX_HELD", 8)
 
-    async def scenario() -> None:
-        views = Views()
-        views.go_on.set()
-        application = limited(views, requests_per_minute=1)
-        await ask(application, "a")
-        prompt = [(await ask(application, "a"))[0] for _ in range(5)]
-        held = [asyncio.ensure_future(ask(application, "a")) for _ in range(8)]
-        await settle()
-        above, other = await ask(application, "a"), await ask(application, "rival", client="10.9.9.9")
-        other_refused = await ask(application, "rival", client="10.9.9.9")
+    application = limited(prompt_views(), requests_per_minute=1)
+    await ask(application, "a")
+    prompt = [(await ask(application, "a"))[0] for _ in range(5)]
+    held = [asyncio.ensure_future(ask(application, "a")) for _ in range(8)]
+    await settle()
+    above, other = await ask(application, "a"), await ask(application, "rival", client="10.9.9.9")
+    other_refused = await ask(application, "rival", client="10.9.9.9")
 
-        assert prompt == [429] * 5 and not any(each.done() for each in held)
-        assert (above[0], other[0], other_refused[0]) == (429, 200, 429)
-        for each in held:
-            each.cancel()
-        await asyncio.gather(*held, return_exceptions=True)
-        again = asyncio.ensure_future(ask(application, "a"))
-        await settle()
-        assert not again.done(), "a client that left is no longer counted"
-        again.cancel()
-
-    asyncio.run(scenario())
+    assert prompt == [429] * 5 and not any(each.done() for each in held)
+    assert (above[0], other[0], other_refused[0]) == (429, 200, 429)
+    for each in held:
+        each.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    again = asyncio.ensure_future(ask(application, "a"))
+    await settle()
+    assert not again.done(), "a client that left is no longer counted"
+    again.cancel()
 
 
-def test_a_person_gets_a_page_and_htmx_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_person_gets_a_page_and_htmx_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.core.http.fair_shares.time", SimpleNamespace(monotonic=lambda: 100.0))
 
-    async def scenario() -> None:
-        views = Views()
-        views.go_on.set()
-        application = limited(views, requests_per_minute=1)
-        await ask(application, "a", "/jobs")
-        status, body, headers = await ask(application, "a", "/jobs")
-        assert status == 429 and headers["content-type"].startswith("text/html") and "retry-after" in headers
-        assert "Too many requests" in body.decode() and "60 s" in body.decode()
-        status, body, headers = await ask(application, "a", "/jobs", hx_request="true")
-        assert (status, body, headers["hx-reswap"]) == (429, b"", "none")
-        assert "60 s" in json.loads(headers["hx-trigger"])["toast"]["text"]
-
-    asyncio.run(scenario())
+    application = limited(prompt_views(), requests_per_minute=1)
+    await ask(application, "a", "/jobs")
+    status, body, headers = await ask(application, "a", "/jobs")
+    assert status == 429 and headers["content-type"].startswith("text/html") and "retry-after" in headers
+    assert "Too many requests" in body.decode() and "60 s" in body.decode()
+    status, body, headers = await ask(application, "a", "/jobs", hx_request="true")
+    assert (status, body, headers["hx-reswap"]) == (429, b"", "none")
+    assert "60 s" in json.loads(headers["hx-trigger"])["toast"]["text"]
 
 
-def test_a_signed_in_person_keeps_the_navigation_and_reads_the_own_language(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_signed_in_person_keeps_the_navigation_and_reads_the_own_language(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(callers, "credential_of", lambda scope: ("", "session"))
     monkeypatch.setattr(callers, "recall", lambda credential: PEOPLE["bob"])
 
-    async def scenario() -> None:
-        views = Views()
-        views.go_on.set()
-        application = limited(views, requests_per_minute=1)
-        large = {"content_length": str(5 * MIB), "accept": "text/html"}
-        _, too_large, _ = await ask(application, "", "/evals", method="POST", **large)
-        status, body, headers = await ask(application, "", "/jobs", accept_language="de")
-        _, _, of_htmx = await ask(application, "", "/jobs", accept_language="de", hx_request="true")
+    application = limited(prompt_views(), requests_per_minute=1)
+    large = {"content_length": str(5 * MIB), "accept": "text/html"}
+    _, too_large, _ = await ask(application, "", "/evals", method="POST", **large)
+    status, body, headers = await ask(application, "", "/jobs", accept_language="de")
+    _, _, of_htmx = await ask(application, "", "/jobs", accept_language="de", hx_request="true")
 
-        page = body.decode()
-        assert status == 429 and int(headers["retry-after"]) > 0
-        assert 'href="/datasets"' in page and 'href="/jobs"' in page and 'href="/status"' in page
-        assert f"Ihr Browser darf 1 Anfragen pro Minute nutzen. Versuchen Sie es in {headers['retry-after']} s" in page
-        assert "Ihr Browser darf" in json.loads(of_htmx["hx-trigger"])["toast"]["text"]
-        assert "Erneut versuchen" in page and "Gehen Sie im Browser zurück" not in page
-        assert "<h1>That is too large</h1>" in too_large.decode() and 'href="/datasets"' in too_large.decode()
-        assert "Go back in your browser" in too_large.decode()
-
-    asyncio.run(scenario())
+    page = body.decode()
+    assert status == 429 and int(headers["retry-after"]) > 0
+    assert 'href="/datasets"' in page and 'href="/jobs"' in page and 'href="/status"' in page
+    assert f"Ihr Browser darf 1 Anfragen pro Minute nutzen. Versuchen Sie es in {headers['retry-after']} s" in page
+    assert "Ihr Browser darf" in json.loads(of_htmx["hx-trigger"])["toast"]["text"]
+    assert "Erneut versuchen" in page and "Gehen Sie im Browser zurück" not in page
+    assert "<h1>That is too large</h1>" in too_large.decode() and 'href="/datasets"' in too_large.decode()
+    assert "Go back in your browser" in too_large.decode()
 
 
-def test_a_stranger_sees_no_navigation_and_a_script_reads_no_page() -> None:
-    async def scenario() -> None:
-        views = Views()
-        views.go_on.set()
-        application = limited(views, requests_per_minute=1)
-        await ask(application, "a", "/jobs")
-        _, page, _ = await ask(application, "a", "/jobs")
-        _, answer, _ = await ask(application, "a", "/jobs", accept="application/json, text/html")
+async def test_a_stranger_sees_no_navigation_and_a_script_reads_no_page() -> None:
+    application = limited(prompt_views(), requests_per_minute=1)
+    await ask(application, "a", "/jobs")
+    _, page, _ = await ask(application, "a", "/jobs")
+    _, answer, _ = await ask(application, "a", "/jobs", accept="application/json, text/html")
 
-        assert 'href="/datasets"' not in page.decode() and "Too many requests" in page.decode()
-        assert json.loads(answer)["error"]["code"] == "rate_limit_exceeded"
-
-    asyncio.run(scenario())
+    assert 'href="/datasets"' not in page.decode() and "Too many requests" in page.decode()
+    assert json.loads(answer)["error"]["code"] == "rate_limit_exceeded"
 
 
-def test_a_caller_that_used_much_or_runs_another_view_has_it_run_elsewhere() -> None:
+async def test_a_caller_that_used_much_or_runs_another_view_has_it_run_elsewhere() -> None:
     """Until the other process is ready, all views run here."""
 
     class Busy(Views):
         is_ready = False
 
-    async def scenario() -> None:
-        here, there = Views(), Busy()
-        here.go_on.set()
-        there.go_on.set()
-        here.seconds = 0.4  # more than a hundredth, with the second request, of what a key may use in a minute
-        limits = WebLimits(requests_per_minute=100, seconds_per_minute=60, places=8)
-        application = LimitRequests(here, limits, busy=there)  # type: ignore[arg-type]
-        assert [(await ask(application, "a"))[0] for _ in range(3)] == [200] * 3
-        there.is_ready = True
-        found = [await ask(application, who, client=f"10.{who}") for who in ("a", "rival", "rival", "a2")]
-        assert [answer[0] for answer in found] == [200] * 4
-        assert (here.running, there.running) == (["a"] * 3 + ["rival"] * 2, ["a", "a2"])
+    here, there = Views(), Busy()
+    here.go_on.set()
+    there.go_on.set()
+    here.seconds = 0.4  # more than a hundredth, with the second request, of what a key may use in a minute
+    limits = WebLimits(requests_per_minute=100, seconds_per_minute=60, places=8)
+    application = LimitRequests(here, limits, busy=there)  # type: ignore[arg-type]
+    assert [(await ask(application, "a"))[0] for _ in range(3)] == [200] * 3
+    there.is_ready = True
+    found = [await ask(application, who, client=f"10.{who}") for who in ("a", "rival", "rival", "a2")]
+    assert [answer[0] for answer in found] == [200] * 4
+    assert (here.running, there.running) == (["a"] * 3 + ["rival"] * 2, ["a", "a2"])
 
-        here.go_on.clear()
-        first = asyncio.ensure_future(ask(application, "", client="10.0.0.9"))
-        await settle()
-        assert (await ask(application, "", client="10.0.0.9"))[0] == 200
-        assert (here.running[-1], there.running[-1]) == ("", "")
-        here.go_on.set()
-        assert (await first)[0] == 200
-        assert {lane.places._free for lane in (application._own, application._busy)} == {8}
-
-    asyncio.run(scenario())
+    here.go_on.clear()
+    first = asyncio.ensure_future(ask(application, "", client="10.0.0.9"))
+    await settle()
+    assert (await ask(application, "", client="10.0.0.9"))[0] == 200
+    assert (here.running[-1], there.running[-1]) == ("", "")
+    here.go_on.set()
+    assert (await first)[0] == 200
+    assert {lane.places._free for lane in (application._own, application._busy)} == {8}
