@@ -18,7 +18,7 @@ from apps.core.models import OutboxMessage
 from apps.core.money import NANO_PER_CENT
 from apps.payments import refunds, topups, webhooks
 from apps.payments.customers import ensure_customer
-from apps.payments.models import CardDispute, CardRefund, HostedPage, StripeEvent, TopUp
+from apps.payments.models import CardDispute, HostedPage, StripeEvent, TopUp
 from apps.payments.stripe.errors import BadSignature, StripeUnavailable
 from tests.support.payments import deliver, open_topup, paid_topup, spend, total
 from tests.twins.stripe import money
@@ -30,6 +30,14 @@ pytestmark = pytest.mark.django_db
 def books() -> dict[str, int]:
     kinds = ("wallet", "hold", "receivable", "cash_clearing", "tax_payable", "revenue")
     return {kind: total(AccountKind(kind)) for kind in kinds}
+
+
+def intent_of(twin: Twin, topup: TopUp) -> str:
+    return twin.get(topup.checkout_id or "")["payment_intent"]
+
+
+def newest(twin: Twin, kind: str) -> str:
+    return twin.of_kind(kind)[-1]["id"]
 
 
 # --- Any order --------------------------------------------------------------------------------------------------------
@@ -44,32 +52,26 @@ def scenario(twin: Twin, organization: Organization) -> list[Callable[[], Any]]:
     asked = refunds.request_refund(topup=spent, credit_cents=600, by="user_2", reason="asked for")
     twin.events.clear()
 
-    def intent_of(topup: TopUp) -> str:
-        return twin.get(topup.checkout_id or "")["payment_intent"]
-
     def refund_at_stripe(topup: TopUp, cents: int) -> None:
-        money.create_refund(twin, payment_intent=intent_of(topup), amount=str(cents))
-
-    def newest(kind: str) -> str:
-        return twin.of_kind(kind)[-1]["id"]
+        money.create_refund(twin, payment_intent=intent_of(twin, topup), amount=str(cents))
 
     return [
         lambda: money.pay_checkout(twin, paid.checkout_id or ""),
         lambda: refunds.send_refund(refund_id=asked.pk),
         lambda: money.pay_checkout(twin, settled.checkout_id or "", is_paid_later=True),
-        lambda: money.open_dispute(twin, intent_of(spent), 4000),
+        lambda: money.open_dispute(twin, intent_of(twin, spent), 4000),
         lambda: money.pay_checkout(twin, unsettled.checkout_id or "", is_paid_later=True),
         lambda: money.settle_checkout(twin, settled.checkout_id or "", is_paid=True),
         lambda: money.expire_checkout(twin, left.checkout_id or ""),
         lambda: money.settle_checkout(twin, unsettled.checkout_id or "", is_paid=False),
-        lambda: money.open_dispute(twin, intent_of(settled), 3000),
-        lambda: money.close_dispute(twin, newest("dispute"), is_won=True),
+        lambda: money.open_dispute(twin, intent_of(twin, settled), 3000),
+        lambda: money.close_dispute(twin, newest(twin, "dispute"), is_won=True),
         lambda: money.pay_checkout(twin, refunded.checkout_id or ""),
         lambda: refund_at_stripe(refunded, 1000),
         lambda: refund_at_stripe(refunded, 2000),
-        lambda: money.open_dispute(twin, intent_of(paid), 2000),
-        lambda: money.fail_refund(twin, newest("refund")),
-        lambda: money.close_dispute(twin, newest("dispute"), is_won=False),
+        lambda: money.open_dispute(twin, intent_of(twin, paid), 2000),
+        lambda: money.fail_refund(twin, newest(twin, "refund")),
+        lambda: money.close_dispute(twin, newest(twin, "dispute"), is_won=False),
     ]
 
 
@@ -82,18 +84,13 @@ def short_scenario(twin: Twin, organization: Organization) -> list[Callable[[], 
     asked = refunds.request_refund(topup=spent, credit_cents=600, by="user_2", reason="asked for")
     twin.events.clear()
 
-    def newest(kind: str) -> str:
-        return twin.of_kind(kind)[-1]["id"]
-
     return [
         lambda: money.pay_checkout(twin, paid.checkout_id or ""),
         lambda: refunds.send_refund(refund_id=asked.pk),
-        lambda: money.open_dispute(twin, twin.get(spent.checkout_id or "")["payment_intent"], 4000),
-        lambda: money.create_refund(
-            twin, payment_intent=twin.get(paid.checkout_id or "")["payment_intent"], amount="1000"
-        ),
-        lambda: money.close_dispute(twin, newest("dispute"), is_won=True),
-        lambda: money.fail_refund(twin, newest("refund")),
+        lambda: money.open_dispute(twin, intent_of(twin, spent), 4000),
+        lambda: money.create_refund(twin, payment_intent=intent_of(twin, paid), amount="1000"),
+        lambda: money.close_dispute(twin, newest(twin, "dispute"), is_won=True),
+        lambda: money.fail_refund(twin, newest(twin, "refund")),
     ]
 
 
@@ -241,58 +238,13 @@ def test_after_stripe_has_forgotten_our_key_no_page_is_made_blindly(
     assert near_twin.of_kind("checkout.session") == []
 
 
-@pytest.mark.parametrize("days", [0, 2])
-def test_a_refund_whose_answer_was_lost_is_sent_once(near_twin: Twin, organization: Organization, days: int) -> None:
-    topup = paid_topup(near_twin, organization, 2500)
-    refund = refunds.request_refund(topup=topup, credit_cents=1000, by="user_2", reason="asked for")
-    near_twin.faults.append(Fault("after", "POST /v1/refunds", times=9))
-    with pytest.raises(StripeUnavailable):
-        refunds.send_refund(refund_id=refund.pk)
-    near_twin.faults.clear()
-    if days:
-        near_twin._kept.clear()  # keys are forgotten after a day
-        CardRefund.objects.update(created_at=db_now() - datetime.timedelta(days=days))
-
-    refunds.send_refund(refund_id=refund.pk)
-
-    balance = get_balance(organization=organization)
-    assert len(near_twin.of_kind("refund")) == 1
-    assert (balance.available_nano, balance.held_nano) == (1500 * NANO_PER_CENT, 0)
-    assert total(AccountKind.CASH_CLEARING) == -1500
-
-
-def test_a_refund_that_was_approved_late_is_sent(near_twin: Twin, organization: Organization) -> None:
-    topup = paid_topup(near_twin, organization, 2500)
-    first, late = (
-        refunds.request_refund(topup=topup, credit_cents=cents, by="user_2", reason="asked for")
-        for cents in (1000, 700)
-    )
-    refunds.send_refund(refund_id=first.pk)
-    CardRefund.objects.filter(pk=late.pk).update(created_at=db_now() - datetime.timedelta(days=2))
-
-    refunds.send_refund(refund_id=late.pk)
-
-    assert [each["amount"] for each in near_twin.of_kind("refund")] == [1000, 700]
-
-
-def test_a_refund_that_stripe_refuses_returns_the_credit(near_twin: Twin, organization: Organization) -> None:
-    topup = paid_topup(near_twin, organization, 2500)
-    refund = refunds.request_refund(topup=topup, credit_cents=1000, by="user_2", reason="asked for")
-    money.create_refund(near_twin, payment_intent=topup.payment_intent_id or "", amount="2500")
-
-    refunds.send_refund(refund_id=refund.pk)
-
-    assert CardRefund.objects.get(pk=refund.pk).status == "failed"
-    assert get_balance(organization=organization).available_nano == 2500 * NANO_PER_CENT
-
-
 @pytest.mark.parametrize("first", ["stripe", "console", "dispute"])
 def test_a_payment_that_goes_back_in_parts_takes_its_credit_and_its_whole_tax(
     near_twin: Twin, organization: Organization, first: str
 ) -> None:
     near_twin.tax_percent = 19
     topup = paid_topup(near_twin, organization, 1000)
-    intent = near_twin.get(topup.checkout_id or "")["payment_intent"]
+    intent = intent_of(near_twin, topup)
     gone = 100
     if first == "console":
         asked = refunds.request_refund(topup=topup, credit_cents=85, by="user_2", reason="asked for")
@@ -315,7 +267,7 @@ def test_a_payment_that_goes_back_in_parts_takes_its_credit_and_its_whole_tax(
 
 def test_the_last_cent_of_a_payment_is_booked_too(near_twin: Twin, organization: Organization) -> None:
     near_twin.tax_percent = 19
-    intent = near_twin.get(paid_topup(near_twin, organization, 1000).checkout_id or "")["payment_intent"]
+    intent = intent_of(near_twin, paid_topup(near_twin, organization, 1000))
 
     for cents in (1189, 1):
         money.create_refund(near_twin, payment_intent=intent, amount=str(cents))
@@ -325,9 +277,9 @@ def test_the_last_cent_of_a_payment_is_booked_too(near_twin: Twin, organization:
 
 
 def test_cash_that_comes_back_is_credit_to_its_last_cent(near_twin: Twin, organization: Organization) -> None:
-    intent = near_twin.get(paid_topup(near_twin, organization, 1001).checkout_id or "")["payment_intent"]
+    intent = intent_of(near_twin, paid_topup(near_twin, organization, 1001))
     money.open_dispute(near_twin, intent, 501)
-    money.close_dispute(near_twin, near_twin.of_kind("dispute")[-1]["id"], is_won=True)
+    money.close_dispute(near_twin, newest(near_twin, "dispute"), is_won=True)
     deliver(near_twin.events[-1])
 
     assert get_balance(organization=organization).available_nano == 1001 * NANO_PER_CENT
@@ -338,9 +290,9 @@ def test_a_refund_after_a_won_dispute_takes_the_credit_that_came_back(
     near_twin: Twin, organization: Organization
 ) -> None:
     topup = paid_topup(near_twin, organization, 5000)
-    intent = near_twin.get(topup.checkout_id or "")["payment_intent"]
+    intent = intent_of(near_twin, topup)
     money.open_dispute(near_twin, intent, 5000)
-    money.close_dispute(near_twin, near_twin.of_kind("dispute")[-1]["id"], is_won=True)
+    money.close_dispute(near_twin, newest(near_twin, "dispute"), is_won=True)
     deliver(near_twin.events[-1])
     assert get_balance(organization=organization).available_nano == 5000 * NANO_PER_CENT
 
@@ -355,7 +307,7 @@ def test_an_event_with_an_unforeseen_error_is_kept_and_stops_no_other(
     near_twin: Twin, organization: Organization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topup = paid_topup(near_twin, organization, 1000)
-    intent = near_twin.get(topup.checkout_id or "")["payment_intent"]
+    intent = intent_of(near_twin, topup)
     refund = money.create_refund(near_twin, payment_intent=intent, amount="100")
     body, signature = signed(near_twin.events[-1])
     webhooks.receive(body=body, signature=signature)
@@ -365,16 +317,6 @@ def test_an_event_with_an_unforeseen_error_is_kept_and_stops_no_other(
 
     [stuck] = webhooks.list_stuck()
     assert (stuck.attempts, stuck.object_id) == (1, refund["id"]) and "unforeseen" in stuck.last_error
-
-
-def test_no_more_than_what_is_unspent_goes_back(near_twin: Twin, organization: Organization) -> None:
-    topup = paid_topup(near_twin, organization, 2500)
-    spend(organization, 2000)
-
-    with pytest.raises(Exception, match="still unspent"):
-        refunds.request_refund(topup=topup, credit_cents=501, by="user_2", reason="asked for")
-
-    assert not OutboxMessage.objects.filter(topic="payments.refund").exists()
 
 
 def test_a_lost_dispute_of_spent_credit_is_owed_and_the_next_payment_pays_it(
