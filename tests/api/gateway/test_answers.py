@@ -1,13 +1,8 @@
 """What customers of the gateway see: a real gateway process under its own role, before a scripted engine."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
-import openai
 import pytest
 from django.db import transaction
 
@@ -371,33 +366,3 @@ def test_what_a_response_cannot_have_is_named(gateway, world, change, code, para
     answer = gateway.http(world.acme.key).post("/v1/responses", json={"model": BASE_MODEL, "input": "Hi"} | change)
 
     assert (answer.status_code, error_of(answer)["code"], error_of(answer)["param"]) == (400, code, param)
-
-
-# --- Both generations of the SDK --------------------------------------------------------------------------------------
-
-
-OLD_SDK = Path(__file__).resolve().parents[3] / ".anneal/openai-1.109.1"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
-def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
-    assert sdk == "installed" or OLD_SDK.exists(), f"{OLD_SDK} is missing: make setup-dev"
-    folder = "" if sdk == "installed" else str(OLD_SDK)
-    session = Path(__file__).with_name("sessions") / "sdk.py"
-    arguments = [str(gateway.socket), world.acme.key.secret, world.acme.model_name, world.rival.model_name, folder]
-
-    ran = subprocess.run([sys.executable, str(session), *arguments], capture_output=True, text=True, timeout=240)
-
-    assert ran.returncode == 0, ran.stderr
-    seen = json.loads(ran.stdout)
-    assert seen.pop("version") == (openai.__version__ if sdk == "installed" else sdk)
-    assert seen == {
-        "whole": "Hello there.",
-        "tokens": 14,
-        "streamed": "Hello there.",
-        "usage": 3,
-        "completion": "Hello there.",
-        "foreign": [404, "model_not_found", "model", True],
-        "bad": [400, "invalid_value", "n", True],
-    }

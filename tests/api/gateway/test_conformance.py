@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import openai
 import pytest
 
 from apps.interfaces.gateway.requests.schema import IGNORED
@@ -136,3 +137,29 @@ def test_every_ignored_field_is_in_the_documentation():
 
     ignored = [*IGNORED.values(), IGNORED_IN_RESPONSES]
     assert [name for names in ignored for name in names if f"`{name}`" not in page] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sdk", ["installed", "1.109.1"])
+def test_both_generations_of_the_sdk_see_the_same(gateway, world, sdk):
+    old_sdk = CLIENTS / "openai-1.109.1"
+    assert sdk == "installed" or old_sdk.exists(), f"{old_sdk} is missing: make setup-dev"
+    folder = "" if sdk == "installed" else str(old_sdk)
+    arguments = [str(gateway.socket), world.acme.key.secret, world.acme.model_name, world.rival.model_name, folder]
+
+    ran = subprocess.run(
+        [sys.executable, str(SESSIONS / "sdk.py"), *arguments], capture_output=True, text=True, timeout=240
+    )
+
+    assert ran.returncode == 0, ran.stderr
+    seen = json.loads(ran.stdout)
+    assert seen.pop("version") == (openai.__version__ if sdk == "installed" else sdk)
+    assert seen == {
+        "whole": "Hello there.",
+        "tokens": 14,
+        "streamed": "Hello there.",
+        "usage": 3,
+        "completion": "Hello there.",
+        "foreign": [404, "model_not_found", "model", True],
+        "bad": [400, "invalid_value", "n", True],
+    }
