@@ -193,19 +193,15 @@ def test_members_and_invitations_follow_the_role_of_the_creator(api_client, key,
 
     assert admin.post(f"/api/v1/members/{listed[0]['id']}", {"role": "viewer"}, format="json").status_code == 403
     assert admin.delete(f"/api/v1/members/{listed[0]['id']}").status_code == 403
-    asked = (
-        api_client(key)
-        .post("/api/v1/invitations", {"email": "new@example.com", "role": "member"}, format="json")
-        .json()
-    )
+    wanted = {"email": "new@example.com", "role": "member"}
+    asked = api_client(key).post("/api/v1/invitations", wanted, format="json").json()
     assert [each["id"] for each in admin.get("/api/v1/invitations").json()["data"]] == [asked["id"]]
     assert admin.delete(f"/api/v1/invitations/{asked['id']}").json()["deleted"]
     assert Invitation.objects.get(pk=asked["id"]).revoked_at
 
     mine = api_client(key).get(f"/api/v1/members?q={bob.email}").json()["data"][0]
-    assert api_client(key).post(f"/api/v1/members/{mine['id']}", {"role": "viewer"}, format="json").json()["role"] == (
-        "viewer"
-    )
+    changed = api_client(key).post(f"/api/v1/members/{mine['id']}", {"role": "viewer"}, format="json").json()
+    assert changed["role"] == "viewer"
     assert api_client(key).delete(f"/api/v1/members/{mine['id']}").json()["deleted"]
     assert admin.get("/api/v1/me").status_code == 401
 

@@ -23,6 +23,9 @@ from tests.support.engines.rows import SMALL, make_pairs, make_rows, unlike
 
 ROWS = make_rows(32)
 STEPS = 32 // SMALL.batch_size * SMALL.epochs
+# Other colours than those of the training rows: the more is learned, the worse they fit.
+OTHER = make_rows(16, seed=3).replace(b'"assistant", "content": "', b'"assistant", "content": "not ')
+PATIENT = msgspec.structs.replace(SMALL, epochs=12, learning_rate=2e-2, early_stopping_patience=2)
 
 
 @pytest.fixture(autouse=True)
@@ -72,26 +75,21 @@ def test_a_run_interrupted_at_random_steps_ends_with_identical_weights(
     if kind in ("dpo", "orpo"):
         recipe, rows = msgspec.structs.replace(SMALL, objective=Objective(kind)), make_pairs(32)
     validation = unlike(rows) if kind != "full" else None
+    given = {"recipe": recipe, "validation": validation}
     whole = {"supervised": validated, "full": fully_trained}.get(kind) or attempt(
-        tmp_path / "whole", tiny_model, rows, recipe=recipe, validation=validation
+        tmp_path / "whole", tiny_model, rows, **given
     )
 
     resume = None
     for index, step in enumerate(sorted(random.Random(7).sample(range(1, STEPS), interruptions))):
         with monkeypatch.context() as patch:
             part = attempt(
-                tmp_path / f"part{index}",
-                tiny_model,
-                rows,
-                recipe=recipe,
-                validation=validation,
-                resume=resume,
-                stop=StopAt(patch, step),
+                tmp_path / f"part{index}", tiny_model, rows, resume=resume, stop=StopAt(patch, step), **given
             )
         assert isinstance(part.outcome, Stopped)
         assert part.outcome.step == step
         resume = part.newest_checkpoint
-    last = attempt(tmp_path / "last", tiny_model, rows, recipe=recipe, validation=validation, resume=resume)
+    last = attempt(tmp_path / "last", tiny_model, rows, resume=resume, **given)
 
     assert last.outcome.step == STEPS
     assert last.outcome.trained_tokens == whole.outcome.trained_tokens
@@ -267,11 +265,7 @@ def test_training_that_ends_short_of_its_last_step_is_no_success(tiny_model, tmp
 
 @pytest.mark.slow
 def test_early_stopping_keeps_the_best_weights_and_says_so(tiny_model, tmp_path, monkeypatch):
-    """Other colours than those of the training rows: the more is learned, the worse they fit."""
-    patient = msgspec.structs.replace(SMALL, epochs=12, learning_rate=2e-2, early_stopping_patience=2)
-    other = make_rows(16, seed=3).replace(b'"assistant", "content": "', b'"assistant", "content": "not ')
-
-    tried = attempt(tmp_path, tiny_model, ROWS, recipe=patient, validation=other)
+    tried = attempt(tmp_path, tiny_model, ROWS, recipe=PATIENT, validation=OTHER)
 
     outcome, losses = tried.outcome, [event.valid_loss for event in tried.of(EvaluationCompleted)]
     best = losses.index(min(losses))
@@ -282,23 +276,22 @@ def test_early_stopping_keeps_the_best_weights_and_says_so(tiny_model, tmp_path,
     assert (outcome.best_step, outcome.valid_loss) == ((best + 1) * 8, min(losses))
     assert any("whose weights are kept" in line.message for line in tried.of(LogLine))
     stop = StopAt(monkeypatch, outcome.best_step + 1)
-    more_patient = msgspec.structs.replace(patient, early_stopping_patience=100)
-    again = attempt(tmp_path / "again", tiny_model, ROWS, recipe=more_patient, validation=other, stop=stop)
+    more_patient = msgspec.structs.replace(PATIENT, early_stopping_patience=100)
+    again = attempt(tmp_path / "again", tiny_model, ROWS, recipe=more_patient, validation=OTHER, stop=stop)
     assert again.of(EvaluationCompleted)[best].valid_loss == min(losses)
 
 
 @pytest.fixture(scope="module")
 def overfitted(tiny_model, tmp_path_factory):
-    """A run that reads rows of another kind every fourth step: the more is learned, the worse they fit."""
-    recipe = msgspec.structs.replace(SMALL, epochs=12, learning_rate=2e-2, early_stopping_patience=2, eval_steps=4)
-    other = make_rows(16, seed=3).replace(b'"assistant", "content": "', b'"assistant", "content": "not ')
+    """A run that reads rows of another kind every fourth step."""
+    recipe = msgspec.structs.replace(PATIENT, eval_steps=4)
     folder = tmp_path_factory.mktemp("overfitted")
-    return recipe, other, attempt(folder, tiny_model, ROWS, recipe=recipe, validation=other)
+    return recipe, attempt(folder, tiny_model, ROWS, recipe=recipe, validation=OTHER)
 
 
 @pytest.mark.slow
 def test_validation_rows_are_read_between_epochs_and_a_run_that_gets_worse_stops(overfitted):
-    _, _, tried = overfitted
+    _, tried = overfitted
 
     outcome, evaluations = tried.outcome, tried.of(EvaluationCompleted)
     losses = [event.valid_loss for event in evaluations]
@@ -312,10 +305,10 @@ def test_validation_rows_are_read_between_epochs_and_a_run_that_gets_worse_stops
 
 @pytest.mark.slow
 def test_its_published_weights_are_those_of_its_best_evaluation(overfitted, tiny_model, tmp_path, monkeypatch):
-    recipe, other, tried = overfitted
+    recipe, tried = overfitted
     stop = StopAt(monkeypatch, tried.outcome.best_step)
 
-    part = attempt(tmp_path, tiny_model, ROWS, recipe=recipe, validation=other, stop=stop)
+    part = attempt(tmp_path, tiny_model, ROWS, recipe=recipe, validation=OTHER, stop=stop)
 
     best = safetensors.torch.load_file(part.newest_checkpoint / "adapter_model.safetensors")
     published = tried.tensors()

@@ -91,11 +91,7 @@ def nanoseconds(at) -> int:
 
 @pytest.mark.slow
 def test_a_job_has_one_trace_from_its_request_to_its_publishing(
-    origin: str,
-    key: IssuedKey,
-    floor: TrainingSetup,
-    claim,
-    collector: Collector,
+    origin: str, key: IssuedKey, floor: TrainingSetup, claim, collector: Collector
 ) -> None:
     job = create_job(origin, key, floor)
     outbox.deliver_due()
@@ -154,11 +150,7 @@ def test_a_trace_with_very_many_phases_keeps_the_first_and_the_last(
 
 @pytest.mark.slow
 def test_the_training_of_an_attempt_has_its_last_step_and_its_events(
-    origin: str,
-    key: IssuedKey,
-    floor: TrainingSetup,
-    claim,
-    collector: Collector,
+    origin: str, key: IssuedKey, floor: TrainingSetup, claim, collector: Collector
 ) -> None:
     job = create_job(origin, key, floor)
     train(claim(), floor)
@@ -195,11 +187,7 @@ def test_the_training_of_an_attempt_has_its_last_step_and_its_events(
 
 @pytest.mark.slow
 def test_each_attempt_of_a_job_is_in_its_trace_with_its_failure(
-    origin: str,
-    key: IssuedKey,
-    floor: TrainingSetup,
-    claim,
-    collector: Collector,
+    origin: str, key: IssuedKey, floor: TrainingSetup, claim, collector: Collector
 ) -> None:
     job = create_job(origin, key, floor)
     claim().fall_silent()
@@ -219,12 +207,7 @@ def test_each_attempt_of_a_job_is_in_its_trace_with_its_failure(
 
 @pytest.mark.slow
 def test_the_number_of_spans_and_events_of_an_attempt_is_bounded(
-    origin: str,
-    key: IssuedKey,
-    floor: TrainingSetup,
-    claim,
-    collector: Collector,
-    monkeypatch,
+    origin: str, key: IssuedKey, floor: TrainingSetup, claim, collector: Collector, monkeypatch
 ) -> None:
     monkeypatch.setattr(attempt_traces, "_MOST_EVENTS", 3)
     create_job(origin, key, floor)

@@ -18,12 +18,25 @@ from gpu_workers.trainer.idle.rehearsals import Rehearser
 from gpu_workers.trainer.lease_keeper import LeaseKeeper
 from gpu_workers.trainer.supervision import escort, run_supervisor
 from tests.support.agent import ROWS, Draining, add_run, make_agent
-from tests.twins.control_plane import CREDENTIAL
+from tests.twins.control_plane import CREDENTIAL, ControlPlane
 
 
 def child_pid(tmp_path: Path) -> int:
     files = list((tmp_path / "work" / "runs").glob("*/child.json"))
     return msgspec.json.decode(files[0].read_bytes())["pid"]
+
+
+def begin(plane: ControlPlane, models: Path, tmp_path: Path, behaviour: str) -> Draining:
+    """Have an agent take a run, and return after the run's first step."""
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, behaviour))
+    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    return draining
+
+
+def probe_of(models: Path, **changes: object) -> ProbeRequest:
+    reference = BaseModelRef(id="tiny", name="tiny", path=str(models))
+    return ProbeRequest(base_model=reference, method="lora", micro_batch_size=1, sequence_length=8, **changes)
 
 
 def test_a_run_is_claimed_executed_stored_and_reported(plane, models, tmp_path):
@@ -58,14 +71,7 @@ def test_a_run_that_cannot_fit_here_is_refused_before_anything_is_downloaded(pla
 def test_a_run_ends_a_measurement_which_is_taken_again_after_a_quiet_time(plane, models, tmp_path, monkeypatch):
     monkeypatch.setattr(agent_module, "_QUIET_SECONDS", 3.0)
     started = tmp_path / "started"
-    plane.probes = [
-        ProbeRequest(
-            base_model=BaseModelRef(id="tiny", name="tiny", path=str(models)),
-            method="lora",
-            micro_batch_size=1,
-            sequence_length=8,
-        )
-    ]
+    plane.probes = [probe_of(models)]
     command = ("sh", "-c", f"date +%s >> {started}; [ $(wc -l < {started}) -gt 1 ] || exec sleep 120")
     agent = make_agent(plane, tmp_path, "succeed", probe_command=command)
     draining = Draining(agent)
@@ -84,10 +90,7 @@ def test_a_run_ends_a_measurement_which_is_taken_again_after_a_quiet_time(plane,
 @pytest.mark.parametrize(("is_first", "order"), [(True, ["probe", "rehearsal"]), (False, ["rehearsal", "probe"])])
 def test_a_rehearsal_goes_before_a_measurement_unless_quotes_wait_for_that(plane, models, tmp_path, is_first, order):
     log = tmp_path / "order"
-    reference = BaseModelRef(id="tiny", name="tiny", path=str(models))
-    plane.probes = [
-        ProbeRequest(base_model=reference, method="lora", micro_batch_size=1, sequence_length=8, is_first=is_first)
-    ]
+    plane.probes = [probe_of(models, is_first=is_first)]
 
     class Waiting(Rehearser):
         def run_one(self, *, should_stop):
@@ -140,9 +143,7 @@ def test_several_runs_are_worked_on_until_none_waits(plane, models, tmp_path):
 
 @pytest.mark.slow
 def test_a_stale_lease_kills_the_child_and_reports_nothing(plane, models, tmp_path):
-    add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "stubborn"))
-    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    draining = begin(plane, models, tmp_path, "stubborn")
     child = identify(child_pid(tmp_path))
 
     plane.is_lease_stale = True
@@ -158,9 +159,7 @@ def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tm
     skew = [0.0]
     keeper = partial(LeaseKeeper, clock=lambda: time.monotonic() + skew[0])
     monkeypatch.setattr(escort, "LeaseKeeper", keeper)
-    add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "stubborn"))
-    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    draining = begin(plane, models, tmp_path, "stubborn")
     child = identify(child_pid(tmp_path))
 
     plane.is_down = True
@@ -177,9 +176,7 @@ def test_an_agent_cut_off_ends_its_child_before_the_lease_ends(plane, models, tm
 
 @pytest.mark.slow
 def test_a_short_outage_costs_no_event_and_no_run(plane, models, tmp_path):
-    add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "wait"))
-    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    draining = begin(plane, models, tmp_path, "wait")
 
     plane.is_down = True
     time.sleep(1.5)
@@ -194,44 +191,32 @@ def test_a_short_outage_costs_no_event_and_no_run(plane, models, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flag", "reason"),
-    [
-        ("is_cancel_requested", "cancelled"),
-        ("is_pause_requested", "paused"),
-        ("is_drain_requested", "preempted"),
-    ],
+    [("is_cancel_requested", "cancelled"), ("is_pause_requested", "paused"), ("is_drain_requested", "preempted")],
 )
 def test_a_request_to_stop_keeps_a_checkpoint_and_bills_no_further(plane, models, tmp_path, flag, reason):
-    add_run(plane, models)
-    draining = Draining(make_agent(plane, tmp_path, "wait"))
-    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    draining = begin(plane, models, tmp_path, "wait")
 
     setattr(plane, flag, True)
     draining.join()
 
     [saved] = plane.events_of(CheckpointSaved)
-    assert plane.outcomes == [
-        Stopped(
-            reason=reason,
-            step=saved.step,
-            training_seconds=saved.training_seconds,
-            trained_tokens=saved.trained_tokens,
-        )
-    ]
+    stopped = Stopped(
+        reason=reason, step=saved.step, training_seconds=saved.training_seconds, trained_tokens=saved.trained_tokens
+    )
+    assert plane.outcomes == [stopped]
     assert "manifest.json" in plane.stored_files(saved.upload_id)
 
 
 @pytest.mark.slow
 def test_a_pause_waits_while_the_control_plane_reads_its_checkpoint(plane, models, tmp_path, monkeypatch):
     monkeypatch.setattr(run_supervisor, "_EVENTS_SECONDS", 0.0)
-    add_run(plane, models)
     take_events, unread = plane._events, [(503, b'{"error": {"code": "files_unread"}}')] * 3
 
     def read_first(body, lease_id):
         return unread.pop() if unread and b"checkpoint_saved" in body else take_events(body, lease_id)
 
     monkeypatch.setattr(plane, "_events", read_first)
-    draining = Draining(make_agent(plane, tmp_path, "wait"))
-    plane.wait_for(lambda: plane.events_of(StepCompleted))
+    draining = begin(plane, models, tmp_path, "wait")
 
     plane.is_pause_requested = True
     draining.join()

@@ -20,6 +20,16 @@ def ask(turns: FairQueue, tenant: str, count: int, *, replica_ids: tuple[str, ..
     return asyncio.create_task(turns.take(tenant, replica_ids, count))
 
 
+async def with_a_large_request() -> tuple[FairQueue, list[str], "asyncio.Task[str]"]:
+    """Return a queue of which others hold almost all places, those others, and a request whose turn has come."""
+    turns = FairQueue(places=16)  # 14 for all, 2 kept
+    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
+    large = ask(turns, "large", 8)
+    await settle()
+    turns.give_back(others.pop(), "r")
+    return turns, others, large
+
+
 async def test_a_request_takes_a_place_for_each_of_its_sequences():
     turns = FairQueue(places=32)  # 28 for one tenant, 4 kept
     await turns.take("a", ("r1", "r2"), 20)
@@ -95,11 +105,7 @@ async def _pass_until_stopped(turns: FairQueue, tenant: str, others: list[str]) 
 
 
 async def test_a_large_request_is_passed_by_as_many_sequences_as_it_has_and_then_gets_its_places():
-    turns = FairQueue(places=16)  # 14 for all, 2 kept
-    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
-    large = ask(turns, "large", 8)
-    await settle()
-    turns.give_back(others.pop(), "r")  # its turn comes
+    turns, others, large = await with_a_large_request()
 
     assert await _pass_until_stopped(turns, "busy", others) == 8
 
@@ -115,11 +121,7 @@ async def test_a_large_request_is_passed_by_as_many_sequences_as_it_has_and_then
 
 
 async def test_tenants_with_few_places_pass_a_large_request_for_a_while_longer():
-    turns = FairQueue(places=16)
-    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
-    large = ask(turns, "large", 8)
-    await settle()
-    turns.give_back(others.pop(), "r")
+    turns, others, large = await with_a_large_request()
     await _pass_until_stopped(turns, "busy", others)
 
     quiet = [ask(turns, f"quiet-{number}", 1) for number in range(3)]
@@ -150,22 +152,14 @@ async def test_each_tenant_of_the_replica_may_take_as_many_places_before_a_large
 async def test_after_some_time_nobody_passes_a_large_request_any_more(monkeypatch):
     monkeypatch.setattr(turning, "MAX_PASSED_SECONDS", -1.0)
     monkeypatch.setattr(turning, "MIN_PASSED_SECONDS", -1.0)
-    turns = FairQueue(places=16)
-    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
-    large = ask(turns, "large", 8)
-    await settle()
-    turns.give_back(others.pop(), "r")
+    turns, others, large = await with_a_large_request()
 
     assert await _pass_until_stopped(turns, "busy", others) == 0
     large.cancel()
 
 
 async def test_places_that_were_kept_for_a_request_that_leaves_go_to_others():
-    turns = FairQueue(places=16)
-    others = [await turns.take("busy", ("r",)) and "busy" for _ in range(12)]
-    large = ask(turns, "large", 8)
-    await settle()
-    turns.give_back(others.pop(), "r")
+    turns, others, large = await with_a_large_request()
     await _pass_until_stopped(turns, "busy", others)
     waiting = [ask(turns, "busy", 1) for _ in range(2)]
     await settle()
