@@ -1,10 +1,12 @@
-"""Credit, holds and spending of an organization."""
+"""Credit, holds, spending and refunds of an organization."""
 
 from typing import Any
 
 from apps.accounts.models import Organization
 from apps.billing.models import Hold, LedgerTransaction
 from apps.billing.operations import grant_credit, hold, settle_hold
+from apps.core.database.clock import db_now
+from apps.payments.models import CardRefund, TopUp
 
 USD = 1_000_000_000
 
@@ -34,3 +36,15 @@ def spend(
     held = place_hold(organization, held_nano or amount_nano, source, **fields)
     settle_hold(hold_id=held.pk, capture_nano=amount_nano, by="system")
     return held
+
+
+def make_waiting_refund(organization: Organization) -> CardRefund:
+    """A refund of a paid top-up that waits for a second operator."""
+    topup = TopUp.objects.create(
+        organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",
+        paid_at=db_now(),
+    )  # fmt: skip
+    return CardRefund.objects.create(
+        organization=organization, topup=topup, credit_cents=20_000, reason="r", status="waiting", needs_approval=True,
+        requested_by="user_other",
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from apps.payments.models import CardDispute, CardRefund, ReconciliationDifferen
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import give_credit, make_job, make_pool, make_worker
 from tests.factories.many_rows import copy_rows, numbered
+from tests.factories.money import make_waiting_refund
 from tests.support.pages import csv_rows
 
 pytestmark = pytest.mark.django_db
@@ -185,19 +186,12 @@ def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, orga
 
 @pytest.mark.slow
 def test_payments_refunds_and_disputes_are_listed_50_a_page_so_that_none_is_out_of_reach(console, organization) -> None:
-    topup = TopUp.objects.create(
-        organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",
-        paid_at=db_now(),
-    )  # fmt: skip
-    refund = CardRefund.objects.create(
-        organization=organization, topup=topup, credit_cents=20_000, reason="r", status="waiting", needs_approval=True,
-        requested_by="user_other",
-    )  # fmt: skip
+    refund = make_waiting_refund(organization)
     dispute = CardDispute.objects.create(
-        organization=organization, topup=topup, stripe_id="dp_0", status="needs_response", amount_cents=100
+        organization=organization, topup=refund.topup, stripe_id="dp_0", status="needs_response", amount_cents=100
     )
     ago = "now() - number * interval '1 day'"
-    copy_rows(topup, count=120, id=numbered("topup_"), created_at=ago)
+    copy_rows(refund.topup, count=120, id=numbered("topup_"), created_at=ago)
     copy_rows(refund, count=120, id=numbered("refund_"), created_at=ago)
     copy_rows(dispute, count=120, id=numbered("dispute_"), stripe_id="'dp_' || number", created_at=ago)
 

@@ -15,9 +15,9 @@ from apps.core.database.clock import db_now
 from apps.core.models import OutboxMessage
 from apps.finetuning.jobs import control
 from apps.finetuning.usage.quotas import get_quota
-from apps.payments.models import CardRefund, TopUp
 from tests.factories.accounts import make_organization, make_user
 from tests.factories.finetuning import give_credit, make_job
+from tests.factories.money import make_waiting_refund
 
 PAGES = ("pools", "base-models", "prices", "quotas", "jobs", "organizations")
 
@@ -133,14 +133,7 @@ def test_a_price_that_gives_something_away_waits_for_a_second_operator(
 
 
 def test_a_large_refund_waits_on_the_payments_page(console, client_for, organization):
-    topup = TopUp.objects.create(
-        organization=organization, origin="user", amount_cents=50_000, requested_by="user_1", status="paid",
-        paid_at=db_now(),
-    )  # fmt: skip
-    refund = CardRefund.objects.create(
-        organization=organization, topup=topup, credit_cents=20_000, reason="r", status="waiting", needs_approval=True,
-        requested_by="user_other",
-    )  # fmt: skip
+    refund = make_waiting_refund(organization)
 
     assert "Approve" in console.get("/staff/payments").content.decode()
     console.post(f"/staff/payments/refunds/{refund.pk}", {"decision": "approve"})
