@@ -241,6 +241,14 @@ def revoke_key(
     return key
 
 
+def lock_active(key: ApiKey, now: datetime.datetime) -> None:
+    """Lock the key and read it again. Raises InvalidState unless it is active."""
+    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(key.organization_id).select_for_update())
+    if (status := key.status(now=now)) != "active":
+        text = gettext("The key is %(status)s. Create another one.") % {"status": status}
+        raise InvalidState(text, code="key_not_active")
+
+
 @transaction.atomic
 def change_key(
     *,
@@ -261,12 +269,7 @@ def change_key(
     membership = lock_members(organization, by)
     require_not_revoked(identity)
     _require_own_or_managed(key, membership, identity)
-    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
-    if key.status(now=now) != "active":
-        raise InvalidState(
-            gettext("The key is %(status)s. Create another one.") % {"status": key.status(now=now)},
-            code="key_not_active",
-        )
+    lock_active(key, now)
     within = asdict(_limits_within(identity, KeyLimits(**limits)))
     values = {field: within[field] for field in limits} | ({} if name is None else {"name": clean_name(name)})
     changed = {field: value for field, value in values.items() if getattr(key, field) != value}

@@ -5,7 +5,7 @@ import datetime
 from django.db import transaction
 from django.utils.translation import gettext
 
-from apps.accounts.login.key_operations import IssuedKey, issue_key
+from apps.accounts.login.key_operations import IssuedKey, issue_key, lock_active
 from apps.accounts.members.memberships import lock_members
 from apps.accounts.models import ApiKey, KeyKind, Organization, User
 from apps.accounts.queries import KeyIdentity, KeyLimits, find_service_account, get_key, get_key_limits
@@ -42,12 +42,7 @@ def rotate_key(
             gettext("Only the creator of a key may rotate it. Create your own key, or revoke this one.")
         )
     lock_members(organization, by)  # before the key, as a removal does
-    key.refresh_from_db(from_queryset=ApiKey.objects.for_organization(organization).select_for_update())
-    if key.status(now=now) != "active":
-        raise InvalidState(
-            gettext("The key is %(status)s. Create another one.") % {"status": key.status(now=now)},
-            code="key_not_active",
-        )
+    lock_active(key, now)
     if not datetime.timedelta(0) <= overlap <= MAX_OVERLAP:
         text = gettext("The overlap must be from 0 to %(hours)s hours.") % {"hours": MAX_OVERLAP.days * 24}
         raise InvalidValue(text, param="overlap_hours")
