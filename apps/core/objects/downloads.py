@@ -13,7 +13,7 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
 
 from apps.core.http.csv_text import csv_chunks
-from apps.core.objects.store import attachment, read_chunks, store
+from apps.core.objects.store import download_headers, read_chunks, store
 
 _IN_MEMORY_BYTES, _CHUNK_BYTES = 1_000_000, 64 * 1024
 
@@ -24,13 +24,7 @@ def stream_download(
     """Return a response that sends `chunks` as they are produced. Producing them must not need the database."""
     # Under ASGI, Django would read an ordinary iterator into memory whole.
     body: Any = _in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
-    headers = {
-        "Content-Type": content_type,
-        "Content-Disposition": attachment(filename),
-        "Cache-Control": "private, no-store",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return StreamingHttpResponse(body, headers=headers)
+    return StreamingHttpResponse(body, headers=download_headers(filename, content_type))
 
 
 def download_csv(

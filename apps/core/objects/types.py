@@ -183,6 +183,16 @@ def attachment(filename: str) -> str:
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename[:150], safe='')}"
 
 
+def download_headers(filename: str, content_type: str) -> dict[str, str]:
+    """Return the headers of an answer that a browser saves under `filename`, and that no cache keeps."""
+    return {
+        "Content-Type": content_type,
+        "Content-Disposition": attachment(filename),
+        "Cache-Control": "private, no-store",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
 def tapped(store: ObjectStore, keys: Iterable[str], on_chunk: Callable[[bytes], None]) -> Iterator[bytes]:
     """Yield the bytes of objects one after another, after passing each chunk to `on_chunk`. Raises ObjectMissing."""
     for key in keys:

@@ -29,8 +29,8 @@ from apps.core.objects.store import (
     Grant,
     InvalidSignature,
     WrongContent,
-    attachment,
     check_grant,
+    download_headers,
     read_chunks,
     store,
 )
@@ -133,7 +133,7 @@ def object_response(
     size = store().stat(key).bytes
     # A strong validator: an object is written once, so its key and size identify its bytes.
     etag = f'"{hashlib.sha256(f"{key}:{size}".encode()).hexdigest()[:32]}"'
-    headers = _download_headers(filename, content_type) | {"Accept-Ranges": "bytes", "ETag": etag}
+    headers = download_headers(filename, content_type) | {"Accept-Ranges": "bytes", "ETag": etag}
     # A copy with a weak validator is enough too.
     if {"*", etag, f"W/{etag}"} & set(parse_etags(request.headers.get("If-None-Match", ""))):
         return HttpResponse(status=304, headers=headers)
@@ -153,15 +153,6 @@ def object_response(
     chunks = _AsyncChunks if isinstance(request, ASGIRequest) else _Chunks
     body = chunks(store().open_stream(key, offset=first), last - first + 1)
     return StreamingHttpResponse(body, status=status, headers=headers)
-
-
-def _download_headers(filename: str, content_type: str) -> dict[str, str]:
-    return {
-        "Content-Type": content_type,
-        "Content-Disposition": attachment(filename),
-        "Cache-Control": "private, no-store",
-        "X-Content-Type-Options": "nosniff",
-    }
 
 
 def _range_of(header: str, size: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
 from apps.core.objects.downloads import download_csv
-from apps.core.objects.store import attachment
+from apps.core.objects.store import download_headers
 from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
 from apps.interfaces.web.billing.spending_forms import ProfileForm
@@ -121,12 +121,7 @@ def invoice_csv(request: OrganizationRequest, invoice_id: str) -> HttpResponseBa
 @organization_view(Permission.VIEW)
 def invoice_pdf(request: OrganizationRequest, invoice_id: str) -> HttpResponse:
     found = _invoice(request.organization, invoice_id)
-    headers = {
-        "Content-Disposition": attachment(f"invoice-{found.number}.pdf"),
-        "Cache-Control": "private, no-store",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return HttpResponse(pdf_of(found), content_type="application/pdf", headers=headers)
+    return HttpResponse(pdf_of(found), headers=download_headers(f"invoice-{found.number}.pdf", "application/pdf"))
 
 
 def _invoice(organization: Organization, invoice_id: str) -> Invoice:
