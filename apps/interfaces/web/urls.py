@@ -42,7 +42,7 @@ from apps.interfaces.web.evals import runs as eval_runs
 from apps.interfaces.web.evals import views as evals
 from apps.interfaces.web.help import status
 from apps.interfaces.web.help import views as help_views
-from apps.interfaces.web.jobs import accuracy, comparison, job_list, retraining, tabs, tensorboard
+from apps.interfaces.web.jobs import accuracy, comparison, job_list, retraining, tabs
 from apps.interfaces.web.jobs import views as jobs
 from apps.interfaces.web.playground import rows, saved
 from apps.interfaces.web.playground import views as playground
@@ -87,7 +87,7 @@ urlpatterns = [
     path("jobs/<str:job_id>", jobs.detail, name="job_detail"),
     path("jobs/<str:job_id>/chart", jobs.chart, name="job_chart"),
     path("jobs/<str:job_id>/log", tabs.download_log, name="job_log"),
-    path("jobs/<str:job_id>/tensorboard", tensorboard.download, name="job_tensorboard"),
+    path("jobs/<str:job_id>/tensorboard", tabs.download_tensorboard, name="job_tensorboard"),
     path("jobs/<str:job_id>/stream", jobs.stream, name="job_stream"),
     path("jobs/<str:job_id>/cancel", jobs.cancel, name="job_cancel"),
     path("checkpoints/<str:checkpoint_id>/try", serving.try_checkpoint, name="checkpoint_try"),

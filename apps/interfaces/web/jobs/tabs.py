@@ -25,6 +25,7 @@ from apps.finetuning import queries
 from apps.finetuning.models import FineTuningJob, JobEvent
 from apps.finetuning.recipes.checkpoint_names import may_answer
 from apps.finetuning.recipes.stored_requests import StartFrom, stored_request
+from apps.finetuning.results.tensorboard import event_file, file_name, read_points
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 
 LABELS = {
@@ -118,6 +119,15 @@ def download_log(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
     ]
     body = iter(["".join(lines).encode()])
     return stream_download(request, body, filename=f"{job.pk}.log", content_type="text/plain; charset=utf-8")
+
+
+@require_safe
+@organization_view(Permission.VIEW)
+def download_tensorboard(request: OrganizationRequest, job_id: str) -> HttpResponseBase:
+    """Send the job's metrics as a TensorBoard event file."""
+    job = queries.get_job(organization=request.organization, id=job_id)
+    records = event_file(read_points(job=job), began_at=job.created_at.timestamp())
+    return stream_download(request, records, filename=file_name(job), content_type="application/octet-stream")
 
 
 # --- What each tab shows ----------------------------------------------------------------------------------------
