@@ -156,16 +156,12 @@ def connect() -> ApiClient:
     return ApiClient(config.internal_url, credential=credential)
 
 
-def grid_of(machine: Machine) -> tuple[GridPoint, ...]:
-    return CPU_GRID if machine.gpus[0].driver == "" else CUDA_GRID
-
-
 def measure_grid(
     machine: Machine, executor: SubprocessExecutor, folder: Path, *, budget_seconds: float
 ) -> Iterator[tuple[GridPoint, ProbeReport | None, str]]:
     """Yield each point with its report, or with None and the reason; stop before the budget is spent."""
     begun, longest = time.monotonic(), 0.0
-    for point in grid_of(machine):
+    for point in CPU_GRID if machine.gpus[0].driver == "" else CUDA_GRID:
         left = budget_seconds - (time.monotonic() - begun)
         if left < longest:
             yield point, None, "no_time_left"
