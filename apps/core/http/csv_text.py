@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 
 # Also after a semicolon, a tab or a line break: where a comma is the decimal point, spreadsheets split there, and they
 # ignore the quotes of a cell that stands after a comma, and those before an equals sign.
@@ -25,7 +26,7 @@ def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Itera
 
 
 def _harmless(cell: object) -> object:
-    if cell is None or isinstance(cell, int | float):
+    if cell is None or isinstance(cell, int | float | Decimal):
         return cell
     return _FORMULA_STARTS.sub("'", str(cell))
 
