@@ -96,19 +96,19 @@ def create_dataset(
     now: datetime.datetime,
     model_name: str | None = None,
     metadata: Mapping[str, str] | None = None,
-    of_project: str = "",
+    among: QuerySet[StoredCompletion] | None = None,
     project: str = "",
 ) -> DatasetVersion:
     """Make a dataset of the newest stored completions, within the limits above. It is validated like an upload.
 
     The dataset is in `project`, or else in that of `by`. It contains no completion of another private project, because
-    all who see the dataset can read it. With `of_project`, all are of this project. Raises InvalidValue if there are
-    none, StorageFull, and as `project_of_new`.
+    all who see the dataset can read it. With `among`, all are of these. Raises InvalidValue if there are none,
+    StorageFull, and as `project_of_new`.
     """
     project_id = project_of_new(organization=organization, by=by, wanted=project)
     with seeing(Sight(project_ids=frozenset({project_id}))):
         found = list_completions(organization=organization, model_name=model_name, metadata=metadata)
-    found = found.filter(project=of_project) if of_project else found
+    found = found if among is None else found.filter(pk__in=among.values("pk"))
     newest = found.order_by("-created_at", "-id")[:MAX_ROWS]
     if not newest.exists():
         text = gettext(

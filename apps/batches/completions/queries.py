@@ -76,11 +76,10 @@ def last_questions(*, completions: Sequence[StoredCompletion]) -> dict[str, str]
     return {each.pk: _question_of(read_request(each))[:_MOST_SHOWN] for each in found}
 
 
-def read_newest(*, completions: QuerySet[StoredCompletion]) -> Iterator[tuple[StoredCompletion, str, str]]:
-    """Yield the newest completions with their last question and first answer, up to the limit of a table."""
+def read_table(*, completions: QuerySet[StoredCompletion]) -> Iterator[tuple[StoredCompletion, str, str]]:
+    """Yield the first completions with their last question and first answer, up to the limit of a table."""
     read_bytes = 0
-    newest = completions.order_by("-created_at", "-id")[:MAX_TABLE_ROWS]
-    for completion in newest.iterator(_READ_AT_ONCE):
+    for completion in completions[:MAX_TABLE_ROWS].iterator(_READ_AT_ONCE):
         read_bytes += completion.bytes
         if read_bytes > MAX_TABLE_BYTES:
             return

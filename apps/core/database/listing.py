@@ -47,7 +47,7 @@ class Filter:
 class Listing(Generic[Row]):
     """One list: its addresses, the fields to search, the filters (the first one as tabs) and the orders.
 
-    The first order is the default.
+    The first order is the default. If `pairs` names a JSON field, a word `name=value` finds the rows with this pair.
     """
 
     name: str  # in the plural, as pages call the rows
@@ -57,6 +57,7 @@ class Listing(Generic[Row]):
     searched: tuple[str, ...]
     filters: Mapping[str, Filter]
     orders: Mapping[str, tuple[str, Order]]
+    pairs: str = ""
 
     def page(self, request: HttpRequest, rows: QuerySet[Row]) -> "ListPage[Row]":
         """Return the requested page: the rows after `after`, those before `before`, or else the first ones."""
@@ -79,13 +80,17 @@ class Listing(Generic[Row]):
 
         `joined` adds to many rows at once what is not in their table; `cells` gets what it returns, one by one.
         """
-        asked = self._read(request)
-        found = self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])[: _MAX_EXPORTED + 1]
+        found = self.chosen(request, rows)[: _MAX_EXPORTED + 1]
         with override(settings.LANGUAGE_CODE):
             name = self.name.replace(" ", "-").lower()
         with counted_read():
             parts = map(joined, _parts(_whole(found)))
             return download_csv(request, header, map(cells, chain.from_iterable(parts)), filename=f"{name}.csv")
+
+    def chosen(self, request: HttpRequest, rows: QuerySet[Row]) -> QuerySet[Row]:
+        """Return all of `rows` that the request asks for, in its order."""
+        asked = self._read(request)
+        return self._choose(rows, asked).order_by(*self.orders[asked["sort"]][1])
 
     def address(self, asked: Mapping[str, str], *, of: str = "") -> str:
         """Return the address of the list, or of another page that reads the same query, without defaults."""
@@ -109,7 +114,14 @@ class Listing(Generic[Row]):
     def _choose(self, rows: QuerySet[Row], asked: Mapping[str, str]) -> QuerySet[Row]:
         for name, each in self.filters.items():
             rows = rows.filter(each.choices[asked[name]][1]) if each.choices else rows
-        return with_words(rows, asked["q"].split()[:_MAX_WORDS], self.searched)
+        words = []
+        for word in asked["q"].split()[:_MAX_WORDS]:
+            name, _, value = word.partition("=")
+            if self.pairs and name and value:
+                rows = rows.filter(**{f"{self.pairs}__contains": {name: value}})
+            else:
+                words.append(word)
+        return with_words(rows, words, self.searched)
 
 
 def _whole(rows: QuerySet[Row]) -> Iterator[Row]:

@@ -1,10 +1,13 @@
-"""The pages of stored completions: the filter, one completion, deletion, and a dataset of what is listed."""
+"""The pages of stored completions: the list, one completion, deletion, and a dataset of what is listed."""
+
+import re
 
 import msgspec
 import pytest
 
 from apps.batches.completions.models import StoredCompletion
 from apps.batches.completions.records import record_completions
+from apps.core.database.clock import db_now
 from apps.core.objects.store import read_object
 from apps.datasets.models import DatasetVersion
 from tests.factories.usage import make_completion
@@ -33,14 +36,17 @@ def stored(organization) -> list[str]:
 
 
 @pytest.mark.slow
-def test_completions_are_filtered_by_model_and_metadata_and_opened(stored, client_for, vera, charlie, rival):
+def test_completions_are_searched_filtered_sorted_and_opened(stored, client_for, vera, charlie, rival):
     browser = client_for(vera)
-    for query, numbers in (("", "012"), ("?model=tiny", "02"), ("?metadata=topic=size, items=1", "01"),
-                           ("?model=other&metadata=topic%3Ditems", ""), ("?model=gone", "")):  # fmt: skip
+    StoredCompletion.objects.filter(pk=stored[1]).update(bytes=9_999, created_at=db_now())
+    for query, numbers in (("", "120"), ("?sort=oldest", "021"), ("?sort=size", "120"), ("?since=week", "1"),
+                           ("?model=tiny", "20"), ("?model=gone", ""), ("?q=topic%3Dsize items%3D1", "10"),
+                           ("?q=topic%3Dsiz", ""), ("?q=siz", "10"), ("?model=other&q=topic%3Ditems", ""),
+                           (f"?q={stored[2]}", "2")):  # fmt: skip
         page = text(browser.get(f"/stored-completions{query}"))
-        assert [number for number in "012" if f"Question {number}?" in page] == list(numbers), query
-    wrong = browser.get("/stored-completions?metadata=topic")
-    assert wrong.status_code == 422 and "name=value" in text(wrong).partition('id="id_metadata_error"')[2]
+        assert re.findall(r"Question (\d)\?", page) == list(numbers), query
+    browser.post("/views", {"listing": "web:completion_list", "name": "sizes", "query": "q=topic%3Dsize"})
+    assert 'href="/stored-completions?q=topic%3Dsize"' in text(browser.get("/stored-completions"))
 
     one = text(browser.get(f"/stored-completions/{stored[0]}"))
 
@@ -100,6 +106,7 @@ def test_what_is_listed_is_a_table_with_questions_and_answers(stored, client_for
         ("Question 2?", "Answer 2 <b>."), ("Question 0?", "Answer 0 <b>."),
     ]  # fmt: skip
     assert rows[0]["model"] == "tiny" and '"topic":"items"' in rows[0]["metadata"]
-    assert csv_rows(browser.get("/stored-completions/export?metadata=topic")) == []
+    oldest = csv_rows(browser.get("/stored-completions/export?sort=oldest&q=topic%3Dsize"))
+    assert [row["question"] for row in oldest] == ["Question 0?", "Question 1?"]
     assert csv_rows(client_for(charlie).get("/stored-completions/export")) == []
     assert client_for(None).get("/stored-completions/export").status_code == 302

@@ -16,7 +16,7 @@ from apps.interfaces.web.shell.access import OrganizationRequest, organization_v
 
 _LISTS = (
     "web:job_list", "web:dataset_list", "web:adapter_list", "web:key_list", "web:member_list", "web:batch_list",
-    "web:eval_list",
+    "web:eval_list", "web:completion_list",
 )  # fmt: skip
 _MAX_QUERY_CHARACTERS = 2_000
 

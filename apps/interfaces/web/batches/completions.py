@@ -1,35 +1,53 @@
-"""Stored completions: the list with its filter, the page of one, deletion, and datasets made of them."""
+"""Stored completions: the list, the page of one, deletion, and datasets made of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 from django import forms
 from django.conf import settings
 from django.contrib import messages
-from django.db.models import QuerySet
-from django.http import HttpResponse, HttpResponseBase, QueryDict
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast, Now
+from django.http import HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
-from django.urls import reverse
-from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from apps.accounts.models import Project
 from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.batches.completions import operations, queries
 from apps.batches.completions.models import StoredCompletion
 from apps.core.database.clock import db_now
-from apps.core.database.keyset import read_page
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
 from apps.core.objects.downloads import download_csv
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
 from apps.interfaces.web.shell.current_project import find_current_project, of_project, project_of_new_work
+from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, render_list
 
-_PAGE = 25
+_LIST = Listing[StoredCompletion](
+    name=later("stored completions"),
+    hint=later("Model, ID or name=value"),
+    url_name="web:completion_list",
+    export_url_name="web:completion_export",
+    searched=("model_name", "id", "metadata_text"),
+    pairs="metadata",
+    filters={
+        "since": Filter(
+            later("Created"),
+            {
+                "": (later("All"), Q()),
+                "day": (later("Last 24 hours"), Q(created_at__gte=Now() - datetime.timedelta(days=1))),
+                "week": (later("Last 7 days"), Q(created_at__gte=Now() - datetime.timedelta(days=7))),
+            },
+        )
+    },
+    orders={**NEWEST_FIRST, "size": (later("Largest first"), ("-bytes", "-id"))},
+)
 _EXPORTED = ("id", "model", "created_at", "metadata", "bytes", "question", "answer")
 _MOST_CHARACTERS, _MOST_MESSAGES = 20_000, 100  # of a message, and of a completion, that a page shows
 _SETTINGS = ("temperature", "top_p", "max_completion_tokens", "max_tokens", "seed", "n", "stop", "response_format")
@@ -44,38 +62,6 @@ class ShownMessage:
     is_cut: bool
 
 
-class CompletionFilterForm(forms.Form):
-    """The filter of the list: a model, and pairs of metadata that a completion must all have."""
-
-    model = forms.ChoiceField(required=False, label=later("Model"))
-    metadata = forms.CharField(
-        required=False,
-        max_length=2000,
-        label=later("Metadata"),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "placeholder": "team=search"}),
-    )
-
-    def __init__(self, data: QueryDict, *, models: Iterable[str]) -> None:
-        super().__init__(data)
-        names = dict.fromkeys([*models, data.get("model", "")])
-        choices = [("", gettext("All models")), *((name, name) for name in names if name)]
-        self.fields["model"].choices = choices  # type: ignore[attr-defined]
-
-    def clean_metadata(self) -> dict[str, str]:
-        pairs = [part.partition("=") for part in self.cleaned_data["metadata"].split(",") if part.strip()]
-        if not all(name.strip() and equals for name, equals, _ in pairs):
-            raise forms.ValidationError(gettext("Metadata is written name=value, with commas between."))
-        return {name.strip(): value.strip() for name, _, value in pairs}
-
-    @property
-    def chosen(self) -> dict[str, Any]:
-        """Return the filter of a checked form, in the form that the domain expects."""
-        return {
-            "model_name": self.cleaned_data.get("model") or None,
-            "metadata": self.cleaned_data.get("metadata") or None,
-        }
-
-
 class CompletionDatasetForm(forms.Form):
     name = forms.CharField(
         max_length=120,
@@ -87,85 +73,76 @@ class CompletionDatasetForm(forms.Form):
 @require_safe
 @organization_view(Permission.VIEW)
 def index(request: OrganizationRequest) -> HttpResponse:
-    return _list(request, CompletionDatasetForm())
+    return _page(request, CompletionDatasetForm())
 
 
 @require_POST
 @organization_view(Permission.DATASET_WRITE)
 def make_dataset(request: OrganizationRequest) -> HttpResponse:
-    """Make a dataset of the newest completions that the filter in the address shows."""
-    form, chosen = CompletionDatasetForm(request.POST), _filter(request)
-    if form.is_valid() and chosen.is_valid():
+    """Make a dataset of the newest completions that the address asks for."""
+    form = CompletionDatasetForm(request.POST)
+    if form.is_valid():
         with domain_errors_on(form):
-            project, current = project_of_new_work(request), find_current_project(request)
+            listed = _listed(request, find_current_project(request))
             version = operations.create_dataset(
                 organization=request.organization,
                 name=form.cleaned_data["name"],
                 by=request.membership.user_id,
                 now=db_now(),
-                of_project=current.pk if current else "",
-                project=project.pk,
-                **chosen.chosen,
+                among=_list_of(request).chosen(request, listed),
+                project=project_of_new_work(request).pk,
             )
             messages.success(request, gettext("The dataset is created. Its rows are being checked."))
             return redirect("web:dataset_detail", file_id=version.pk)
-    return _list(request, form)
+    return _page(request, form, status=422)
 
 
-def _filter(request: OrganizationRequest) -> CompletionFilterForm:
-    return CompletionFilterForm(request.GET, models=queries.list_model_names(organization=request.organization))
-
-
-def _list(request: OrganizationRequest, form: CompletionDatasetForm) -> HttpResponse:
-    chosen = _filter(request)
+def _page(request: OrganizationRequest, form: CompletionDatasetForm, status: int = 200) -> HttpResponse:
     project = find_current_project(request)
-    rows = of_project(project, _found(request, chosen)).defer("request", "answer")
-    page = read_page(rows, request.GET, order=("-created_at", "-id"), size=_PAGE)
-    openings = queries.last_questions(completions=page.rows)
-    asked = {name: request.GET[name] for name in ("model", "metadata") if request.GET.get(name)}
-    address = reverse("web:completion_list")
+    page = _list_of(request).page(request, _listed(request, project).defer("request", "answer"))
+    questions = queries.last_questions(completions=page.rows)
     context = {
         "rows": [
-            {"completion": row, "question": openings.get(row.pk, ""), "metadata": list(row.metadata.items())}
+            {"completion": row, "question": questions.get(row.pk, ""), "metadata": list(row.metadata.items())}
             for row in page.rows
         ],
-        "filter": chosen,
-        "is_filtered": bool(asked),
         "project": project,
         "form": form,
-        "export_url": f"{reverse('web:completion_export')}?{urlencode(asked)}",
-        "dataset_url": f"{reverse('web:completion_dataset')}?{urlencode(asked)}",
-        "previous": f"{address}?{urlencode(asked | page.previous)}" if page.has_previous else "",
-        "next": f"{address}?{urlencode(asked | page.next)}" if page.has_next else "",
-        "page_size": _PAGE,
+        "dataset_url": page.listing.address(page.asked, of="web:completion_dataset"),
         "kept_days": settings.STORED_COMPLETION_DAYS,
         "most_rows": operations.MAX_ROWS,
         "may_delete": has_permission(request.membership.role, Permission.INFERENCE),
         "may_make": has_permission(request.membership.role, Permission.DATASET_WRITE),
     }
-    return render(request, "batches/completions.html", context, status=422 if form.errors or chosen.errors else 200)
+    return render_list(request, "batches/completions.html", page, context, status=status)
+
+
+def _list_of(request: OrganizationRequest) -> Listing[StoredCompletion]:
+    """Return the list with a filter by model: those with completions, and the one that the address names."""
+    asked = request.GET.get("model", "").replace("\x00", "")
+    names = filter(None, dict.fromkeys([*queries.list_model_names(organization=request.organization), asked]))
+    models = {"": (gettext("All models"), Q())} | {name: (name, Q(model_name=name)) for name in names}
+    return replace(_LIST, filters={**_LIST.filters, "model": Filter(gettext("Model"), models)})
+
+
+def _listed(request: OrganizationRequest, project: Project | None) -> QuerySet[StoredCompletion]:
+    rows = of_project(project, queries.list_completions(organization=request.organization))
+    return rows.alias(metadata_text=Cast("metadata", TextField()))
 
 
 @require_safe
 @organization_view(Permission.VIEW)
 def export(request: OrganizationRequest) -> HttpResponseBase:
-    """Send the newest completions that the filter in the address shows as a CSV file, with question and answer."""
-    project, found = find_current_project(request), _found(request, _filter(request))
+    """Send the first completions of the list as a CSV file, with question and answer."""
+    found = _list_of(request).chosen(request, _listed(request, find_current_project(request)))
     rows = [
         (
             row.pk, row.model_name, row.created_at.isoformat(), msgspec.json.encode(row.metadata).decode(), row.bytes,
             question, answer,
         )
-        for row, question, answer in queries.read_newest(completions=of_project(project, found))
+        for row, question, answer in queries.read_table(completions=found)
     ]  # fmt: skip
     return download_csv(request, _EXPORTED, rows, filename="stored-completions.csv")
-
-
-def _found(request: OrganizationRequest, chosen: CompletionFilterForm) -> QuerySet[StoredCompletion]:
-    """Return the completions that match the filter; none if the filter is invalid."""
-    if not chosen.is_valid():
-        return queries.list_completions(organization=request.organization).none()
-    return queries.list_completions(organization=request.organization, **chosen.chosen)
 
 
 @require_safe
