@@ -23,7 +23,7 @@ _FIELDS = ("actor", "action", "target", "since", "until", "organization")
 
 
 def page_context(
-    query: Mapping[str, str], *, organization: Organization | None, pages: Mapping[str, str]
+    query: Mapping[str, str], *, organization: Organization | None, pages: Mapping[str, str], size: int = PAGE
 ) -> dict[str, Any]:
     """Return the context of a page of an organization's log; for None, of the platform's own log.
 
@@ -36,8 +36,8 @@ def page_context(
     except InvalidValue as refused:
         chosen, error = AuditFilter(), refused.message
     with counted_read():
-        found = list(list_entries(organization=organization, chosen=chosen)[: PAGE + 1])
-    entries, has_more = found[:PAGE], len(found) > PAGE
+        found = list(list_entries(organization=organization, chosen=chosen)[: size + 1])
+    entries, has_more = found[:size], len(found) > size
     names = names_of_actors(organization=organization, actors={entry.actor for entry in entries})
     asked = {name: query[name] for name in _FIELDS if query.get(name)}
     return {

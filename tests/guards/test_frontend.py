@@ -38,6 +38,13 @@ BANNED_IN_SCRIPTS = re.compile(
 KB = 1_000
 BUDGET_CSS, BUDGET_JS, BUDGET_JS_CHART, BUDGET_FONTS = 20 * KB, 25 * KB, 55 * KB, 60 * KB
 CHART_SCRIPTS = (STATIC / "js/charts.js", STATIC / "js/live.js")
+EXPORTED = {"billing/traffic.html", "billing/usage.html", "billing/invoice.html"}
+NO_DATA = {
+    "adapters/playground.html": "a part of the table of prices",
+    "help/_fields.html": "explains requests",
+    "shell/confirmation.html": "asks before an action",
+    "shell/overview.html": "the newest rows of a list",
+}
 SHELL_SCRIPTS = ("vendor/htmx-4.0.1.min.js", "vendor/hx-sse-4.0.1.min.js", "js/app.js")
 
 
@@ -102,6 +109,19 @@ def test_no_line_of_a_template_is_wider_than_the_formatter_makes_them() -> None:
 
 def test_every_icon_named_anywhere_is_in_the_sprite() -> None:
     assert set(_icons_named()) <= ICONS
+
+
+def test_every_table_is_also_a_file() -> None:
+    """Its `csv` names the file, or its page has one with all rows: that of a list, or one in EXPORTED."""
+    without = [
+        str(path.relative_to(ROOT / "templates"))
+        for path in PAGES
+        if "styleguide" not in path.parts and "<c-data.list-head" not in path.read_text()
+        for tag in re.findall(r"<c-data\.table((?:[^>\"]|\"[^\"]*\")*)>", path.read_text())
+        if "csv=" not in tag
+    ]
+
+    assert sorted(set(without)) == sorted(EXPORTED | NO_DATA.keys())
 
 
 def test_styles_and_scripts_stay_within_their_budgets() -> None:

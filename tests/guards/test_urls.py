@@ -32,6 +32,7 @@ from tests.guards.urls.asking import (
     comparable,
     id_of,
     sign_in,
+    tables_of,
     view_acme,
 )
 from tests.guards.urls.kinds import Url
@@ -175,6 +176,11 @@ def test_a_page_opens_for_the_roles_it_names_and_no_other(name: str, role: str, 
         if has_permission(role, permission) and role not in url.refuses:
             is_understood = response.status_code < 400 or response.status_code in (400, 422, 429)
             assert is_understood, (method, response.text[-2000:])
+            for table in tables_of(response) if method == "GET" else ():
+                with undone():
+                    file = ask(browser(world.acme.people[role]), "GET", address(name, world.acme), {"csv": table})
+                assert file.headers["Content-Type"].startswith("text/csv"), table
+                assert_no_leak(file, world.rival)
         else:
             assert response.status_code == 403, method
 
@@ -215,6 +221,10 @@ def test_the_console_opens_for_operators_and_no_other(name: str, world: World) -
         assert refused.status_code == (403 if method in url.methods else 405), method
         if method in url.methods:
             assert opened.status_code < 400 or opened.status_code in (400, 422), (method, opened.text[-2000:])
+        for table in tables_of(opened) if method == "GET" else ():
+            with undone():
+                file = ask(browser(world.operator), "GET", address(name, world.acme), {"csv": table})
+            assert file.headers["Content-Type"].startswith("text/csv"), table
 
 
 @pytest.mark.parametrize("name", PEOPLE)

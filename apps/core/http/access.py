@@ -17,6 +17,7 @@ from django_htmx.http import HttpResponseClientRedirect
 
 from apps.core.errors import DomainError, NotFound, PermissionDenied, Status
 from apps.core.http.asgi import error_headers, error_page, error_response, wants_json
+from apps.core.objects.page_tables import answer_with_table
 
 logger = logging.getLogger(__name__)
 
@@ -81,12 +82,12 @@ def _own_path(request: HttpRequest, address: str) -> str:
 
 
 def answer(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    """Run a view and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message.
+    """Run a view, and convert unhandled errors to pages: Django's for 404 and 403, else a page with the message.
 
     A script gets the error object instead.
     """
     try:
-        return run()
+        return answer_with_table(request, run)
     except DataError as error:
         logger.warning("refused by the database: %s", error)
         text = gettext(

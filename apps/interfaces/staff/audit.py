@@ -6,6 +6,8 @@ from django.views.decorators.http import require_safe
 
 from apps.accounts.audit_page import page_context
 from apps.accounts.models import Organization
+from apps.core.audit_log import PAGE
+from apps.core.objects.page_tables import rows_at_once
 from apps.interfaces.staff.access import operator_view
 
 _PAGES = {
@@ -22,5 +24,6 @@ _PAGES = {
 def index(request: HttpRequest) -> HttpResponse:
     wanted = request.GET.get("organization", "")
     tenant = get_object_or_404(Organization, pk=wanted) if wanted else None
-    context = page_context(request.GET, organization=tenant, pages=_PAGES) | {"tenant": tenant}
+    size = rows_at_once(request, PAGE)
+    context = page_context(request.GET, organization=tenant, pages=_PAGES, size=size) | {"tenant": tenant}
     return render(request, "staff/tenants/audit.html", context, status=422 if context["error"] else 200)

@@ -23,6 +23,7 @@ from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
 from apps.core.money import usd_to_nano
+from apps.core.objects.page_tables import rows_at_once
 from apps.finetuning.pools.prices import name_skus, price_sku
 from apps.finetuning.quotes.fit import FIT_TOKENS, fit_model
 from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
@@ -234,7 +235,7 @@ def _price_book(request: HttpRequest, now: datetime.datetime) -> tuple[list[Pric
         rules, order = queries.list_past_prices(now=now, sku=sku), ("-effective_to", "-id")
     else:
         rules, order = queries.list_current_prices(now=now), ("sku", "id")
-    page = read_page(rules, request.GET, order=order, size=_PRICES_SHOWN)
+    page = read_page(rules, request.GET, order=order, size=rows_at_once(request, _PRICES_SHOWN))
     links = {"previous": page.previous, "next": page.next}
     return page.rows, {
         "is_past": is_past,

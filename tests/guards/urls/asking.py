@@ -140,6 +140,11 @@ def comparable(response: Answer, *ids: str) -> tuple[int, str]:
     return response.status_code, re.sub(r"(X-CSRFToken\": \"|csrfmiddlewaretoken\" value=\")\w+", r"\1<csrf>", text)
 
 
+def tables_of(response: Answer) -> list[str]:
+    """Return the names of the tables of a page that are also files."""
+    return re.findall(r'data-csv="([^"]+)"', response.text)
+
+
 def assert_no_leak(response: Answer, other: Tenant) -> None:
     assert other.canary not in response.text
     assert other.canary not in str(response.headers)

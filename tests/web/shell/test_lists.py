@@ -1,11 +1,14 @@
 """Every list: search, filters, order and pages by the address, the same rows as CSV, and views that a member saves."""
 
 import html
+import io
 import re
+from csv import reader
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from django.db import connection
+from django.http import HttpResponse
 from django.test.utils import CaptureQueriesContext
 
 from apps.accounts.members.memberships import remove_member
@@ -13,6 +16,7 @@ from apps.accounts.models import ApiKey, Membership, SavedView, User
 from apps.accounts.operations import MAX_SAVED_VIEWS, save_view
 from apps.core.database import listing
 from apps.core.database.clock import db_now
+from apps.core.objects.page_tables import answer_with_table
 from apps.datasets.models import DatasetVersion
 from apps.finetuning.models import FineTuningJob
 from apps.serving.operations import deploy
@@ -188,6 +192,57 @@ def test_a_list_chooses_its_rows_before_it_joins_related_ones(query, floor, clie
     choosing = [each["sql"] for each in captured if each["sql"].endswith(f"LIMIT {listing.PAGE_ROWS + 1}")]
     assert len(choosing) == 1 and " JOIN " not in choosing[0]
     assert f"/jobs/{job.pk}" in page
+
+
+def test_a_table_is_also_a_file_for_the_readers_of_its_page(
+    organization, client_for, alice, bob, vera, rival, charlie
+) -> None:
+    address = "/service-accounts?csv=service-accounts"
+    client_for(alice).post("/service-accounts", {"name": "=robot-7", "role": "member"})
+
+    for person in (alice, bob, vera):
+        assert 'href="?csv=service-accounts"' in text(client_for(person), "/service-accounts")
+        header, row = csv(client_for(person), address)
+        assert header == ["Name", "Role", "Active keys", "Created"]
+        assert row[0].strip('"').startswith("'=robot-7") and row[2:4] == ["Member", "0"], row
+    assert "robot-7" not in text(client_for(charlie), address)
+    assert client_for(None).get(address).status_code == 302
+    assert 'data-csv="service-accounts"' in text(client_for(alice), "/service-accounts?csv=other")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/organization/webhooks", 403), ("/staff/pools", 403)])
+def test_a_table_is_no_file_for_those_who_may_not_see_its_page(path, status, organization, client_for, vera) -> None:
+    assert client_for(vera).get(f"{path}?csv=webhooks").status_code == status
+
+
+def test_a_table_as_a_file_has_all_pages_and_the_values_that_programs_read(rf) -> None:
+    def page() -> HttpResponse:
+        """Return a page as the templates write it, with the parameters that its view sees."""
+        assert dict(request.GET.items()) == {"csv": "rows", "status": "ok"}
+        return HttpResponse(
+            '<table class="table" data-csv="other"><tr><th>Else</th></tr></table>'
+            '<table class="table" data-csv="rows" id="x"><caption class="vh">Rows</caption><thead><tr>'
+            '<th scope="col"><span class="vh">Figure</span></th><th>Cost</th><th>Share</th><th>Since</th><th>Size</th>'
+            '<th>Role</th><th><span class="vh">Actions</span></th></tr></thead><tbody>'
+            '<tr><td>A &amp; B<div class="sub">x<br>=1+1</div></td><td>\n −$1,234.50 </td><td>12.5%</td>'
+            '<td><time datetime="2026-01-02T03:04:05+00:00" title="x">yesterday</time></td>'
+            '<td><data value="61400000">61.4 MB</data></td>'
+            "<td><form><select><option>Admin</option><option selected>Viewer</option></select>"
+            "<button>Save</button></form></td>"
+            '<td class="acts"><a href="/x">Open</a></td></tr>'
+            '<tr><td>C<svg><use href="#i"/></svg></td><td>0.05¢</td><td>–</td><td>never</td><td colspan="2">0,1,2</td>'
+            '<td><a class="btn btn-sm" href="/y">Remove<span class="vh"> C</span></a></td></tr>'
+            "</tbody><tfoot><tr><td>Sum</td></tr></tfoot></table>"
+        )
+
+    request = rf.get("/x?csv=rows&status=ok&after=7&topups_before=8")
+    sent = b"".join(answer_with_table(request, page)).decode()
+
+    assert list(reader(io.StringIO(sent))) == [
+        ["Figure", "Cost", "Share", "Since", "Size", "Role"],
+        ["A & B, x, =1+1", "-1234.50", "0.125", "2026-01-02T03:04:05+00:00", "61400000", "Viewer"],
+        ["C", "0.0005", "", "never", "0,1,2", ""],
+    ]
 
 
 def test_a_file_has_every_row_or_none(organization, alice, client_for, monkeypatch):

@@ -24,6 +24,7 @@ from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.outbox import list_failing
 from apps.core.money import usd_to_nano
+from apps.core.objects.page_tables import rows_at_once
 from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.estimates.physics.gpus import GIB
 from apps.finetuning import queries
@@ -254,7 +255,8 @@ def show_pool(
 
 def _present(request: HttpRequest, pool: GpuPool) -> dict[str, object]:
     """Return the part that open pages ask for again: the load of the pool, and a page of its workers."""
-    page = read_page(queries.list_workers(pool=pool), request.GET, order=("created_at", "id"), size=_WORKERS_SHOWN)
+    size = rows_at_once(request, _WORKERS_SHOWN)
+    page = read_page(queries.list_workers(pool=pool), request.GET, order=("created_at", "id"), size=size)
     return vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),
         "capacity": getattr(pool, "capacity", None),

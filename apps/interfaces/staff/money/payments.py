@@ -18,6 +18,7 @@ from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
+from apps.core.objects.page_tables import rows_at_once
 from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
 from apps.payments import reconciliation, webhooks
 from apps.payments.lifecycle import RefundStatus
@@ -44,13 +45,14 @@ class RefundForm(forms.Form):
 @require_safe
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
-    differences = reconciliation.list_differences(limit=_SHOWN + 1)
+    shown = rows_at_once(request, _SHOWN)
+    differences = reconciliation.list_differences(limit=shown + 1)
     refunds = _read_list(request, "refunds", CardRefund.objects.select_related("organization", "topup"))
     waiting = [each.requested_by for each in refunds.rows if each.status == RefundStatus.WAITING]
     context = {
         "is_configured": gateway.is_configured(),
-        "differences": differences[:_SHOWN],
-        "has_more_differences": len(differences) > _SHOWN,
+        "differences": differences[:shown],
+        "has_more_differences": len(differences) > shown,
         "runs": reconciliation.list_reconciliations(limit=10),
         "stuck": webhooks.list_stuck(),
         "disputes": _read_list(request, "disputes", CardDispute.objects.select_related("organization", "topup")),
@@ -73,7 +75,7 @@ class _PagedList(Generic[T]):
 
 def _read_list(request: HttpRequest, name: str, rows: QuerySet[T]) -> _PagedList[T]:
     asked = {way: request.GET.get(f"{name}_{way}", "") for way in ("after", "before")}
-    page = read_page(rows, asked, order=("-created_at", "-id"), size=_SHOWN)
+    page = read_page(rows, asked, order=("-created_at", "-id"), size=rows_at_once(request, _SHOWN))
     others = {key: request.GET[key] for key in _PLACES if key in request.GET and not key.startswith(name)}
 
     def address(place: Mapping[str, str]) -> str:

@@ -20,6 +20,7 @@ from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
+from apps.core.objects.page_tables import rows_at_once
 from apps.core.secrets.shown_once import keep_secret, take_secret
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 
@@ -103,14 +104,15 @@ def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
             return redirect("web:webhook_detail", webhook_id=webhook_id)
     before = request.GET.get("before", "").replace("\x00", "")
     rows = endpoints.list_deliveries(endpoint=endpoint)
-    found = list((rows.filter(pk__lt=before) if before else rows)[: _PAGE + 1])
+    size = rows_at_once(request, _PAGE)
+    found = list((rows.filter(pk__lt=before) if before else rows)[: size + 1])
     issued = take_secret(request, _SESSION_SECRET, owner=endpoint.pk)
     context = {
         "endpoint": endpoint,
         "form": form,
         "secret": issued[1] if issued else "",
-        "deliveries": found[:_PAGE],
-        "older": f"?before={found[_PAGE - 1].pk}" if len(found) > _PAGE else "",
+        "deliveries": found[:size],
+        "older": f"?before={found[size - 1].pk}" if len(found) > size else "",
         "newest": request.path if before else "",
         "page_size": _PAGE,
         "kept_days": LOG_KEPT.days,

@@ -20,6 +20,7 @@ from apps.core.database.keyset import read_page
 from apps.core.errors import NotFound
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
+from apps.core.objects.page_tables import rows_at_once
 from apps.core.templatetags.ui import number
 from apps.interfaces.web.evals.run_forms import can_run_again
 from apps.interfaces.web.evals.shown import shown_run
@@ -68,7 +69,8 @@ def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpRespo
     status = request.GET.get("status", "")
     status = status if status in _STATUSES else ""
     found = queries.list_items(run=run)
-    page = read_page(found.filter(status=status) if status else found, request.GET, order=("number", "id"), size=_PAGE)
+    found, size = found.filter(status=status) if status else found, rows_at_once(request, _PAGE)
+    page = read_page(found, request.GET, order=("number", "id"), size=size)
     address = reverse("web:eval_run", args=[evaluated.pk, run.pk])
     asked = f"status={status}&" if status else ""
     may_change = may_write(request, Permission.INFERENCE, evaluated.project_id)

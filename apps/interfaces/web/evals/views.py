@@ -13,6 +13,7 @@ from apps.accounts.queries import name_of_actor
 from apps.accounts.roles import Permission, has_permission
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.messages.translation import later
+from apps.core.objects.page_tables import rows_at_once
 from apps.interfaces.web.evals.run_forms import can_run_again
 from apps.interfaces.web.evals.shown import shown_run
 from apps.interfaces.web.shell.access import OrganizationRequest, may_write, organization_view
@@ -79,8 +80,8 @@ def _exported(one: Eval) -> tuple[object, ...]:
 def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     """Show an eval with its latest runs. htmx reloads them until all have ended."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
-    runs = queries.list_runs(evaluated=evaluated).defer("data_source").order_by("-created_at", "-pk")[:_SHOWN]
-    shown = [shown_run(run) for run in runs]
+    runs = queries.list_runs(evaluated=evaluated).defer("data_source").order_by("-created_at", "-pk")
+    shown = [shown_run(run) for run in runs[: rows_at_once(request, _SHOWN)]]
     context = {
         "evaluated": evaluated,
         "owner": name_of_actor(organization=request.organization, actor=evaluated.created_by),
