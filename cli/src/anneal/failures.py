@@ -5,7 +5,7 @@ from enum import IntEnum
 
 class ExitCode(IntEnum):
     DONE = 0
-    NEGATIVE = 1  # the file has problems, what was started did not succeed, or the price was declined
+    NEGATIVE = 1  # the file has problems, what was started did not succeed, or a question was declined
     USAGE = 2  # Typer's own
     SIGNED_OUT = 3  # no key, a wrong key, or one without the scope
     NOT_FOUND = 4
@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.DONE: "Done.",
     ExitCode.NEGATIVE: (
-        "The file has problems, the job, batch or run did not succeed, a gate failed, or you declined the price."
+        "The file has problems, the job, batch or run did not succeed, a gate failed, or you declined."
     ),
     ExitCode.USAGE: "An option or argument is wrong.",
     ExitCode.SIGNED_OUT: "There is no API key, it is not valid, or it lacks a scope.",

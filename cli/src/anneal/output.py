@@ -28,6 +28,7 @@ def _remember(context: typer.Context, value: bool) -> bool:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.", callback=_remember)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Accept the price without a question.")]
+SureToDelete = Annotated[bool, typer.Option("--yes", "-y", help="Delete it without a question.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="How many.")]
 Shown = str | Table | Group
 
@@ -107,14 +108,19 @@ def confirm_price(usd: str | None, question: str, *, is_accepted: bool) -> None:
     confirm(f"{price} {question}", is_accepted=is_accepted, instead="accept the price")
 
 
-def confirm(question: str, *, is_accepted: bool, instead: str = "agree") -> None:
-    """Ask before something starts. Raises Failure if it is declined, or if there is no one to answer."""
+def confirm_deletion(name: str, *, is_accepted: bool) -> None:
+    """Ask before something is deleted. Raises Failure as `confirm`."""
+    confirm(f"Delete {name}?", is_accepted=is_accepted, instead="delete it", outcome="deleted")
+
+
+def confirm(question: str, *, is_accepted: bool, instead: str = "agree", outcome: str = "started") -> None:
+    """Ask before something happens. Raises Failure if it is declined, or if there is no one to answer."""
     try:
         if is_accepted or typer.confirm(question, err=True):
             return
     except typer.Abort:
         sys.stderr.write("\n")
-    raise Failure(f"Nothing was started. Pass --yes to {instead} without a question.", ExitCode.NEGATIVE)
+    raise Failure(f"Nothing was {outcome}. Pass --yes to {instead} without a question.", ExitCode.NEGATIVE)
 
 
 def ask_secret(name: str, *, variable: str) -> str:

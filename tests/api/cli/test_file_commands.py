@@ -1,13 +1,17 @@
-"""`anneal files`: checks like the server's, uploads that continue, and lists."""
+"""`anneal files`: checks like the server's, uploads that continue, downloads and lists."""
 
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 from anneal import transfers
 
-from apps.datasets.models import DatasetVersion
+from apps.batches.completions.records import record_completions
+from apps.datasets.models import DatasetVersion, TokenCount
 from apps.datasets.tasks import validate
-from tests.factories.datasets import jsonl, jsonl_of, make_version
+from tests.factories.datasets import jsonl, jsonl_of, make_ready_version, make_version
+from tests.factories.usage import make_completion
 
 BAD = jsonl() + b'{"messages": [{"role": "user", "content": "x"}]}\n{"messages": 3}\n{oops\n'
 
@@ -55,6 +59,64 @@ def test_a_good_file_is_uploaded_and_listed(anneal, rows) -> None:
     assert (uploaded.exit_code, uploaded.json["status"]) == (0, "uploaded")
     assert [file["id"] for file in listed.json["data"]] == [uploaded.json["id"]]
     assert uploaded.json["id"] in anneal("files", "list").output
+
+
+@pytest.mark.slow
+def test_a_file_is_shown_downloaded_and_deleted_once_that_is_confirmed(
+    anneal, organization, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bad, good = make_version(organization, BAD), make_ready_version(organization)
+    validate(bad.pk)
+    shown, pulled = anneal("files", "show", bad.pk), anneal("files", "pull", bad.pk, "--json")
+    there = anneal("files", "pull", bad.pk, "--to", "new/rows.jsonl")
+    silent, declined = anneal("files", "delete", good.pk), anneal("files", "delete", good.pk, answer="n\n")
+    left = DatasetVersion.objects.filter(pk=good.pk, deleted_at=None).exists()
+    deleted = anneal("files", "delete", good.pk, "--yes")
+
+    assert (shown.exit_code, "Line 13: The last message is from user" in shown.output) == (0, True), shown.errors
+    assert (pulled.json["path"], Path(f"{bad.pk}.jsonl").read_bytes()) == (f"{bad.pk}.jsonl", BAD)
+    assert there.exit_code == 0 and Path("new/rows.jsonl").read_bytes() == BAD
+    assert (silent.exit_code, declined.exit_code, left) == (1, 1, True) and "Nothing was deleted." in declined.errors
+    assert (deleted.exit_code, deleted.output) == (0, f"{good.pk} is deleted.\n")
+    assert {anneal("files", *each).exit_code for each in (("show", good.pk), ("pull", good.pk))} == {4}
+    assert anneal("files", "delete", good.pk, "--yes").exit_code == 4
+
+
+def test_a_file_that_a_template_refuses_is_shown_with_its_row(anneal, floor) -> None:
+    version = make_ready_version(floor.organization)
+    TokenCount.objects.create(
+        version=version, base_model=floor.base_model, organization=floor.organization, tokens=0, trained_tokens=0,
+        chat_template_sha256=floor.base_model.chat_template_sha256, longest_row_tokens=0, histogram=[],
+        refusal={"line": 12, "code": "template_rejected", "message": "It takes no tools.", "fix": "Remove them."},
+    )  # fmt: skip
+
+    shown = anneal("files", "show", version.pk)
+
+    assert shown.exit_code == 0 and "Line 12: It takes no tools. Remove them. [template_rejected]" in shown.output
+
+
+@pytest.mark.slow
+def test_a_file_is_made_of_stored_completions_and_checked(anneal, organization, checking_server) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hi"}]}
+    answered = {"choices": [{"message": {"role": "assistant", "content": "Hello."}}], "usage": {}}
+    kept = [
+        make_completion(
+            organization_id=organization.pk,
+            metadata={"topic": topic},
+            request=msgspec.Raw(msgspec.json.encode(asked)),
+            answer=msgspec.Raw(msgspec.json.encode(answered)),
+        )
+        for topic in ["billing"] * 12 + ["other"]
+    ]
+    record_completions(records=kept)
+    words = ("files", "from-completions", "distilled")
+
+    made = anneal(*words, "--model", "tiny", "--metadata", "topic=billing", "--json")
+    none = anneal(*words, "--metadata", "topic=cats")
+
+    assert (made.exit_code, made.json["status"], made.json["validation"]["rows"]) == (0, "processed", 12), made.errors
+    assert none.exit_code == 5 and "No stored completion" in none.errors
 
 
 @pytest.mark.parametrize(

@@ -6,17 +6,16 @@ from urllib.parse import quote
 
 import typer
 
-from anneal.api import Api, item_path
-from anneal.commands.files import find_path, uploaded
+from anneal.api import item_path
+from anneal.commands.files import find_path, save, uploaded
 from anneal.commands.requests import Metadata, metadata_of, present
 from anneal.failures import ExitCode, Failure
 from anneal.output import AsJson, Limit, Yes, confirm_price, counted, emit, emit_list, fields, moment, notice, size
 from anneal.session import session_of
-from anneal.transfers import download
 from anneal.watching import COMPLETED, FAILED, watch_counts
 
 app = typer.Typer(no_args_is_help=True, help="Send a file of requests, and get the answers within a day.")
-_BATCHES, _FILES = "/v1/batches", "/v1/files"
+_BATCHES = "/v1/batches"
 _ENDED = frozenset({COMPLETED, FAILED, "expired", "cancelled"})
 
 BatchId = Annotated[str, typer.Argument(metavar="BATCH", help="The id of a batch, batch_….")]
@@ -117,7 +116,7 @@ def output(
     target = to or Path(f"{quote(batch, safe='')}.jsonl")
     beside = target.with_name(f"{target.name.removesuffix('.jsonl')}.errors.jsonl")
     wanted = {"output_file_id": target, "error_file_id": beside}
-    files = [_downloaded(api, found[member], path) for member, path in wanted.items() if found[member]]
+    files = [save(api, found[member], path) for member, path in wanted.items() if found[member]]
     if not files:
         text = f"{batch} is {found['status']} and has no answers. Look at it with `anneal batches show {batch}`."
         raise Failure(text, ExitCode.REFUSED)
@@ -126,13 +125,6 @@ def output(
         {"object": "batch.output", "batch": batch, "files": files},
         "\n".join(f"{file['path']}: {size(file['bytes'])}" for file in files),
     )
-
-
-def _downloaded(api: Api, file_id: str, path: Path) -> dict[str, Any]:
-    place = item_path(_FILES, file_id)
-    count = api.get(place)["bytes"]
-    download(api, f"{place}/content", path, size=count)
-    return {"id": file_id, "path": str(path), "bytes": count}
 
 
 def _text(batch: dict[str, Any]) -> str:

@@ -1,33 +1,51 @@
-"""`anneal files`: check a file here, upload it, and list files."""
+"""`anneal files`: check a file here, upload it, and list, download and delete files."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import msgspec
 import typer
 
+from anneal.api import Api, item_path
+from anneal.commands.requests import metadata_of, present
 from anneal.failures import ExitCode, Failure
 from anneal.migration.rows import conversion_text, convert_file
-from anneal.output import AsJson, Limit, counted, emit, emit_list, fields, moment, notice, size
+from anneal.output import (
+    AsJson,
+    Limit,
+    SureToDelete,
+    confirm_deletion,
+    counted,
+    emit,
+    emit_list,
+    fields,
+    moment,
+    notice,
+    size,
+)
 from anneal.session import Session, session_of
 from anneal.texts import is_file
+from anneal.transfers import download, upload_whole
 from anneal.transfers import upload as send
-from anneal.transfers import upload_whole
 from apps.core.errors import DomainError
 from apps.datasets.problems import LineError
 from apps.datasets.validation.containers import Container
 from apps.datasets.validation.formats import Mapping, read_mapping
 from apps.datasets.validation.validator import ValidationReport, validate_file
 
-app = typer.Typer(no_args_is_help=True, help="Check, upload and list files.")
+app = typer.Typer(no_args_is_help=True, help="Check, upload, list, download and delete files.")
+_FILES = "/v1/files"
 _SHOWN_ERRORS = 20
 _BLOCK_BYTES = 256 * 1024
 _POLL_SECONDS = 1.0
 
+FileId = Annotated[str, typer.Argument(metavar="FILE", help="The id of a file, file-….")]
+Wait = Annotated[bool, typer.Option(help="Wait until the server has checked the file.")]
 LocalFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, readable=True, help="The file.")]
 GivenMapping = Annotated[
     str | None,
@@ -85,7 +103,7 @@ def upload(
     purpose: Annotated[str, typer.Option(help="fine-tune, evals or batch.")] = "fine-tune",
     mapping: GivenMapping = None,
     check_first: Annotated[bool, typer.Option("--check/--no-check", help="Check a training file here first.")] = True,
-    wait: Annotated[bool, typer.Option(help="Wait until the server has checked the file.")] = True,
+    wait: Wait = True,
     as_json: AsJson = False,
 ) -> None:
     """Upload a file in parts, within an hour.
@@ -104,8 +122,10 @@ def upload(
     except KeyboardInterrupt:
         notice("The upload stopped. Run the same command again within an hour of its first start to continue.")
         raise
-    if wait:
-        file = wait_for_file(session, file)
+    _emit_checked(context, wait_for_file(session, file) if wait else file)
+
+
+def _emit_checked(context: typer.Context, file: dict[str, Any]) -> None:
     emit(context, file, lambda: file_text(file))
     if file["status"] == "error":
         raise typer.Exit(ExitCode.NEGATIVE)
@@ -122,7 +142,7 @@ def list_files(
 ) -> None:
     """List files, newest first."""
     head = ("ID", "NAME", "PURPOSE", "STATUS", "ROWS", "SIZE", "CREATED")
-    emit_list(context, session_of(context).api.pages("/v1/files", limit=limit, purpose=purpose), head, _cells)
+    emit_list(context, session_of(context).api.pages(_FILES, limit=limit, purpose=purpose), head, _cells)
 
 
 def _cells(file: dict[str, Any]) -> tuple[object, ...]:
@@ -130,6 +150,51 @@ def _cells(file: dict[str, Any]) -> tuple[object, ...]:
         file["id"], file["filename"], file["purpose"], file["status"],
         file.get("validation", {}).get("rows"), size(file["bytes"]), moment(file["created_at"]),
     )  # fmt: skip
+
+
+@app.command()
+def show(context: typer.Context, file: FileId, as_json: AsJson = False) -> None:
+    """Show a file. If the server refused it, show its first problems."""
+    found = session_of(context).api.get(item_path(_FILES, file))
+    emit(context, found, lambda: file_text(found))
+
+
+@app.command()
+def pull(
+    context: typer.Context,
+    file: FileId,
+    to: Annotated[Path | None, typer.Option(help="The new file. By default, FILE with the ending of its name.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Download a file: rows, the metrics of a job, or the answers of a batch."""
+    saved = save(session_of(context).api, file, to)
+    emit(context, {"object": "file.pull"} | saved, f"{saved['path']}: {size(saved['bytes'])}")
+
+
+@app.command()
+def delete(context: typer.Context, file: FileId, yes: SureToDelete = False, as_json: AsJson = False) -> None:
+    """Delete a file. It asks first. Jobs that used the file keep their results."""
+    confirm_deletion(file, is_accepted=yes)
+    found = session_of(context).api.delete(item_path(_FILES, file))
+    emit(context, found, f"{found['id']} is deleted.")
+
+
+@app.command("from-completions")
+def from_completions(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The dataset. If it exists, it gets its next version.")],
+    model: Annotated[str | None, typer.Option(help="Only completions of this model.")] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option(help="Only completions with this label: topic=billing; may be given again.")
+    ] = None,
+    wait: Wait = True,
+    as_json: AsJson = False,
+) -> None:
+    """Make a training file of the newest stored completions, up to 10,000. Each becomes a row."""
+    session = session_of(context)
+    chosen = present(model=model, metadata=metadata_of({}, metadata))
+    file = session.api.post_once("/api/v1/datasets", {"name": name, "stored_completions": chosen})
+    _emit_checked(context, wait_for_file(session, file) if wait else file)
 
 
 def check_file(path: Path, mapping: Mapping | None = None) -> ValidationReport:
@@ -151,7 +216,7 @@ def wait_for_file(session: Session, file: dict[str, Any]) -> dict[str, Any]:
     """Return the file once the server has checked it."""
     while file["status"] == "uploaded":
         time.sleep(_POLL_SECONDS)
-        file = session.api.get(f"/v1/files/{file['id']}")
+        file = session.api.get(item_path(_FILES, file["id"]))
     return file
 
 
@@ -191,6 +256,15 @@ def uploaded(session: Session, given: str, *, purpose: str, option: str) -> Iter
         raise
 
 
+def save(api: Api, file_id: str, to: Path | None) -> dict[str, Any]:
+    """Download a file, and return its id, path and size. Without `to`, its path is its id with its ending."""
+    place = item_path(_FILES, file_id)
+    found = api.get(place)
+    path = to or Path(quote(f"{file_id}{PurePosixPath(found['filename']).suffix}", safe=""))
+    download(api, f"{place}/content", path, size=found["bytes"], sha256=found.get("sha256"))
+    return {"id": file_id, "path": str(path), "bytes": found["bytes"]}
+
+
 def file_text(file: dict[str, Any]) -> str:
     """Return what a person wants to know of an uploaded file, with its first problems."""
     validation = file.get("validation") or {}
@@ -201,11 +275,18 @@ def file_text(file: dict[str, Any]) -> str:
             ("Name", file["filename"]),
             ("Status", file["status"]),
             ("Rows", validation.get("rows")),
-            *((f"Tokens, {model}", f"{count['tokens']:,}") for model, count in counts),
+            *((f"Tokens, {model}", _count_text(count)) for model, count in counts),
         ]
     )
     problems = [msgspec.convert(each, LineError) for each in validation.get("errors", ())]
     return "\n".join([facts, *_problem_lines(problems, validation.get("error_count", 0))])
+
+
+def _count_text(count: dict[str, Any]) -> str:
+    """Return the number of tokens, or the row that the base model's chat template refused."""
+    if refusal := count.get("refusal"):
+        return _problem_line(msgspec.convert(refusal, LineError))
+    return f"{count['tokens']:,}"
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -238,6 +319,10 @@ def _text_of(path: Path, report: ValidationReport) -> str:
 
 
 def _problem_lines(problems: "tuple[LineError, ...] | list[LineError]", count: int) -> list[str]:
-    lines = [f"Line {each.line}: {each.message} {each.fix} [{each.code}]" for each in problems[:_SHOWN_ERRORS]]
+    lines = [_problem_line(each) for each in problems[:_SHOWN_ERRORS]]
     more = count - len(lines)
     return lines + ([f"{more:,} more. Print all with --json."] if more > 0 else [])
+
+
+def _problem_line(problem: LineError) -> str:
+    return f"Line {problem.line}: {problem.message} {problem.fix} [{problem.code}]"
