@@ -17,7 +17,7 @@ from apps.core.money import usd_to_nano
 from apps.finetuning.models import FineTuningJob, GpuPool, Worker
 from apps.finetuning.runs import members
 from apps.finetuning.usage import quotas
-from tests.factories.finetuning import make_worker
+from tests.factories.finetuning import adapter_files, checkpoint_files, make_worker
 from tests.factories.market import MACHINE_OFFER, Market
 from tests.support.sdk import create
 
@@ -239,6 +239,24 @@ def test_jobs_are_compared_by_what_differs(anneal, running, sdk, file_id) -> Non
     assert "lora_rank" in found["differing"] and "epochs" not in found["differing"]
     assert [job["train_loss"] for job in found["data"]] == [1.25, None]
     assert "lora_rank" in shown and "1.25" in shown
+
+
+@pytest.mark.slow
+def test_checkpoints_are_listed_and_one_is_deployed(anneal, floor, running) -> None:
+    job, attempt = running
+    rank = attempt.claimed.spec.hyperparameters.lora_rank
+    attempt.checkpoint(2, 2.0, files=checkpoint_files() | adapter_files(floor.base_model, rank=rank))
+
+    listed, table = anneal("jobs", "checkpoints", job, "--json"), anneal("jobs", "checkpoints", job)
+    served, missing = (
+        anneal("jobs", "checkpoints", job, "--serve", "2"),
+        anneal("jobs", "checkpoints", job, "--serve", "9"),
+    )
+
+    [checkpoint] = listed.json["data"]
+    assert checkpoint["step_number"] == 2 and checkpoint["fine_tuned_model_checkpoint"] in table.output
+    assert served.exit_code == 0 and f"{checkpoint['fine_tuned_model_checkpoint']} is " in served.output, served.errors
+    assert missing.exit_code == 4 and "no checkpoint of step 9" in missing.errors
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anneal.api import JOBS, job_path
+from anneal.api import JOBS, item_path, job_path
 from anneal.commands.estimates import Nodes, machines_text, options_table
 from anneal.commands.requests import Body, JobOptions, Metadata, amount_of, budget_of, read_body
 from anneal.comparison import comparison, comparison_table
@@ -29,6 +29,7 @@ from anneal.watching import FAILED, event_line, exit_code_of, follow, job_text, 
 from anneal.watching import watch as watch_job
 
 app = typer.Typer(no_args_is_help=True, help="Create, follow and steer fine-tuning jobs.")
+_CHECKPOINTS, _MOST_CHECKPOINTS = "/api/v1/checkpoints", 10_000
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The id of a job, ftjob-….")]
 MaxCost = Annotated[str | None, typer.Option(help="The maximum cost of the job, in dollars.")]
@@ -245,6 +246,35 @@ def _act(
     body = {"budget": budget} if budget else None
     job = session_of(context).api.post_once(f"{prefix}{job_path(job_id)}/{action}", body)
     emit(context, job, lambda: job_text(job))
+
+
+@app.command()
+def checkpoints(
+    context: typer.Context,
+    job: JobId,
+    serve: Annotated[
+        int | None, typer.Option(metavar="STEP", help="Deploy the checkpoint of this step under its model's name.")
+    ] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the checkpoints of a job, the last first, or deploy one with --serve."""
+    api, place = session_of(context).api, f"{job_path(job)}/checkpoints"
+    if serve is None:
+        head = ("STEP", "LOSS", "VALIDATION LOSS", "CREATED", "MODEL")
+        emit_list(context, api.pages(place, limit=limit), head, _checkpoint_cells)
+        return
+    chosen = next((each for each in api.pages(place, limit=_MOST_CHECKPOINTS) if each["step_number"] == serve), None)
+    if chosen is None:
+        raise Failure(f"{job} has no checkpoint of step {serve}.", ExitCode.NOT_FOUND)
+    found = api.post_once(f"{item_path(_CHECKPOINTS, chosen['id'])}/serve")
+    emit(context, found, f"{found['model']} is {found['state']}. {found['reason'] or ''}".strip())
+
+
+def _checkpoint_cells(checkpoint: dict[str, Any]) -> tuple[object, ...]:
+    step, metrics = checkpoint["step_number"], checkpoint["metrics"]
+    losses = (f"{metrics[name]:.4f}" if name in metrics else None for name in ("train_loss", "valid_loss"))
+    return step, *losses, moment(checkpoint["created_at"]), checkpoint["fine_tuned_model_checkpoint"]
 
 
 @app.command()
