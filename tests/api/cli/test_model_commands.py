@@ -11,7 +11,7 @@ from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
 from apps.finetuning.models import Conversion
 from tests.factories.finetuning import adapter_files
-from tests.factories.serving import load, make_replica
+from tests.factories.serving import load, make_adapter, make_replica
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -164,6 +164,40 @@ def test_a_model_is_deployed_stopped_and_named_by_an_alias(anneal, model, floor)
     assert deployed.exit_code == 0 and f"{model} is " in deployed.output
     assert early.exit_code == 5 and "No replica has loaded this version yet" in early.errors
     assert named.exit_code == 0 and f"now points to {model}." in named.output
+
+
+@pytest.mark.slow
+def test_an_alias_is_rolled_back_by_its_short_or_whole_name(anneal, model, floor) -> None:
+    old = AdapterVersion.objects.get(model_name=model)
+    replica, new = make_replica(floor.base_model, "unix:///nowhere"), make_adapter(floor.organization, floor.base_model)
+    AdapterVersion.objects.filter(pk=new.pk).update(adapter=old.adapter, number=2)
+    load(old, replica)
+    moved = [anneal("models", "alias", "production", each, "--json") for each in (model, new.model_name)]
+    whole = moved[1].json["model"]
+
+    back, forth = anneal("models", "rollback", "production"), anneal("models", "rollback", whole, "--json")
+    unknown = anneal("models", "rollback", "prod")
+
+    assert (back.exit_code, back.output) == (0, f"{whole} points to {model}.\n"), back.errors
+    assert (forth.exit_code, forth.json["version"]) == (0, new.model_name)
+    assert unknown.exit_code == 4 and "There is no alias prod." in unknown.errors
+    other = make_adapter(floor.organization, floor.base_model)
+    assert anneal("models", "alias", "production", other.model_name).exit_code == 0
+    several = anneal("models", "rollback", "production")
+    assert several.exit_code == 2 and whole in several.errors
+    assert anneal("models", "rollback", "production", key=None).exit_code == 3
+
+
+@pytest.mark.slow
+def test_a_model_is_deleted_once_that_is_confirmed(anneal, model) -> None:
+    silent, base = anneal("models", "delete", model), anneal("models", "delete", "anneal-demo", "--yes")
+    left = AdapterVersion.objects.filter(model_name=model, deleted_at=None).exists()
+    deleted = anneal("models", "delete", model, answer="y\n")
+
+    assert (silent.exit_code, base.exit_code, left) == (1, 3, True), base.errors
+    assert "Nothing was deleted. Pass --yes to delete it without a question." in silent.errors
+    assert deleted.exit_code == 0 and f"{model} is deleted." in deleted.output
+    assert anneal("models", "delete", model, "--yes").exit_code == 4
 
 
 def test_an_estimate_is_asked_of_the_server_or_made_offline(anneal, file_id, network) -> None:

@@ -1,4 +1,4 @@
-"""`anneal models`: list models, download the files of a fine-tuned one, deploy it, and move aliases."""
+"""`anneal models`: list models, download, deploy and delete fine-tuned ones, and move aliases."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,8 +11,10 @@ from anneal.failures import ExitCode, Failure
 from anneal.output import (
     AsJson,
     Limit,
+    SureToDelete,
     Yes,
     ask_secret,
+    confirm_deletion,
     confirm_price,
     counted,
     emit,
@@ -26,6 +28,7 @@ from anneal.session import session_of
 from anneal.transfers import download
 
 app = typer.Typer(no_args_is_help=True, help="List, download and deploy models.")
+_ALIASES, _MOST_ALIASES = "/api/v1/aliases", 10_000
 
 TunedModel = Annotated[str, typer.Argument(help="The name of a fine-tuned model, ft:….")]
 
@@ -149,9 +152,42 @@ def alias(
 ) -> None:
     """Point an alias at a version of a model."""
     body = {"name": name, "version": model, "canary_percent": canary}
-    found = session_of(context).api.post_once("/api/v1/aliases", body)
+    found = session_of(context).api.post_once(_ALIASES, body)
     share = f", and sends {canary} % of its requests to {found['canary_version']}" if canary else ""
     emit(context, found, f"{found['model']} now points to {found['version']}{share}.")
+
+
+@app.command()
+def rollback(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="An alias such as production, or its whole name, ft:….")],
+    as_json: AsJson = False,
+) -> None:
+    """End the canary of an alias at once. Without one, point it at the version before."""
+    api = session_of(context).api
+    found = api.post_once(f"{item_path(_ALIASES, _alias_named(api, name)['id'])}/rollback")
+    emit(context, found, f"{found['model']} points to {found['version']}.")
+
+
+def _alias_named(api: Api, name: str) -> dict[str, Any]:
+    """Return the alias with this short or whole name. Raises Failure if there is none, or are several."""
+    chosen = {"model": name} if ":" in name else {"q": name}
+    aliases = api.pages(_ALIASES, limit=_MOST_ALIASES, **chosen)
+    named = [each for each in aliases if name in (each["name"], each["model"])]
+    if not named:
+        raise Failure(f"There is no alias {name}.", ExitCode.NOT_FOUND)
+    if len(named) > 1:
+        whole = ", ".join(each["model"] for each in named)
+        raise Failure(f"There are several aliases {name}. Give the whole name: {whole}.", ExitCode.USAGE)
+    return named[0]
+
+
+@app.command()
+def delete(context: typer.Context, model: TunedModel, yes: SureToDelete = False, as_json: AsJson = False) -> None:
+    """Stop serving a fine-tuned model and delete its weights. It asks first. Its name is never used again."""
+    confirm_deletion(model, is_accepted=yes)
+    found = session_of(context).api.delete(model_path(model))
+    emit(context, found, f"{found['id']} is deleted.")
 
 
 @app.command()
