@@ -33,6 +33,8 @@ def test_answers_in_a_file_are_graded_at_no_cost_and_shown_as_pass_rates(
     made = anneal("evals", "create", "sums", "--check", "eq={{item.answer}}", "--check", "like=ye", "--json").json
     run = anneal("evals", "run", made["id"], "--file", str(items), "--wait", "--json")
     shown, one = anneal("evals", "show", made["id"]), anneal("evals", "show", made["id"], run.json["id"])
+    failed = anneal("evals", "items", made["id"], run.json["id"], "--status", "fail", "--json")
+    graded = anneal("evals", "items", made["id"], run.json["id"])
     body = tmp_path / "run.json"
     body.write_text(
         json.dumps({"data_source": {"type": "jsonl", "source": {"type": "file_content", "content": ITEMS}}})
@@ -43,6 +45,9 @@ def test_answers_in_a_file_are_graded_at_no_cost_and_shown_as_pass_rates(
     assert "1 of 2 (50.0 %)" in shown.output and "eq {{item.answer}} (string_check)" in shown.output
     rates = [line.rpartition("  ")[2] for line in one.output.splitlines() if line.startswith("Passed")]
     assert rates == ["1 of 2 (50.0 %)", "1 of 2 (50.0 %)", "2 of 2 (100.0 %)"]
+    assert [each["datasource_item"] for each in failed.json["data"]] == [ITEMS[1]["item"]]
+    assert "eq {{item.answer}}" in graded.output and graded.output.count("Bye.") == 2
+    assert anneal("evals", "items", made["id"], run.json["id"], "--status", "odd").exit_code == 5
     assert inline.json["metadata"] == {"team": "core"}, inline.errors
     assert len(anneal("evals", "show", made["id"], "--json").json["runs"]) == 2
     assert made["id"] in anneal("evals", "list").output

@@ -32,6 +32,7 @@ from anneal.watching import COMPLETED, FAILED, watch_counts
 app = typer.Typer(no_args_is_help=True, help="Grade a model's answers by your own criteria.")
 _EVALS = "/v1/evals"
 _ENDED = frozenset({COMPLETED, FAILED, "canceled"})
+_SHOWN_CHARACTERS = 200
 _ANSWER = "{{sample.output_text}}"
 _ANY_ITEM = {"type": "custom", "item_schema": {"type": "object"}, "include_sample_schema": True}
 
@@ -245,6 +246,28 @@ def cancel(context: typer.Context, evaluated: EvalId, run: RunId, as_json: AsJso
     place = item_path(f"{item_path(_EVALS, evaluated)}/runs", run)
     found = session_of(context).api.post(f"{place}/cancel")
     emit(context, found, lambda: _run_text(found))
+
+
+@app.command()
+def items(
+    context: typer.Context,
+    evaluated: EvalId,
+    run: RunId,
+    status: Annotated[str | None, typer.Option(help="Only items with this result: pass, fail or error.")] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the graded items of a run: the answer to each, and the criteria that it did not meet."""
+    place = item_path(f"{item_path(_EVALS, evaluated)}/runs", run)
+    found = session_of(context).api.pages(f"{place}/output_items", limit=limit, status=status)
+    emit_list(context, found, ("ITEM", "RESULT", "NOT MET", "ANSWER"), _item_cells)
+
+
+def _item_cells(item: dict[str, Any]) -> tuple[object, ...]:
+    unmet = ", ".join(each["name"] for each in item["results"] if not each["passed"]) or None
+    answers = [each["content"] for each in item["sample"]["output"]]
+    problem = (item["sample"]["error"] or {}).get("message")
+    return item["datasource_item_id"], item["status"], unmet, problem or "".join(answers)[:_SHOWN_CHARACTERS]
 
 
 def _run_text(run: dict[str, Any]) -> str:
