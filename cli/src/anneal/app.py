@@ -124,7 +124,7 @@ def main(
     session.given_url, session.given_key, session.project = base_url or None, api_key or None, project or None
 
 
-for command in (account.login, account.logout, account.usage, chat.chat, apply.apply):
+for command in (account.login, account.logout, account.usage, account.costs, account.audit, chat.chat, apply.apply):
     app.command()(command)
 app.command(context_settings=estimates.OFFLINE)(estimates.estimate)
 app.add_typer(files.app, name="files")

@@ -1,4 +1,4 @@
-"""Signing in, chat and keys; and calls that are limited, fail or lose their answer."""
+"""Signing in, chat, keys, costs and the audit log; and calls that are limited, fail or lose their answer."""
 
 import json
 import stat
@@ -11,9 +11,10 @@ from anneal.commands import account
 from apps.accounts.models import ApiKey
 from apps.adapters.models import AdapterVersion
 from apps.datasets.models import Upload
-from apps.finetuning.models import HubPush
+from apps.finetuning.models import FineTuningJob, HubPush
 from apps.serving.evals.models import Eval
 from apps.serving.models import Alias
+from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl
 from tests.factories.finetuning import adapter_files
 from tests.factories.serving import load, make_replica
@@ -223,6 +224,51 @@ def test_a_key_is_created_rotated_and_revoked(anneal, network) -> None:
     assert anneal("keys", "create", "x", "--scope", "fly").exit_code == 5
     assert anneal("keys", "revoke", "../me").exit_code == 4
     assert anneal("keys", "create", "x", "--scope", "view", "--project", "proj_unknown").exit_code == 4
+
+
+# --- service accounts, costs and the audit log ------------------------------------------------------------------------
+
+
+def test_a_service_account_is_created_for_a_key_and_deleted_with_it(anneal, network) -> None:
+    account = anneal("keys", "accounts", "create", "nightly", "--role", "viewer").output.strip()
+    secret = anneal("keys", "create", "ci", "--scope", "view", "--service-account", account).output.strip()
+    listed = anneal("keys", "accounts", "list")
+    silent = anneal("keys", "accounts", "delete", account)
+    works = anneal("keys", "accounts", "list", key=secret).exit_code
+    deleted = anneal("keys", "accounts", "delete", account, "--yes")
+
+    assert all(word in listed.output for word in (account, "nightly", "viewer"))
+    assert (silent.exit_code, works) == (1, 0) and "Nothing was deleted." in silent.errors
+    assert deleted.exit_code == 0 and anneal("keys", "accounts", "list", key=secret).exit_code == 3
+    assert anneal("keys", "accounts", "create", "x", "--role", "boss").exit_code == 5
+    assert anneal("keys", "accounts", "delete", account, "--yes").exit_code == 4
+
+
+@pytest.mark.slow
+def test_costs_are_shown_by_day_or_by_what_spent_them(anneal, model) -> None:
+    days = anneal("costs", "--json").json
+    subjects, table = anneal("costs", "--by", "subject", "--json").json["data"], anneal("costs", "--by", "subject")
+    job = FineTuningJob.objects.get()
+    before = anneal("costs", "--last", "2020-01-31")
+
+    assert [each["kind"] for each in days["data"]] == ["training"] and days["group_by"] == "day"
+    assert [(each["group"], each["cost_usd"]) for each in subjects] == [(job.pk, days["total_usd"])]
+    assert job.pk in table.output and table.output.splitlines()[-1].startswith("Total")
+    assert before.exit_code == 0 and "$0.00" in before.output
+    assert anneal("costs", "--by", "moon").exit_code == 5
+
+
+def test_the_audit_log_is_listed_by_those_who_may_read_it(anneal, network, organization, alice) -> None:
+    anneal("keys", "create", "nightly", "--scope", "view")
+    wanted = ("audit", "--action", "key.", "--since", "2020-01-01")
+    shown, found = anneal(*wanted), anneal(*wanted, "--limit", "1", "--json").json["data"]
+    reader = make_key(organization, alice, scopes=frozenset({"view"})).secret
+
+    assert [each["action"] for each in found] == ["key.create"]
+    assert found[0]["target"] in shown.output and found[0]["actor"] in shown.output
+    assert anneal("audit", "--until", "2020-01-01", "--json").json["data"] == []
+    assert anneal("audit", "--since", "yesterday").exit_code == 5
+    assert anneal("audit", key=reader).exit_code == 3
 
 
 # --- lost answers -----------------------------------------------------------------------------------------------------

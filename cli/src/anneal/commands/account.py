@@ -1,14 +1,14 @@
-"""`anneal login`, `logout` and `usage`."""
+"""`anneal login`, `logout`, `usage`, `costs` and `audit`."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import typer
 
 from anneal.api import foreign_answer
 from anneal.commands.projects import show_project
-from anneal.output import AsJson, ask_secret, dollars, emit, fields, notice
+from anneal.output import AsJson, Limit, ask_secret, dollars, emit, emit_list, fields, moment, notice, table
 from anneal.session import session_of
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
@@ -72,3 +72,41 @@ def usage(context: typer.Context, as_json: AsJson = False) -> None:
         ("Requests not charged yet", found["unrated_requests"] or None),
     ]
     emit(context, found, lambda: fields(lines))
+
+
+def costs(
+    context: typer.Context,
+    by: Annotated[str, typer.Option(help="day, subject, key, member, project or label.")] = "day",
+    first: Annotated[str | None, typer.Option(help="The first day in UTC, as 2026-01-31; else 30 days.")] = None,
+    last: Annotated[str | None, typer.Option(help="The last day in UTC, included; else today.")] = None,
+    label: Annotated[str | None, typer.Option(help="With --by label: its name; else that of your invoices.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, the most expensive first; all days.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was spent in a period, by day or by what spent it. A subject is a model, a job or storage."""
+    found = session_of(context).api.get("/api/v1/costs", group_by=by, first=first, last=last, label=label, limit=limit)
+    rows = [(each["group"], each["kind"], dollars(each["cost_usd"])) for each in found["data"]]
+    if found["others"]:
+        rows.append((f"{found['others']:,} others", None, dollars(found["others_usd"])))
+    rows.append(("Total", None, dollars(found["total_usd"])))
+    emit(context, found, lambda: table((by.upper(), "KIND", "COST"), rows))
+
+
+def audit(
+    context: typer.Context,
+    since: Annotated[str | None, typer.Option(help="Entries from then on: a day or time in UTC.")] = None,
+    until: Annotated[str | None, typer.Option(help="Entries before then.")] = None,
+    action: Annotated[str | None, typer.Option(help="An action such as key.create; key. for all on keys.")] = None,
+    actor: Annotated[str | None, typer.Option(help="The id of a person or a key.")] = None,
+    target: Annotated[str | None, typer.Option(help="The id of what was changed.")] = None,
+    limit: Limit = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List the audit log, newest first. It needs a key with the scope audit.read."""
+    chosen = {"since": since, "until": until, "action": action, "actor": actor, "target": target}
+    found = session_of(context).api.pages("/api/v1/audit", limit=limit, **chosen)
+    emit_list(context, found, ("TIME", "ACTION", "ACTOR", "TARGET", "ADDRESS"), _entry_cells)
+
+
+def _entry_cells(entry: dict[str, Any]) -> tuple[object, ...]:
+    return moment(entry["created_at"]), entry["action"], entry["actor"], entry["target"], entry["ip"]

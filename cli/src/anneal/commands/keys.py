@@ -1,4 +1,4 @@
-"""`anneal keys`: list, create, rotate and revoke API keys."""
+"""`anneal keys`: API keys, and the service accounts that own those of programs."""
 
 import time
 from typing import Annotated, Any
@@ -7,10 +7,12 @@ import typer
 
 from anneal.api import item_path
 from anneal.commands.requests import present
-from anneal.output import AsJson, Limit, emit, emit_list, emit_secret, moment
+from anneal.output import AsJson, Limit, SureToDelete, confirm_deletion, emit, emit_list, emit_secret, moment
 from anneal.session import session_of
 
 app = typer.Typer(no_args_is_help=True, help="List, create, rotate and revoke API keys.")
+accounts = typer.Typer(no_args_is_help=True, help="List, create and delete service accounts, which own keys.")
+app.add_typer(accounts, name="accounts")
 _KEYS, _ACCOUNTS = "/api/v1/keys", "/api/v1/service-accounts"
 _DAY_SECONDS = 24 * 3600
 
@@ -96,3 +98,42 @@ def revoke(context: typer.Context, key: KeyId, as_json: AsJson = False) -> None:
 
 def _issue(context: typer.Context, path: str, body: dict[str, Any]) -> None:
     emit_secret(context, session_of(context).api.post_once(path, body))
+
+
+# --- service accounts -------------------------------------------------------------------------------------------------
+
+
+@accounts.command("list")
+def list_accounts(context: typer.Context, limit: Limit = 20, as_json: AsJson = False) -> None:
+    """List service accounts, newest first."""
+    found = session_of(context).api.pages(_ACCOUNTS, limit=limit)
+    emit_list(context, found, ("ID", "NAME", "ROLE", "CREATED"), _account_cells)
+
+
+def _account_cells(account: dict[str, Any]) -> tuple[object, ...]:
+    return account["id"], account["name"], account["role"], moment(account["created_at"])
+
+
+@accounts.command("create")
+def create_account(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The program that acts with its keys, such as nightly.")],
+    role: Annotated[str, typer.Option(help="viewer, member, admin or owner.")] = "member",
+    as_json: AsJson = False,
+) -> None:
+    """Create a service account and print its id, for `anneal keys create --service-account`."""
+    found = session_of(context).api.post_once(_ACCOUNTS, {"name": name, "role": role})
+    emit(context, found, found["id"])
+
+
+@accounts.command("delete")
+def delete_account(
+    context: typer.Context,
+    account: Annotated[str, typer.Argument(metavar="ACCOUNT", help="The id of a service account.")],
+    yes: SureToDelete = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a service account and revoke its keys. It asks first."""
+    confirm_deletion(account, is_accepted=yes)
+    found = session_of(context).api.delete(item_path(_ACCOUNTS, account))
+    emit(context, found, f"{found['id']} is deleted. Its keys are revoked.")
