@@ -6,40 +6,50 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import openai
 import pytest
 
+from apps.accounts.notices import endpoints
+from apps.accounts.notices.events import EVENT_TYPES, announce
+from apps.core.messages.outbox import deliver_due
 from scripts.installation.clients import node_obstacle
 from tests.factories.accounts import make_key
 from tests.factories.datasets import jsonl
 from tests.factories.finetuning import TrainingSetup, make_training_file
 from tests.support.asgi import origin  # noqa: F401 - a fixture
+from tests.twins.http_server import Answer, Request, serve_http
 
 CLIENTS = Path(__file__).resolve().parents[3] / ".anneal/node"
-SESSION = Path(__file__).parent / "node/session.mjs"
+SCRIPTS = Path(__file__).parent / "node"
 OLDER = ("openai-5", "openai-6")  # than "openai", the newest generation
+NIGHTLY = [pytest.param(each, marks=pytest.mark.nightly) for each in OLDER]
 BOUNDARY = "a-boundary"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "client", ["openai-4", *(pytest.param(each, marks=pytest.mark.nightly) for each in OLDER), "openai"]
-)
-def test_every_call_works_with_the_clients_for_node(origin, organization, alice, tmp_path: Path, client: str) -> None:  # noqa: F811
+def run_script(name: str, *arguments: str | Path) -> Any:
+    """Run a script with the clients for Node, and return what it saw."""
     assert shutil.which("node"), "node is missing: make setup-dev"
     if obstacle := node_obstacle():
         pytest.skip(obstacle)
+    command = ["node", SCRIPTS / name, *arguments]
+    done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", ["openai-4", *NIGHTLY, "openai"])
+def test_every_call_works_with_the_clients_for_node(origin, organization, alice, tmp_path: Path, client: str) -> None:  # noqa: F811
     assert (CLIENTS / "node_modules" / client).exists(), f"{CLIENTS} is missing or old: make setup-dev"
     file_id = make_training_file(organization, TrainingSetup(organization).base_model).pk
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(jsonl())
-    command = ["node", SESSION, origin, make_key(organization, alice).secret, client, rows, file_id]
 
-    done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, timeout=240, check=False)
+    seen = run_script("session.mjs", origin, make_key(organization, alice).secret, client, rows, file_id)
 
-    assert done.returncode == 0, done.stderr[-3000:]
-    seen = json.loads(done.stdout)
     assert seen["file"] == {"status": "uploaded", "filename": "rows.jsonl", "isEqual": True}
     assert seen["forms"] == ["größe 日本.jsonl", 86400, "unknown_file", "evals"]
     assert seen["bytes"].endswith("Send a file as one part with a filename.")
@@ -49,6 +59,43 @@ def test_every_call_works_with_the_clients_for_node(origin, organization, alice,
     assert (seen["reward"], seen["grader"]) == (1, "a")
     assert (seen["cancelled"], seen["models"], seen["deleted"]) == ("cancelled", ["anneal-demo"], True)
     assert seen["after"] == ["NotFoundError", 404, "file_not_found", "errors#file_not_found"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", [*NIGHTLY, "openai"])
+def test_events_of_jobs_and_batches_and_tests_are_verified_by_the_clients_for_python_and_node(
+    organization, alice, settings, tmp_path: Path, client: str
+) -> None:
+    settings.PRIVATE_WEBHOOKS = True
+    types = [each for each in EVENT_TYPES if each.startswith(("fine_tuning.job.", "batch."))]
+    got: list[Request] = []
+
+    def answer(request: Request) -> Answer:
+        got.append(request)
+        return Answer(204, b"")
+
+    with serve_http(answer) as url:
+        endpoint, secret = endpoints.create_endpoint(
+            organization=organization, url=f"{url}/hook", event_types=types, format="standard", by=alice.pk
+        )
+        for each in types:
+            announce(organization=organization, type=each, subject=f"id of {each}", title=str, path="/", key=each)
+        endpoints.send_test(endpoint=endpoint, by=alice.pk)
+        endpoints.send_test(endpoint=endpoint, by=alice.pk, event_type="batch.completed")
+        deliver_due(lane="control")
+        deliver_due(lane="webhooks")
+    sent = [{"body": request.body.decode(), "headers": dict(request.headers)} for request in got]
+    deliveries = tmp_path / "deliveries.json"
+    deliveries.write_text(json.dumps(sent))
+
+    *by_node, refused = run_script("webhooks.mjs", client, secret, deliveries)
+    verifier = openai.OpenAI(api_key="unused", webhook_secret=secret).webhooks
+    events = [verifier.unwrap(each["body"], each["headers"]) for each in sent]
+
+    wanted = [[each, f"id of {each}"] for each in types]
+    wanted += [["webhook.test", endpoint.pk], ["batch.completed", endpoint.pk]]
+    assert sorted(by_node) == sorted([event.type, event.data.id] for event in events) == sorted(wanted)
+    assert refused == "InvalidWebhookSignatureError"
 
 
 def in_chunks(address: str, path: str, body: bytes, **headers: str) -> tuple[int, str]:
