@@ -21,12 +21,26 @@ from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.models import ApiKey, Organization
 from apps.config.urls import handler404, handler500  # noqa: F401 - Django looks for them in the URL module
 from apps.config.urls import urlpatterns as real_urls
+from apps.core.database.idempotency import IdempotencyInProgress, IdempotencyKeyReused
 from apps.core.errors import InvalidState, QuotaExceeded, RateLimited, Unavailable, UnknownParameter
 from apps.interfaces.api.requests.parsers import read_body
 from apps.interfaces.api.views import ApiView
+from tests.support.sdk import openai_client
 
 ApiClient = Callable[[IssuedKey | str | None], APIClient]
 _raised: list[Exception] = []
+CLASSES = {
+    400: openai.BadRequestError,
+    401: openai.AuthenticationError,
+    403: openai.PermissionDeniedError,
+    404: openai.NotFoundError,
+    409: openai.ConflictError,
+    415: openai.APIStatusError,
+    422: openai.UnprocessableEntityError,
+    429: openai.RateLimitError,
+    500: openai.InternalServerError,
+    503: openai.InternalServerError,
+}
 
 
 class Method(msgspec.Struct):
@@ -74,6 +88,7 @@ def _urls(settings: Any) -> Iterator[None]:
     ("raised", "status", "code", "headers"),
     [
         (InvalidState("no", param="status"), 400, "invalid_state", {}),
+        (exceptions.NotAuthenticated(), 401, "invalid_api_key", {}),
         (Http404(), 404, "not_found", {}),
         (DjangoPermissionDenied(), 403, "insufficient_permissions", {}),
         (QuotaExceeded("no"), 429, "insufficient_quota", {"x-should-retry": "false"}),
@@ -81,15 +96,24 @@ def _urls(settings: Any) -> Iterator[None]:
         (Unavailable("later"), 503, "service_unavailable", {"Retry-After": "1"}),
         (exceptions.ValidationError({"hyperparameters": {"n_epochs": ["too many"]}}), 400, "invalid_value", {}),
         (exceptions.UnsupportedMediaType("text/csv"), 415, "unsupported_media_type", {}),
+        (IdempotencyInProgress("wait"), 409, "idempotency_in_progress", {}),
+        (IdempotencyKeyReused("no"), 422, "idempotency_key_reused", {}),
+        (RuntimeError("a bug"), 500, "server_error", {}),
     ],
 )
-def test_a_foreseen_failure(
+def test_a_failure_is_an_error_of_its_class_in_openais_client(
     raised: Exception, status: int, code: str, headers: dict[str, str], key: IssuedKey, api_client: ApiClient
 ) -> None:
     _raised.append(raised)
+    client = api_client(key)
+    client.raise_request_exception = False
 
-    response = api_client(key).get("/v1/failing")
+    response = client.get("/v1/failing")
+    with pytest.raises(CLASSES[status]) as caught:
+        openai_client(key).get("/failing", cast_to=object)
 
+    assert (type(caught.value), caught.value.status_code) == (CLASSES[status], status)
+    assert caught.value.code == code and caught.value.type and caught.value.request_id
     assert response.status_code == status
     assert response.json()["error"]["code"] == code
     assert set(response.json()["error"]) >= {"message", "type", "param", "code"}
