@@ -175,7 +175,11 @@ FORMS = [
         {"scope": "organization", "limit_usd": "5", "mode": "block"},
         ("limit_usd", "thresholds", "scope", "label"),
     ),
-    ("/quotas", {"scope": "label", "queued_jobs": "1"}, ("label", "concurrent_gpus", "gpu_hours", "queued_jobs")),
+    (
+        "/quotas",
+        {"scope": "label", "queued_jobs": "1"},
+        ("label", "concurrent_gpus", "gpu_hours", "queued_jobs", "requests_per_minute", "tokens_per_minute"),
+    ),
     ("/budgets/key-labels", {}, ("key", "labels")),
     ("/account", {}, ("name", "time_zone", "language", "wants_job_mail")),
     ("/account/sessions", {}, ("session",)),

@@ -16,6 +16,7 @@ _ROWS_AT_ONCE = 1000
 LABELLED_KEY = Case(  # of an ApiKey: the key whose labels it has
     When(kind=KeyKind.MEMBER, made_with__gt="", then=F("made_with")), default=F("pk"), output_field=CharField()
 )
+LABELLED_KEY_SQL = f"CASE WHEN key.kind = '{KeyKind.MEMBER}' AND key.made_with > '' THEN key.made_with ELSE key.id END"
 
 
 def with_keys(

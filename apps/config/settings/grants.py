@@ -46,6 +46,7 @@ ROLE_GRANTS: dict[str, dict[str, str]] = {
         "billing": "write",
         "core.outboxmessage": "add",
         "finetuning.quota": "read",
+        "finetuning.allowance": "read",  # of requests and tokens per minute
         "finetuning.checkpoint": "read",  # a name that matches no version may be a checkpoint's
         "finetuning.finetuningjob": "read",
         "completions": "INSERT, SELECT (organization_id, bytes, deleted_at)",

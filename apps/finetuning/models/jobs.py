@@ -17,7 +17,7 @@ from apps.finetuning.models.pools import GpuPool
 
 
 class AllowanceScope(models.TextChoices):
-    """Whose jobs an allowance covers."""
+    """Whose jobs and requests an allowance covers."""
 
     MEMBER = "member", gettext_noop("a member")
     LABEL = "label", gettext_noop("a metadata label")
@@ -45,21 +45,26 @@ class Quota(OrganizationModel):
 
 
 class Allowance(OrganizationModel):
-    """What an organization lets the jobs of a member, label or project use, within its quota; null means no limit."""
+    """What an organization lets the jobs and requests of a member, label or project use; null means no limit.
+
+    Requests are those of API keys: of the member, with the label, or in the project. All of these share one limit.
+    """
 
     id = IdField(prefix="allow")
-    member_id = models.CharField(max_length=40, null=True, help_text="The member whose jobs it covers.")
-    label = models.JSONField(null=True, help_text="The label whose jobs it covers: one name and its value.")
+    member_id = models.CharField(max_length=40, null=True, help_text="The member whose jobs and keys it covers.")
+    label = models.JSONField(null=True, help_text="The label whose jobs and keys it covers: one name and its value.")
     project = models.ForeignKey(
         "accounts.Project",
         on_delete=models.PROTECT,
         null=True,
         related_name="+",
-        help_text="The project whose jobs it covers.",
+        help_text="The project whose jobs and keys it covers.",
     )
     concurrent_gpus = models.PositiveIntegerField(null=True)
     queued_jobs = models.PositiveIntegerField(null=True)
     gpu_seconds_per_month = models.PositiveBigIntegerField(null=True)
+    requests_per_minute = models.PositiveIntegerField(null=True)
+    tokens_per_minute = models.PositiveIntegerField(null=True)
     updated_by = models.CharField(max_length=64)
     updated_at = models.DateTimeField(db_default=Now())
 
@@ -76,8 +81,21 @@ class Allowance(OrganizationModel):
             ),
             models.CheckConstraint(
                 name="allowance_limits",
-                condition=~Q(concurrent_gpus=None, queued_jobs=None, gpu_seconds_per_month=None),
+                condition=~Q(
+                    concurrent_gpus=None,
+                    queued_jobs=None,
+                    gpu_seconds_per_month=None,
+                    requests_per_minute=None,
+                    tokens_per_minute=None,
+                ),
             ),
+        ]
+        triggers = [
+            key_news(
+                "allowance_key_news",
+                pgtrigger.Insert | pgtrigger.Update | pgtrigger.Delete,
+                organization="coalesce(NEW.organization_id, OLD.organization_id)",
+            )
         ]
 
     @property

@@ -1,4 +1,4 @@
-"""Allowances: what an organization lets the jobs of a member, label or project use, within its quota."""
+"""Allowances: what an organization lets a member, label or project use, within its quota."""
 
 import datetime
 from collections.abc import Mapping
@@ -17,8 +17,9 @@ from apps.core.database import locks
 from apps.core.errors import InvalidState, InvalidValue, NotFound
 from apps.finetuning.models import Allowance, AllowanceScope
 from apps.finetuning.usage.quotas import get_quota, lock_name
+from apps.finetuning.usage.rates import RATES
 
-ALLOWED = ("concurrent_gpus", "gpu_seconds_per_month", "queued_jobs")
+ALLOWED = ("concurrent_gpus", "gpu_seconds_per_month", "queued_jobs", *RATES)
 MAX_ALLOWANCES = 100  # of an organization
 MAX_NAME, MAX_VALUE = 64, 512  # characters of a label, as of a job's metadata
 
@@ -33,7 +34,7 @@ def set_allowance(
     by: str,
     now: datetime.datetime,
 ) -> Allowance:
-    """Set what the jobs of a member or project (its id) or a label (name=value) may use, in place of what was set.
+    """Set what a member or project (its id) or a label (name=value) may use, in place of what was set.
 
     `limits` has those of `ALLOWED`; one that is missing or None is no limit. Raises InvalidValue naming the field, such
     as a limit above the organization's quota, and InvalidState above MAX_ALLOWANCES.
@@ -81,7 +82,7 @@ def get_allowance(*, organization: Organization | str, id: str) -> Allowance:
 
 
 def _whose(organization_id: str, scope: str, target: str) -> dict[str, Any]:
-    """Return the columns that say whose jobs an allowance covers. Raises InvalidValue."""
+    """Return the columns that say whom an allowance covers. Raises InvalidValue."""
     if scope == AllowanceScope.MEMBER:
         if target not in names_of_creators(organization=organization_id):
             text = gettext("Give the id of a member or service account of the organization.")

@@ -17,9 +17,10 @@ from apps.finetuning.usage.allowances import ALLOWED, list_allowances
 from apps.finetuning.usage.demand import WINDOW, Span, count_now, held_seconds, most_at_once
 from apps.finetuning.usage.job_use import month_of, read_use
 from apps.finetuning.usage.quotas import LIMITS, get_quota
+from apps.finetuning.usage.rates import RecentRequests, recent_requests
 from apps.finetuning.usage.storage import stored_bytes
 
-_MOST_TARGETS = 20  # those without an allowance that used the most GPU time
+_MOST_TARGETS = 20  # those without an allowance that used the most GPU time, and then the most tokens
 Target = tuple[AllowanceScope, str]
 
 
@@ -44,16 +45,21 @@ class QuotaUse:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentUse:
-    """What was used in the last 30 days: the most GPUs and unfinished jobs at once, and the GPU-seconds."""
+    """What was used in the last 30 days: the most GPUs and unfinished jobs at once, the GPU-seconds, and requests."""
 
     gpus: int
     gpu_seconds: int
     jobs: int
+    requests: RecentRequests
+
+    @property
+    def is_some(self) -> bool:
+        return self.gpu_seconds > 0 or self.requests.requests > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetUse:
-    """A member, label or project: its name, its allowance if it has one, and what its jobs use of each limit."""
+    """A member, label or project: its name, its allowance if it has one, and what it uses of each limit."""
 
     scope: AllowanceScope
     target: str
@@ -84,18 +90,22 @@ def list_quota_use(*, organization: Organization, now: datetime.datetime) -> lis
 
 
 def list_target_use(*, organization: Organization, now: datetime.datetime) -> list[TargetUse]:
-    """Return each member, label and project with an allowance, and then those that used GPU time in the last 30 days.
+    """Return each member, label and project with an allowance, and then those with GPU time or requests of late.
 
-    Jobs of the default project count for it only if it has an allowance: without projects, all jobs are its own.
+    The default project counts only if it has an allowance: without projects, all jobs and keys are its own.
     """
     allowances = {(each.scope, each.target): each for each in list_allowances(organization=organization)}
     jobs = _Jobs.read(organization, now)
-    recent = {target: jobs.recent_of(target) for target in {*jobs.targets, *allowances}}
+    requests = recent_requests(organization=organization, begin=now - WINDOW)
+    recent = {
+        target: jobs.recent_of(target, requests.get(target, RecentRequests()))
+        for target in {*jobs.targets, *requests, *allowances}
+    }
     default = (AllowanceScope.PROJECT, default_project_id(organization))
     others = [
-        target for target, use in recent.items() if use.gpu_seconds and target != default and target not in allowances
+        target for target, use in recent.items() if use.is_some and target != default and target not in allowances
     ]
-    others.sort(key=lambda target: (-recent[target].gpu_seconds, target))
+    others.sort(key=lambda target: (-recent[target].gpu_seconds, -recent[target].requests.tokens, target))
     shown = [*allowances, *others[:_MOST_TARGETS]]
     names = names_of_creators(organization=organization)
     names |= names_of_projects(organization=organization, ids=[target for _, target in shown])
@@ -156,25 +166,25 @@ class _Jobs:
     def targets(self) -> set[Target]:
         return {*self.held, *self.lives}
 
-    def recent_of(self, target: Target) -> RecentUse:
+    def recent_of(self, target: Target, requests: RecentRequests) -> RecentUse:
         begin, held = self.now - WINDOW, self.held.get(target, ())
         return RecentUse(
             gpus=most_at_once(held, begin),
             gpu_seconds=held_seconds(held, begin, self.now),
             jobs=most_at_once(self.lives.get(target, ()), begin),
+            requests=requests,
         )
 
     def limits_of(self, target: Target, allowance: Allowance | None) -> tuple[QuotaUse, ...]:
-        held = self.held.get(target, ())
+        spans = self.held.get(target, ())
         used = {
-            "concurrent_gpus": count_now(held),
-            "gpu_seconds_per_month": held_seconds(held, month_of(self.now), self.now),
+            "concurrent_gpus": count_now(spans),
+            "gpu_seconds_per_month": held_seconds(spans, month_of(self.now), self.now),
             "queued_jobs": count_now(self.lives.get(target, ())),
         }
-        promised = {"gpu_seconds_per_month": round(self.needed.get(target, 0.0))}
-        return tuple(
-            QuotaUse(name, getattr(allowance, name, None), used[name], promised.get(name, 0)) for name in ALLOWED
-        )
+        held: dict[str, int | None] = dict.fromkeys(used, 0)
+        held["gpu_seconds_per_month"] = round(self.needed.get(target, 0.0))
+        return tuple(QuotaUse(name, getattr(allowance, name, None), used.get(name), held.get(name)) for name in ALLOWED)
 
 
 def _targets_of(member: str, project: str, labels: Mapping[str, str]) -> list[Target]:

@@ -279,7 +279,7 @@ def test_limits_say_what_is_used_and_left(api_client, key, organization):
     assert (found["gpu_seconds_per_month"]["held"], found["requests_per_minute"]["held"]) == (0, None)
 
 
-def test_allowances_are_set_within_the_quota_and_ended(api_client, key, organization, alice):
+def test_allowances_are_set_within_the_quota_and_ended(api_client, key, organization, alice, bob, rival, charlie):
     client, path = api_client(key), "/api/v1/allowances"
     body = {"scope": "member", "target": alice.pk, "concurrent_gpus": 1}
 
@@ -289,6 +289,17 @@ def test_allowances_are_set_within_the_quota_and_ended(api_client, key, organiza
     assert made["concurrent_gpus"] == {"limit": 1, "used": 0, "held": 0, "available": 1}
     assert made["queued_jobs"]["limit"] is None and made["last_30_days"]["gpu_seconds"] == 0
     assert client.get(path).json()["data"] == [made] == [client.get(f"{path}/{made['id']}").json()]
+    rates = client.post(path, body | {"requests_per_minute": 60, "tokens_per_minute": 9}, format="json").json()
+    assert rates["requests_per_minute"] == {"limit": 60, "used": None, "held": None, "available": None}
+    assert (rates["id"], rates["tokens_per_minute"]["limit"]) == (made["id"], 9)
+    used = ("requests", "most_requests_of_hour", "tokens", "most_tokens_of_hour")
+    assert [rates["last_30_days"][name] for name in used] == [0] * 4
+    member = api_client(make_key(organization, bob, scopes=frozenset({"view"})))
+    outsider = api_client(make_key(rival, charlie))
+    assert member.get(path).json()["data"] == [rates]
+    assert member.post(path, body, format="json").status_code == 403
+    assert outsider.get(path).json()["data"] == [] and outsider.get(f"{path}/{made['id']}").status_code == 404
+    assert api_client().get(path).status_code == 401
     assert client.delete(f"{path}/{made['id']}").json()["deleted"]
     assert client.get(f"{path}/{made['id']}").status_code == 404
 

@@ -8,7 +8,9 @@ import openai
 import pytest
 from django.db import transaction
 
+from apps.accounts.login.key_operations import IssuedKey
 from apps.accounts.queries import KeyLimits
+from apps.billing.budget_settings import set_key_labels
 from apps.billing.models import Hold
 from apps.billing.queries import get_balance, get_ledger_sum_nano, get_spending
 from apps.billing.usage.metering import rate_usage
@@ -16,10 +18,11 @@ from apps.contracts.evaluation import Grader, GraderKind
 from apps.contracts.worker_api import JudgeAccess
 from apps.core.database.clock import db_now
 from apps.core.money import rated
+from apps.finetuning.usage.allowances import end_allowance, set_allowance
 from apps.finetuning.usage.quotas import set_quota
 from apps.serving.models import Replica
 from gpu_workers.train.after.judge import Judge, Question
-from tests.factories.accounts import make_key, make_member_token
+from tests.factories.accounts import make_key, make_member, make_member_token
 from tests.factories.serving import BASE_MODEL, INPUT_NANO, OUTPUT_NANO, PER, USD, make_tenant
 from tests.support.gateway.processes import HI, error_of, usage_of, wait_for_usage, wait_until
 from tests.twins.scripted_engine import Script
@@ -146,6 +149,36 @@ def test_a_key_has_limits_of_its_own(gateway, world):
     assert (first.status_code, first.headers["x-ratelimit-limit-tokens"]) == (200, "50")
     assert (second.status_code, other.status_code) == (429, 200)
     assert "This key's limit is 50 tokens per minute" in error_of(second)["message"]
+
+
+@pytest.mark.parametrize("scope", ["member", "label"])
+def test_keys_of_a_member_or_a_label_share_a_limit_until_it_ends(gateway, world, scope):
+    shared = make_tenant("Shared", world.base_model)
+    organization, owner = shared.organization, shared.owner
+    with transaction.atomic():
+        keys = [shared.key, make_key(organization, owner)]
+        other = make_key(organization, make_member(organization, "member"), scopes=frozenset({"inference"}))
+        for key in keys:
+            set_key_labels(organization=organization, key_id=key.key.pk, labels={"team": "search"}, by=owner.pk)
+        target = owner.pk if scope == "member" else "team=search"
+        allowance = set_allowance(
+            organization=organization, scope=scope, target=target, limits={"requests_per_minute": 2}, by=owner.pk,
+            now=db_now(),
+        )  # fmt: skip
+
+    def ask(key: IssuedKey) -> httpx.Response:
+        return gateway.http(key).post("/v1/chat/completions", json={"model": BASE_MODEL, "messages": HI})
+
+    answers = [ask(key) for key in (*keys, *keys, other)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429, 200]
+    assert [answer.headers["x-ratelimit-limit-requests"] for answer in answers[:3]] == ["2"] * 3
+    refused = error_of(answers[2])
+    assert refused["code"] == "rate_limit_exceeded" and int(answers[2].headers["retry-after"]) >= 1
+    assert f"The {scope} {target}'s limit is 2 requests per minute" in refused["message"]
+    with transaction.atomic():
+        end_allowance(organization=organization, allowance_id=allowance.pk, by=owner.pk)
+    wait_until(lambda: ask(shared.key).status_code == 200, "the allowance still counts")
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ class QuotaList(ApiView):
 class SetAllowance(msgspec.Struct, forbid_unknown_fields=True):
     """`target` is the id of a member's user or of a project, or a label as name=value.
 
-    A limit that is missing or null is none.
+    A limit that is missing or null is none. Requests and tokens are those of all API keys of the target together.
     """
 
     scope: Literal["member", "label", "project"]
@@ -80,9 +80,13 @@ class SetAllowance(msgspec.Struct, forbid_unknown_fields=True):
     concurrent_gpus: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
     gpu_seconds_per_month: Annotated[int, Meta(ge=0, le=LARGEST_BIG_INTEGER)] | None = None
     queued_jobs: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
+    requests_per_minute: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
+    tokens_per_minute: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
 
 
 class AllowedUse(TypedDict):
+    """As in a quota: rates have no `used`."""
+
     limit: int | None
     used: int | None
     held: int | None
@@ -90,15 +94,19 @@ class AllowedUse(TypedDict):
 
 
 class RecentUseObject(TypedDict):
-    """The most GPUs and unfinished jobs at once, and the GPU-seconds."""
+    """The most GPUs and unfinished jobs at once, the GPU-seconds, and requests that no limit refused."""
 
     most_concurrent_gpus: int
     gpu_seconds: int
     most_queued_jobs: int
+    requests: int
+    most_requests_of_hour: int
+    tokens: int
+    most_tokens_of_hour: int
 
 
 class AllowanceObject(TypedDict):
-    """What an organization lets the jobs of a member, label or project use, within its quota, and what they use."""
+    """What an organization lets a member, label or project use, within its quota, and what it uses."""
 
     object: Literal["allowance"]
     id: str
@@ -107,6 +115,8 @@ class AllowanceObject(TypedDict):
     concurrent_gpus: AllowedUse
     gpu_seconds_per_month: AllowedUse
     queued_jobs: AllowedUse
+    requests_per_minute: AllowedUse
+    tokens_per_minute: AllowedUse
     last_30_days: RecentUseObject
     updated_at: int
 
@@ -129,9 +139,9 @@ class AllowanceList(ApiView):
         )
 
     def post(self, request: Request, body: SetAllowance) -> AllowanceObject:
-        """Set what the jobs of a member, label or project may use, within the organization's quota.
+        """Set what a member, label or project may use, within the organization's quota.
 
-        It replaces the allowance before, and counts what they use already.
+        It replaces the allowance before, and counts what is used already.
         """
         allowance = set_allowance(
             organization=self.organization,
@@ -148,7 +158,7 @@ class AllowanceDetail(ApiView):
     required_scope = {"GET": Permission.VIEW, "DELETE": Permission.ORGANIZATION_MANAGE}
 
     def get(self, request: Request, allowance_id: str) -> AllowanceObject:
-        """Return an allowance, and what its jobs use."""
+        """Return an allowance, and what is used of it."""
         allowance = get_allowance(organization=self.organization, id=allowance_id)
         return _allowance_objects(self.organization, [allowance])[0]
 
@@ -166,6 +176,7 @@ def _allowance_objects(organization: Organization, found: list[Allowance]) -> li
 
 
 def _allowance_object(use: TargetUse, allowance: Allowance) -> AllowanceObject:
+    requests = use.recent.requests
     limits: dict[str, AllowedUse] = {
         each.name: {"limit": each.limit, "used": each.used, "held": each.held, "available": each.available}
         for each in use.limits
@@ -178,10 +189,16 @@ def _allowance_object(use: TargetUse, allowance: Allowance) -> AllowanceObject:
         "concurrent_gpus": limits["concurrent_gpus"],
         "gpu_seconds_per_month": limits["gpu_seconds_per_month"],
         "queued_jobs": limits["queued_jobs"],
+        "requests_per_minute": limits["requests_per_minute"],
+        "tokens_per_minute": limits["tokens_per_minute"],
         "last_30_days": {
             "most_concurrent_gpus": use.recent.gpus,
             "gpu_seconds": use.recent.gpu_seconds,
             "most_queued_jobs": use.recent.jobs,
+            "requests": requests.requests,
+            "most_requests_of_hour": requests.most_requests_of_hour,
+            "tokens": requests.tokens,
+            "most_tokens_of_hour": requests.most_tokens_of_hour,
         },
         "updated_at": int(allowance.updated_at.timestamp()),
     }

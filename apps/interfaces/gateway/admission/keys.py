@@ -17,12 +17,13 @@ from apps.accounts.login.bearer_keys import read_bearer, require_project_of_key,
 from apps.accounts.login.key_operations import note_key_use
 from apps.accounts.members.visibility import Sight, sight_of_inference, sight_of_key
 from apps.accounts.models import KeyKind
-from apps.accounts.queries import KeyIdentity, find_key, get_key_limits
+from apps.accounts.queries import KeyIdentity, find_key
 from apps.accounts.roles import Permission
 from apps.accounts.shares import get_share_holder
 from apps.core.database.clock import db_now
 from apps.core.errors import PermissionDenied, Unavailable
 from apps.finetuning.usage.quotas import get_quota
+from apps.finetuning.usage.rates import limits_of_key
 from apps.interfaces.gateway.admission.limits import OwnerLimits
 from apps.interfaces.gateway.admission.strangers import Strangers
 from apps.interfaces.gateway.database import DATABASE_ERRORS, Database
@@ -45,7 +46,7 @@ class InferenceCaller:
     organization_id: str
     share_holder: str  # owner of turns and limits; several organizations that never paid may share one
     cache_salt: str
-    limits: tuple[OwnerLimits, OwnerLimits]  # the organization's, then the key's
+    limits: tuple[OwnerLimits, ...]  # the organization's, then those of allowances, and the key's
     sight: Sight | None = None  # of private projects
 
 
@@ -111,7 +112,7 @@ class Keys:
             sight = await self._database.call(lambda: sight_of_inference(key_id=key_id))
         except DATABASE_ERRORS as error:
             raise Unavailable(_AWAY) from error
-        return replace(caller, key_id=key_id, limits=(caller.limits[0], limits), sight=sight)
+        return replace(caller, key_id=key_id, limits=(caller.limits[0], *limits), sight=sight)
 
     async def _entry(self, known: bytes, secret: str, address_of: Callable[[], str]) -> _Entry:
         """Return the entry of a key that was not looked up within FRESH_SECONDS."""
@@ -199,7 +200,7 @@ def _find(secret: str) -> tuple[KeyIdentity | None, InferenceCaller | None]:
         organization_id=identity.organization_id,
         share_holder=share_holder,
         cache_salt=hmac.new(settings.SIGNING_KEY.encode(), salted, hashlib.sha256).hexdigest(),
-        limits=(_limits_of_organization(identity.organization_id, share_holder), _limits_of_key(identity.key_id)),
+        limits=(_limits_of_organization(identity.organization_id, share_holder), *_limits_of_key(identity.key_id)),
         sight=sight,
     )
     return identity, caller
@@ -216,12 +217,17 @@ def _limits_of_organization(organization_id: str, share_holder: str) -> OwnerLim
     )
 
 
-def _limits_of_key(key_id: str) -> OwnerLimits:
-    found = get_key_limits(key_id=key_id)
-    return OwnerLimits(
-        owner_id=key_id,
-        owner="This key",
-        requests_per_minute=found.requests_per_minute,
-        tokens_per_minute=found.tokens_per_minute,
-        concurrent_requests=found.concurrent_requests,
-    )
+def _limits_of_key(key_id: str) -> list[OwnerLimits]:
+    """Return the limits that the key shares with other keys of its member, label or project, and then its own."""
+    own, allowances = limits_of_key(key_id=key_id)
+    shared = [OwnerLimits(each.id, each.whose, each.requests_per_minute, each.tokens_per_minute) for each in allowances]
+    return [
+        *shared,
+        OwnerLimits(
+            owner_id=key_id,
+            owner="This key",
+            requests_per_minute=own.requests_per_minute,
+            tokens_per_minute=own.tokens_per_minute,
+            concurrent_requests=own.concurrent_requests,
+        ),
+    ]

@@ -1,4 +1,4 @@
-"""Limits of organizations and their keys: requests and tokens per minute, and concurrent requests.
+"""Limits of organizations, their allowances and their keys: requests and tokens per minute, and concurrent requests.
 
 Counts are kept in this process, so each gateway applies the limits separately.
 """
@@ -30,7 +30,7 @@ _HEADERS = (("limit", "d"), ("remaining", "d"), ("reset", "b"))
 
 @dataclass(frozen=True, slots=True)
 class OwnerLimits:
-    """Limits of an organization or of one key. None means that no such limit is set."""
+    """Limits of an organization, an allowance or a key. None means that no such limit is set."""
 
     owner_id: str
     owner: str  # starts a sentence: "Your organization"
@@ -133,7 +133,7 @@ class _Buckets:
 
 
 class Rates:
-    """Requests and tokens per minute of organizations and keys."""
+    """Requests and tokens per minute of organizations, allowances and keys."""
 
     def __init__(self) -> None:
         self._requests = _Buckets("requests", attrgetter("requests_per_minute"))
@@ -175,7 +175,7 @@ class Rates:
         self._failures.correct(limits[:1], taken=0, used=1)
 
     def headers(self, limits: Sequence[OwnerLimits]) -> bytes:
-        """Return the standard x-ratelimit-* header lines of the organization or key with the least left."""
+        """Return the standard x-ratelimit-* header lines of the limit with the least left."""
         now = time.monotonic()
         return self._requests.headers(limits, now) + self._tokens.headers(limits, now)
 
@@ -193,7 +193,7 @@ def duration(seconds: float) -> str:
 
 
 class OpenRequests:
-    """Counts the requests in progress of each organization and each key."""
+    """Counts the requests in progress of each organization, allowance and key."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = defaultdict(int)

@@ -15,7 +15,7 @@ from apps.core.errors import DomainError, InvalidState
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm
 from apps.core.http.forms import domain_errors_on
 from apps.core.messages.translation import later
-from apps.core.templatetags.ui import bytes_, duration, number
+from apps.core.templatetags.ui import bytes_, duration, number, tokens
 from apps.finetuning.usage.allowances import end_allowance, list_allowances, set_allowance
 from apps.finetuning.usage.quota_use import QuotaUse, list_quota_use, list_target_use
 from apps.finetuning.usage.quotas import words_of
@@ -57,6 +57,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 "use": use,
                 "limits": [_row(each) for each in use.limits],
                 "recent_time": duration(use.recent.gpu_seconds),
+                "recent_requests": number(use.recent.requests.requests),
+                "recent_tokens": tokens(use.recent.requests.tokens),
                 "query": urlencode({"scope": use.scope.value, "target": use.target}),
             }
             for use in uses

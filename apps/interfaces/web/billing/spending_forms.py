@@ -17,8 +17,9 @@ from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 from apps.core.http.forms import LARGEST_INTEGER
 from apps.core.messages.translation import later
-from apps.core.templatetags.ui import duration
+from apps.core.templatetags.ui import duration, number
 from apps.finetuning.models import AllowanceScope
+from apps.finetuning.usage.allowances import ALLOWED
 from apps.finetuning.usage.quota_use import RecentUse, TargetUse
 
 _ASKED_FOR: dict[str, str] = {
@@ -127,6 +128,12 @@ class AllowanceForm(_ScopedForm):
     queued_jobs = forms.IntegerField(
         required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("Unfinished jobs")
     )
+    requests_per_minute = forms.IntegerField(
+        required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("Requests per minute")
+    )
+    tokens_per_minute = forms.IntegerField(
+        required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("Tokens per minute")
+    )
 
     def __init__(
         self,
@@ -150,32 +157,32 @@ class AllowanceForm(_ScopedForm):
     def limits(self) -> dict[str, int | None]:
         """Return each limit; GPU time in seconds."""
         hours = self.cleaned_data["gpu_hours"]
-        return {
-            "concurrent_gpus": self.cleaned_data["concurrent_gpus"],
-            "gpu_seconds_per_month": None if hours is None else round(hours * 3600),
-            "queued_jobs": self.cleaned_data["queued_jobs"],
-        }
+        limits: dict[str, int | None] = {name: self.cleaned_data.get(name) for name in ALLOWED}
+        return limits | {"gpu_seconds_per_month": None if hours is None else round(hours * 3600)}
 
 
 def _initial_of(chosen: TargetUse) -> dict[str, object]:
     limits = {each.name: each.limit for each in chosen.limits}
     seconds = limits["gpu_seconds_per_month"]
     return {
+        **limits,
         "scope": chosen.scope,
         chosen.scope.value: chosen.target,
-        "concurrent_gpus": limits["concurrent_gpus"],
         "gpu_hours": None if seconds is None else f"{round(Decimal(seconds) / 3600, 4).normalize():f}",
-        "queued_jobs": limits["queued_jobs"],
     }
 
 
 def _recent_in_words(recent: RecentUse) -> dict[str, str]:
     """Return the use of each limit in the last 30 days."""
     known = {"gpus": recent.gpus, "time": duration(recent.gpu_seconds), "jobs": recent.jobs}
+    requests, hourly = recent.requests, gettext("%(count)s in the last 30 days. At most %(most)s in one hour.")
     return {
         "concurrent_gpus": gettext("At most %(gpus)s in the last 30 days.") % known,
         "gpu_hours": gettext("%(time)s in the last 30 days.") % known,
         "queued_jobs": gettext("At most %(jobs)s in the last 30 days.") % known,
+        "requests_per_minute": hourly
+        % {"count": number(requests.requests), "most": number(requests.most_requests_of_hour)},
+        "tokens_per_minute": hourly % {"count": number(requests.tokens), "most": number(requests.most_tokens_of_hour)},
     }
 
 

@@ -1,8 +1,13 @@
-"""What an organization lets the jobs of a member or of a label use, at launch, in the queue and in figures."""
+"""What an organization lets a member, label or project use, at launch, in the queue, by key and in figures."""
+
+import datetime
 
 import pytest
 
+from apps.accounts.members.projects import create_project
+from apps.accounts.models import ApiKey
 from apps.billing.budget_settings import set_key_labels
+from apps.billing.models import TrafficHour
 from apps.core.database.clock import db_now
 from apps.core.database.tenancy import tenant
 from apps.core.errors import DomainError, QuotaExceeded
@@ -13,8 +18,11 @@ from apps.finetuning.jobs.waits import WaitCause, explain_wait
 from apps.finetuning.models import Allowance, FineTuningJob, Run
 from apps.finetuning.usage import allowances, quotas
 from apps.finetuning.usage.quota_use import list_quota_use, list_target_use
+from apps.finetuning.usage.rates import RateAllowance, RecentRequests, limits_of_key
+from tests.factories.accounts import make_key, make_member_token, make_project_key
 from tests.factories.finetuning import TrainingSetup, make_training_file
 
+HOUR = datetime.timedelta(hours=1)
 LONG = {"epochs": 40}
 
 
@@ -85,10 +93,55 @@ def test_a_job_counts_for_the_creator_of_its_key_and_the_labels_of_both(roomy, o
     assert (job.member_id, job.labels) == (alice.pk, labels)
 
 
+def test_a_key_is_under_the_rates_of_its_member_its_labels_and_its_project(organization, alice, bob, key):
+    project = create_project(organization=organization, name="Search", is_private=False, by=alice, now=db_now())
+    of_member = allow(organization, "member", alice.pk, requests_per_minute=60)
+    of_label = allow(organization, "label", "team=search", tokens_per_minute=5000)
+    of_project = allow(organization, "project", project.pk, tokens_per_minute=700)
+    allow(organization, "label", "team=ads", requests_per_minute=1)
+    allow(organization, "member", bob.pk, queued_jobs=1)
+    set_key_labels(organization=organization, key_id=key.key.pk, labels={"team": "search", "stage": "a"}, by=alice.pk)
+    judge = make_member_token(organization, bob)
+    ApiKey.objects.filter(pk=judge.key.pk).update(made_with=key.key.pk)
+    in_search = make_project_key(project, alice)
+
+    found = {
+        each: limits_of_key(key_id=each.key.pk)[1]
+        for each in (key, judge, in_search, make_key(organization, bob, scopes=frozenset({"inference"})))
+    }
+
+    member = RateAllowance(of_member.pk, f"The member {alice.pk}", 60, None)
+    label = RateAllowance(of_label.pk, "The label team=search", None, 5000)
+    in_project = RateAllowance(of_project.pk, "The project Search", None, 700)
+    assert list(found.values()) == [[member, label], [label], [member, in_project], []]
+
+
+def test_recent_requests_count_for_the_member_the_labels_and_the_project_of_their_key(organization, alice, key):
+    other, now = make_key(organization, alice), db_now()
+    set_key_labels(organization=organization, key_id=key.key.pk, labels={"team": "search"}, by=alice.pk)
+    none = dict.fromkeys(("aborted", "over_quota", "not_found", "invalid", "failed", "cached_input_tokens"), 0)
+    for used, hours, requests in ((key, 1, 5), (other, 1, 7), (key, 2, 9), (key, 24 * 40, 100)):
+        TrafficHour.objects.create(
+            organization=organization, model_name="m", key_id=used.key.pk, hour_at=now - hours * HOUR,
+            requests=requests, rate_limited=1, input_tokens=10, output_tokens=requests, cost_nano=0,
+            first_token_counts=[], latency_counts=[], **none,
+        )  # fmt: skip
+    allow(organization, "label", "team=search", requests_per_minute=3)
+
+    with tenant(organization=organization):
+        label, member = list_target_use(organization=organization, now=now)
+
+    assert (label.name, label.recent.requests) == ("team=search", RecentRequests(12, 8, 34, 19))
+    assert (member.target, member.recent.requests) == (alice.pk, RecentRequests(18, 10, 51, 32))
+    rate = label.limits[-2]
+    assert (rate.name, rate.limit, rate.used, rate.held) == ("requests_per_minute", 3, None, None)
+
+
 def test_an_allowance_stays_within_the_quota_and_names_what_is_wrong(organization, alice, charlie):
     quotas.set_quota(organization=organization, by="system", now=db_now(), concurrent_gpus=4, queued_jobs=None)
     cases = [
         ("member", alice.pk, {"concurrent_gpus": 5}, "concurrent_gpus"),
+        ("member", alice.pk, {"tokens_per_minute": 2_000_001}, "tokens_per_minute"),
         ("member", charlie.pk, {"concurrent_gpus": 1}, "target"),
         ("label", "search", {"concurrent_gpus": 1}, "target"),
         ("label", "team=", {"concurrent_gpus": 1}, "target"),
