@@ -38,21 +38,30 @@ _RAW_LIMIT_CHARS = 20_000
 _KEY_BYTES = 8  # that an inspection stores for each row
 _SAMPLED_ROWS, _SAMPLED_BYTES, _SYSTEM_CHARS = 200, 256 * 1024, 16_000
 # In SQL: it runs for every upload and job, and building the statements took longer than running them.
-_USED_BYTES = """
-    SELECT organization_id, sum(amount)::bigint FROM (
-        SELECT version.organization_id, version.bytes + version.rows_bytes + CASE
-            WHEN EXISTS (SELECT FROM datasets_versioninspection AS found WHERE found.version_id = version.id)
-            THEN coalesce(%(key_bytes)s * version.rows, 0) ELSE 0 END AS amount
-        FROM datasets_datasetversion AS version
-        WHERE version.organization_id = ANY(%(organizations)s) AND version.status <> %(deleted)s
+_KEPT = """
+        SELECT {columns}, kept.bytes + kept.rows_bytes + CASE
+            WHEN EXISTS (SELECT FROM datasets_versioninspection AS found WHERE found.version_id = kept.id)
+            THEN coalesce(%(key_bytes)s * kept.rows, 0) ELSE 0 END AS amount
+        FROM datasets_datasetversion AS kept
+        WHERE kept.organization_id = ANY(%(organizations)s) AND kept.status <> %(deleted)s
         UNION ALL
-        SELECT upload.organization_id, greatest(
-            upload.bytes, (SELECT sum(part.bytes) FROM datasets_uploadpart AS part WHERE part.upload_id = upload.id)
-        ) FROM datasets_upload AS upload
-        WHERE upload.organization_id = ANY(%(organizations)s) AND upload.id <> %(but_upload)s
-            AND (upload.status = %(pending)s OR upload.signed_until > statement_timestamp())
-    ) AS kept GROUP BY organization_id
+        SELECT {columns}, greatest(
+            kept.bytes, (SELECT sum(part.bytes) FROM datasets_uploadpart AS part WHERE part.upload_id = kept.id)
+        ) FROM datasets_upload AS kept
+        WHERE kept.organization_id = ANY(%(organizations)s) AND kept.id <> %(but_upload)s
+            AND (kept.status = %(pending)s OR kept.signed_until > statement_timestamp())
 """
+_USED_BYTES = f"""
+    SELECT organization_id, sum(amount)::bigint FROM ({_KEPT.format(columns="kept.organization_id")}) AS used
+    GROUP BY organization_id
+"""  # noqa: S608 - constants
+# Who made each kept file and upload in progress, when, and its bytes: part of a statement, with its parameters.
+KEPT_BY_MAKER = _KEPT.format(columns="kept.created_by AS maker, kept.created_at")
+KEPT_PARAMETERS = {
+    "deleted": DatasetVersionStatus.DELETED.value,
+    "pending": UploadStatus.PENDING.value,
+    "key_bytes": _KEY_BYTES,
+}
 
 
 class UnknownFile(NotFound):
@@ -208,14 +217,7 @@ def storage_used_bytes(*, organizations: Collection[str], but_upload: str = "") 
 
     `but_upload` is left out: its file is counted instead.
     """
-    return sum_by_organization(
-        _USED_BYTES,
-        organizations=list(organizations),
-        but_upload=but_upload,
-        deleted=DatasetVersionStatus.DELETED.value,
-        pending=UploadStatus.PENDING.value,
-        key_bytes=_KEY_BYTES,
-    )
+    return sum_by_organization(_USED_BYTES, organizations=list(organizations), but_upload=but_upload, **KEPT_PARAMETERS)
 
 
 def find_token_count(*, version: DatasetVersion, base_model: BaseModel) -> TokenCount | None:

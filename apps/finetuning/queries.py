@@ -62,6 +62,11 @@ def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
     return files.filter(jobs__in=_jobs_of(version), status=DatasetVersionStatus.READY).first()
 
 
+def maker_of(version: AdapterVersion) -> str:
+    """Return the member whose job made the version, or who uploaded it: a member's user or a key."""
+    return _jobs_of(version).values_list("member_id", flat=True).first() or version.source
+
+
 def report_of(version: AdapterVersion) -> EvaluationReport | None:
     """Return the version's report on base and tuned model; None if it was not evaluated.
 

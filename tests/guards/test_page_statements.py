@@ -188,7 +188,7 @@ STATEMENTS: dict[str, int] = {
     "web:project_archive": 10,
     "web:project_detail": 20,
     "web:project_list": 10,
-    "web:quota_list": 34,
+    "web:quota_list": 35,
     "web:search": 7,
     "web:service_account_list": 12,
     "web:service_account_remove": 12,

@@ -178,7 +178,15 @@ FORMS = [
     (
         "/quotas",
         {"scope": "label", "queued_jobs": "1"},
-        ("label", "concurrent_gpus", "gpu_hours", "queued_jobs", "requests_per_minute", "tokens_per_minute"),
+        (
+            "label",
+            "concurrent_gpus",
+            "gpu_hours",
+            "queued_jobs",
+            "storage_gb",
+            "requests_per_minute",
+            "tokens_per_minute",
+        ),
     ),
     ("/budgets/key-labels", {}, ("key", "labels")),
     ("/account", {}, ("name", "time_zone", "language", "wants_job_mail")),

@@ -345,6 +345,8 @@ ESTIMATE_FACTS_SECONDS = 1.0
 QUEUE_RANKING_SECONDS = 0.05
 # The function that returns the bytes an organization may still store; intake, in an app below, calls it.
 STORAGE_LEFT = "apps.finetuning.usage.storage.left_bytes"
+# The same of a member with an allowance of storage.
+STORAGE_LEFT_OF_MEMBER = "apps.finetuning.usage.storage.left_of_member"
 
 LOGGING = {
     "version": 1,

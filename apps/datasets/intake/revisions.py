@@ -124,7 +124,8 @@ def derive(
     if newest is not None and newest_number(version) != newest:
         raise NewerVersion(gettext("A newer version was saved meanwhile. Look at it first."))
     is_copy = mode == COPY
-    require_storage(organization=version.organization_id, wanted_bytes=version.bytes if is_copy else version.data_bytes)
+    wanted_bytes = version.bytes if is_copy else version.data_bytes
+    require_storage(organization=version.organization_id, wanted_bytes=wanted_bytes, by=by)
     filename = version.filename
     if not is_copy:
         filename = EXTENSIONS.sub("", filename)[: FILENAME_LIMIT - 30] + (part and f"-{part}") + ".jsonl"
@@ -178,7 +179,7 @@ def remap_version(
     )
     copy = new_version(organization=version.organization_id, arrival=arrival)
     copy.derived_from = version
-    require_storage(organization=version.organization_id, wanted_bytes=version.bytes)
+    require_storage(organization=version.organization_id, wanted_bytes=version.bytes, by=by)
     stored = store().compose(copy.object_key, [version.object_key])
     return register(version=copy, stored=stored, arrival=arrival)
 

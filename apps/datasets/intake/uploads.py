@@ -100,7 +100,7 @@ def create_upload(
         ) % {"bytes": f"{bytes:,}", "limit": f"{limit:,}"}
         raise FileTooLarge(message, param="bytes")
     lock_storage(organization)
-    require_storage(organization=organization, wanted_bytes=bytes)
+    require_storage(organization=organization, wanted_bytes=bytes, by=by)
     if Upload.objects.for_organization(organization).filter(status=UploadStatus.PENDING).count() >= MAX_OPEN:
         raise QuotaExceeded(
             gettext("Your organization has %(max_open)s uploads open: complete or cancel some.")
@@ -169,7 +169,7 @@ def add_part(*, upload: Upload, chunks: Iterable[bytes], by: str, now: datetime.
             raise InvalidValue(message, param="data")
         # Only the bytes beyond what the upload already counts for need room.
         beyond = max(0, sent + part.bytes - max(locked.bytes, sent))
-        require_storage(organization=upload.organization_id, wanted_bytes=beyond)
+        require_storage(organization=upload.organization_id, wanted_bytes=beyond, by=upload.created_by)
         part.save(force_insert=True)
     except BaseException:
         store().delete(key)

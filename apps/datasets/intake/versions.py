@@ -169,11 +169,22 @@ def storage_left(*, organization: Organization | str, but_upload: str = "") -> i
     return left
 
 
-def require_storage(*, organization: Organization | str, wanted_bytes: int, but_upload: str = "") -> None:
-    """Raise StorageFull unless this many more bytes may be stored."""
+def require_storage(*, organization: Organization | str, wanted_bytes: int, by: str, but_upload: str = "") -> None:
+    """Raise StorageFull unless the organization, and the member behind `by`, may store this many more bytes."""
     left = storage_left(organization=organization, but_upload=but_upload)
     if left is not None and wanted_bytes > left:
         raise _storage_full(left)
+    left_of_member = import_string(settings.STORAGE_LEFT_OF_MEMBER)
+    own: int | None = left_of_member(organization=organization, by=by, but_upload=but_upload)
+    if own is not None and wanted_bytes > own:
+        raise StorageFull(
+            gettext(
+                "Of the storage that your organization allows you, %(left_bytes)s bytes are left, too little for this "
+                "file: delete files or models that you made, or ask an owner for more."
+            )
+            % {"left_bytes": f"{own:,}"},
+            param="file",
+        )
 
 
 def _expiry(now: datetime.datetime, seconds: int | None) -> datetime.datetime | None:
@@ -201,7 +212,9 @@ def _storage_full(left_bytes: int) -> StorageFull:
 @transaction.atomic
 def _register(version: DatasetVersion, stored: StoredObject, name: str, arrival: Arrival) -> DatasetVersion:
     lock_storage(version.organization_id)
-    require_storage(organization=version.organization_id, wanted_bytes=stored.bytes, but_upload=arrival.upload_id)
+    require_storage(
+        organization=version.organization_id, wanted_bytes=stored.bytes, by=arrival.by, but_upload=arrival.upload_id
+    )
     version.dataset = dataset_named(version, name, arrival.project_id)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
     return save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)

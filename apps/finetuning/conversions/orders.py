@@ -13,7 +13,6 @@ from django.db.models import Sum
 from django.utils.translation import gettext, gettext_noop
 
 from apps.accounts.members.projects import require_work_in
-from apps.accounts.models import Organization
 from apps.accounts.shares import share_of
 from apps.adapters.models import AdapterVersion
 from apps.billing.budgets import attribution_of_actor
@@ -33,9 +32,9 @@ from apps.core.money import dollars, rated, usd_decimal
 from apps.datasets.intake.versions import lock_storage
 from apps.finetuning.lifecycle import CONVERSION_OPEN, CONVERSION_TRANSITIONS, ConversionStatus
 from apps.finetuning.models import Conversion
-from apps.finetuning.queries import find_region_obstacle
+from apps.finetuning.queries import find_region_obstacle, maker_of
 from apps.finetuning.quotes.delivery import GGUF, MERGED_16BIT, whole_model_bytes, why_no_gguf
-from apps.finetuning.usage.storage import left_bytes
+from apps.finetuning.usage.storage import left_bytes, left_of_member
 
 KINDS = (MERGED_16BIT, GGUF)
 LABELS = {MERGED_16BIT: gettext_noop("Merged model, 16 bits"), GGUF: gettext_noop("GGUF, 16 bits")}
@@ -109,7 +108,7 @@ def order(*, version: AdapterVersion, kind: str, shown_nano: int, by: str, now: 
             param="quoted_max_usd",
             price_usd=usd_decimal(offer.price_nano),
         )
-    _require_room(organization, offer.bytes, now)
+    _require_room(found, offer.bytes, now)
     conversion = Conversion(
         organization=organization, version=found, kind=kind, created_by=by, created_at=now, bytes=offer.bytes,
         price_rule=offer.price_rule, price_nano=offer.price_nano,
@@ -190,8 +189,12 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
     return None
 
 
-def _require_room(organization: Organization, wanted_bytes: int, now: datetime.datetime) -> None:
-    """Raise RateLimited or QuotaExceeded above the limits, which organizations that share have together."""
+def _require_room(version: AdapterVersion, wanted_bytes: int, now: datetime.datetime) -> None:
+    """Raise RateLimited or QuotaExceeded above the limits, which organizations that share have together.
+
+    The form counts as stored by the member who made the version.
+    """
+    organization = version.organization
     with share_of(organization) as organizations:
         rows = Conversion.objects.filter(organization__in=organizations)
         if rows.filter(created_at__gt=now - _A_DAY).count() >= MAX_A_DAY:
@@ -211,6 +214,13 @@ def _require_room(organization: Organization, wanted_bytes: int, now: datetime.d
             "files or models you no longer need, or ask the operator for more."
         )
         raise QuotaExceeded(text % {"wanted": f"{wanted_bytes:,}", "left": f"{max(left - promised, 0):,}"})
+    own = left_of_member(organization=organization, by=maker_of(version))
+    if own is not None and wanted_bytes > own:
+        text = gettext(
+            "The converted model needs %(wanted)s bytes of storage. Of what your organization allows the member who "
+            "made the model, %(left)s are left. Delete files or models of this member, or ask an owner for more."
+        )
+        raise QuotaExceeded(text % {"wanted": f"{wanted_bytes:,}", "left": f"{own:,}"})
 
 
 def _hold(conversion: Conversion) -> str:

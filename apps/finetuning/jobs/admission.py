@@ -122,7 +122,7 @@ def place(
     require_maximum(cap_nano=spent_nano + own_nano, shown_nano=asked.shown_max_nano)
     charges.require_cap(cap_nano=own_nano, least_nano=quoted.least_cap_nano or 0)
     job.gpu_count, job.node_count = estimate.gpu_count, quoted.node_count
-    require_any_storage(organization=job.organization_id)
+    require_any_storage(organization=job.organization_id, by=job.member_id)
     run_seconds = (estimate.run_seconds_p50 or estimate.train_seconds_p50 or 0.0) * share_left
     require_room_for_job(job=job, seconds=run_seconds * job.gpu_count, now=now)
     recipe = with_plan(recipe_of(job), estimate)

@@ -814,6 +814,7 @@ class Migration(InitialMigration):
                 ('concurrent_gpus', models.PositiveIntegerField(null=True)),
                 ('queued_jobs', models.PositiveIntegerField(null=True)),
                 ('gpu_seconds_per_month', models.PositiveBigIntegerField(null=True)),
+                ('storage_bytes', models.PositiveBigIntegerField(help_text='Of a member alone.', null=True)),
                 ('requests_per_minute', models.PositiveIntegerField(null=True)),
                 ('tokens_per_minute', models.PositiveIntegerField(null=True)),
                 ('updated_by', models.CharField(max_length=64)),
@@ -825,7 +826,7 @@ class Migration(InitialMigration):
                 'constraints': [
                     models.UniqueConstraint(fields=('organization', 'member_id'), name='allowance_once_of_a_member'),
                     models.UniqueConstraint(fields=('organization', 'label'), name='allowance_once_of_a_label'),
-                    models.CheckConstraint(condition=models.Q(('concurrent_gpus', None), ('gpu_seconds_per_month', None), ('queued_jobs', None), ('requests_per_minute', None), ('tokens_per_minute', None), _negated=True), name='allowance_limits'),
+                    models.CheckConstraint(condition=models.Q(('concurrent_gpus', None), ('gpu_seconds_per_month', None), ('queued_jobs', None), ('requests_per_minute', None), ('storage_bytes', None), ('tokens_per_minute', None), _negated=True), name='allowance_limits'),
                     models.UniqueConstraint(fields=('organization', 'project'), name='allowance_once_of_a_project'),
                     models.CheckConstraint(condition=models.Q(models.Q(('label', None), ('member_id__isnull', False), ('project', None)), models.Q(('label__isnull', False), ('member_id', None), ('project', None)), models.Q(('label', None), ('member_id', None), ('project__isnull', False)), _connector='OR'), name='allowance_of_one'),
                 ],

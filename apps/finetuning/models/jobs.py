@@ -63,6 +63,7 @@ class Allowance(OrganizationModel):
     concurrent_gpus = models.PositiveIntegerField(null=True)
     queued_jobs = models.PositiveIntegerField(null=True)
     gpu_seconds_per_month = models.PositiveBigIntegerField(null=True)
+    storage_bytes = models.PositiveBigIntegerField(null=True, help_text="Of a member alone.")
     requests_per_minute = models.PositiveIntegerField(null=True)
     tokens_per_minute = models.PositiveIntegerField(null=True)
     updated_by = models.CharField(max_length=64)
@@ -85,6 +86,7 @@ class Allowance(OrganizationModel):
                     concurrent_gpus=None,
                     queued_jobs=None,
                     gpu_seconds_per_month=None,
+                    storage_bytes=None,
                     requests_per_minute=None,
                     tokens_per_minute=None,
                 ),

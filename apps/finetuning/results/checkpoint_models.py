@@ -83,7 +83,7 @@ def serve_checkpoint(*, organization: Organization | str, checkpoint_id: str, by
         raise InvalidState(
             gettext("The engine cannot load this job's result as an adapter, so its checkpoints cannot answer.")
         )
-    require_any_storage(organization=job.organization_id)
+    require_any_storage(organization=job.organization_id, by=job.member_id)
     manifest, prefix = _copy(checkpoint)
     new = version_of_job(
         job,

@@ -100,7 +100,7 @@ def upload_adapter(
         with transaction.atomic():
             lock_storage(organization)
             _require_room(organization, now)
-            require_storage(organization=organization, wanted_bytes=kept.bytes)
+            require_storage(organization=organization, wanted_bytes=kept.bytes, by=by)
             version = publish_version(new)
             if not examinations.ask(version=version, now=now):
                 release(version)

@@ -19,7 +19,7 @@ from apps.finetuning.models import Allowance, AllowanceScope
 from apps.finetuning.usage.quotas import get_quota, lock_name
 from apps.finetuning.usage.rates import RATES
 
-ALLOWED = ("concurrent_gpus", "gpu_seconds_per_month", "queued_jobs", *RATES)
+ALLOWED = ("concurrent_gpus", "gpu_seconds_per_month", "queued_jobs", "storage_bytes", *RATES)
 MAX_ALLOWANCES = 100  # of an organization
 MAX_NAME, MAX_VALUE = 64, 512  # characters of a label, as of a job's metadata
 
@@ -42,6 +42,9 @@ def set_allowance(
     organization_id = key_of(organization)
     whose = _whose(organization_id, scope, target)
     values = {name: limits.get(name) for name in ALLOWED}
+    if values["storage_bytes"] is not None and scope != AllowanceScope.MEMBER:
+        text = gettext("Only a member can have a limit of storage.")
+        raise InvalidValue(text, param="storage_bytes")
     locks.lock(lock_name(get_share_holder(organization=organization_id)))
     _require_within_quota(organization_id, values)
     existing = Allowance.objects.filter(organization_id=organization_id)

@@ -18,7 +18,7 @@ from apps.finetuning.usage.demand import WINDOW, Span, count_now, held_seconds, 
 from apps.finetuning.usage.job_use import month_of, read_use
 from apps.finetuning.usage.quotas import LIMITS, get_quota
 from apps.finetuning.usage.rates import RecentRequests, recent_requests
-from apps.finetuning.usage.storage import stored_bytes
+from apps.finetuning.usage.storage import MemberStorage, storage_of_members, stored_bytes
 
 _MOST_TARGETS = 20  # those without an allowance that used the most GPU time, and then the most tokens
 Target = tuple[AllowanceScope, str]
@@ -45,16 +45,20 @@ class QuotaUse:
 
 @dataclass(frozen=True, kw_only=True)
 class RecentUse:
-    """What was used in the last 30 days: the most GPUs and unfinished jobs at once, the GPU-seconds, and requests."""
+    """What was used in the last 30 days: the most GPUs and unfinished jobs at once, the GPU-seconds, and requests.
+
+    `stored_bytes` are those of what was stored in this time and is kept.
+    """
 
     gpus: int
     gpu_seconds: int
     jobs: int
+    stored_bytes: int
     requests: RecentRequests
 
     @property
     def is_some(self) -> bool:
-        return self.gpu_seconds > 0 or self.requests.requests > 0
+        return self.gpu_seconds > 0 or self.stored_bytes > 0 or self.requests.requests > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,16 +94,19 @@ def list_quota_use(*, organization: Organization, now: datetime.datetime) -> lis
 
 
 def list_target_use(*, organization: Organization, now: datetime.datetime) -> list[TargetUse]:
-    """Return each member, label and project with an allowance, and then those with GPU time or requests of late.
+    """Return each member, label and project with an allowance, and then those that used something of late.
 
     The default project counts only if it has an allowance: without projects, all jobs and keys are its own.
     """
     allowances = {(each.scope, each.target): each for each in list_allowances(organization=organization)}
-    jobs = _Jobs.read(organization, now)
-    requests = recent_requests(organization=organization, begin=now - WINDOW)
+    names = names_of_creators(organization=organization)
+    jobs, begin = _Jobs.read(organization, now), now - WINDOW
+    requests = recent_requests(organization=organization, begin=begin)
+    members = storage_of_members(organization=organization, begin=begin)
+    stored = {(AllowanceScope.MEMBER, member): members.get(member, MemberStorage()) for member in names}
     recent = {
-        target: jobs.recent_of(target, requests.get(target, RecentRequests()))
-        for target in {*jobs.targets, *requests, *allowances}
+        target: jobs.recent_of(target, stored.get(target, MemberStorage()), requests.get(target, RecentRequests()))
+        for target in {*jobs.targets, *requests, *stored, *allowances}
     }
     default = (AllowanceScope.PROJECT, default_project_id(organization))
     others = [
@@ -107,7 +114,6 @@ def list_target_use(*, organization: Organization, now: datetime.datetime) -> li
     ]
     others.sort(key=lambda target: (-recent[target].gpu_seconds, -recent[target].requests.tokens, target))
     shown = [*allowances, *others[:_MOST_TARGETS]]
-    names = names_of_creators(organization=organization)
     names |= names_of_projects(organization=organization, ids=[target for _, target in shown])
     return [
         TargetUse(
@@ -115,7 +121,7 @@ def list_target_use(*, organization: Organization, now: datetime.datetime) -> li
             target=target[1],
             name=names.get(target[1], target[1]),
             allowance=allowances.get(target),
-            limits=jobs.limits_of(target, allowances.get(target)),
+            limits=jobs.limits_of(target, allowances.get(target), stored.get(target)),
             recent=recent[target],
         )
         for target in shown
@@ -166,22 +172,27 @@ class _Jobs:
     def targets(self) -> set[Target]:
         return {*self.held, *self.lives}
 
-    def recent_of(self, target: Target, requests: RecentRequests) -> RecentUse:
+    def recent_of(self, target: Target, stored: MemberStorage, requests: RecentRequests) -> RecentUse:
         begin, held = self.now - WINDOW, self.held.get(target, ())
         return RecentUse(
             gpus=most_at_once(held, begin),
             gpu_seconds=held_seconds(held, begin, self.now),
             jobs=most_at_once(self.lives.get(target, ()), begin),
+            stored_bytes=stored.recent_bytes,
             requests=requests,
         )
 
-    def limits_of(self, target: Target, allowance: Allowance | None) -> tuple[QuotaUse, ...]:
+    def limits_of(
+        self, target: Target, allowance: Allowance | None, stored: MemberStorage | None
+    ) -> tuple[QuotaUse, ...]:
         spans = self.held.get(target, ())
         used = {
             "concurrent_gpus": count_now(spans),
             "gpu_seconds_per_month": held_seconds(spans, month_of(self.now), self.now),
             "queued_jobs": count_now(self.lives.get(target, ())),
         }
+        if stored is not None:
+            used["storage_bytes"] = stored.bytes
         held: dict[str, int | None] = dict.fromkeys(used, 0)
         held["gpu_seconds_per_month"] = round(self.needed.get(target, 0.0))
         return tuple(QuotaUse(name, getattr(allowance, name, None), used.get(name), held.get(name)) for name in ALLOWED)

@@ -292,11 +292,14 @@ def test_allowances_are_set_within_the_quota_and_ended(api_client, key, organiza
     rates = client.post(path, body | {"requests_per_minute": 60, "tokens_per_minute": 9}, format="json").json()
     assert rates["requests_per_minute"] == {"limit": 60, "used": None, "held": None, "available": None}
     assert (rates["id"], rates["tokens_per_minute"]["limit"]) == (made["id"], 9)
+    stored = client.post(path, body | {"storage_bytes": 500}, format="json").json()
+    assert stored["storage_bytes"] == {"limit": 500, "used": 0, "held": 0, "available": 500}
+    assert stored["last_30_days"]["stored_bytes"] == 0
     used = ("requests", "most_requests_of_hour", "tokens", "most_tokens_of_hour")
     assert [rates["last_30_days"][name] for name in used] == [0] * 4
     member = api_client(make_key(organization, bob, scopes=frozenset({"view"})))
     outsider = api_client(make_key(rival, charlie))
-    assert member.get(path).json()["data"] == [rates]
+    assert member.get(path).json()["data"] == [stored]
     assert member.post(path, body, format="json").status_code == 403
     assert outsider.get(path).json()["data"] == [] and outsider.get(f"{path}/{made['id']}").status_code == 404
     assert api_client().get(path).status_code == 401

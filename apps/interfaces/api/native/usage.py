@@ -72,7 +72,8 @@ class QuotaList(ApiView):
 class SetAllowance(msgspec.Struct, forbid_unknown_fields=True):
     """`target` is the id of a member's user or of a project, or a label as name=value.
 
-    A limit that is missing or null is none. Requests and tokens are those of all API keys of the target together.
+    A limit that is missing or null is none. Requests and tokens are those of all API keys of the target together. Only
+    a member can have a limit of storage.
     """
 
     scope: Literal["member", "label", "project"]
@@ -80,12 +81,13 @@ class SetAllowance(msgspec.Struct, forbid_unknown_fields=True):
     concurrent_gpus: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
     gpu_seconds_per_month: Annotated[int, Meta(ge=0, le=LARGEST_BIG_INTEGER)] | None = None
     queued_jobs: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
+    storage_bytes: Annotated[int, Meta(ge=0, le=LARGEST_BIG_INTEGER)] | None = None
     requests_per_minute: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=0, le=LARGEST_INTEGER)] | None = None
 
 
 class AllowedUse(TypedDict):
-    """As in a quota: rates have no `used`."""
+    """As in a quota: rates have no `used`, and neither has the storage of a label or project."""
 
     limit: int | None
     used: int | None
@@ -94,11 +96,15 @@ class AllowedUse(TypedDict):
 
 
 class RecentUseObject(TypedDict):
-    """The most GPUs and unfinished jobs at once, the GPU-seconds, and requests that no limit refused."""
+    """The most GPUs and unfinished jobs at once, the GPU-seconds, and requests that no limit refused.
+
+    `stored_bytes` are those of what a member stored in this time and keeps.
+    """
 
     most_concurrent_gpus: int
     gpu_seconds: int
     most_queued_jobs: int
+    stored_bytes: int
     requests: int
     most_requests_of_hour: int
     tokens: int
@@ -115,6 +121,7 @@ class AllowanceObject(TypedDict):
     concurrent_gpus: AllowedUse
     gpu_seconds_per_month: AllowedUse
     queued_jobs: AllowedUse
+    storage_bytes: AllowedUse
     requests_per_minute: AllowedUse
     tokens_per_minute: AllowedUse
     last_30_days: RecentUseObject
@@ -189,12 +196,14 @@ def _allowance_object(use: TargetUse, allowance: Allowance) -> AllowanceObject:
         "concurrent_gpus": limits["concurrent_gpus"],
         "gpu_seconds_per_month": limits["gpu_seconds_per_month"],
         "queued_jobs": limits["queued_jobs"],
+        "storage_bytes": limits["storage_bytes"],
         "requests_per_minute": limits["requests_per_minute"],
         "tokens_per_minute": limits["tokens_per_minute"],
         "last_30_days": {
             "most_concurrent_gpus": use.recent.gpus,
             "gpu_seconds": use.recent.gpu_seconds,
             "most_queued_jobs": use.recent.jobs,
+            "stored_bytes": use.recent.stored_bytes,
             "requests": requests.requests,
             "most_requests_of_hour": requests.most_requests_of_hour,
             "tokens": requests.tokens,

@@ -19,7 +19,7 @@ from apps.core.templatetags.ui import bytes_, duration, number, tokens
 from apps.finetuning.usage.allowances import end_allowance, list_allowances, set_allowance
 from apps.finetuning.usage.quota_use import QuotaUse, list_quota_use, list_target_use
 from apps.finetuning.usage.quotas import words_of
-from apps.interfaces.web.billing.spending_forms import AllowanceForm
+from apps.interfaces.web.billing.spending_forms import IN_UNITS, AllowanceForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 
 _NAMES: dict[str, tuple[str, Callable[[int], str]]] = {
@@ -57,6 +57,7 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 "use": use,
                 "limits": [_row(each) for each in use.limits],
                 "recent_time": duration(use.recent.gpu_seconds),
+                "recent_bytes": bytes_(use.recent.stored_bytes),
                 "recent_requests": number(use.recent.requests.requests),
                 "recent_tokens": tokens(use.recent.requests.tokens),
                 "query": urlencode({"scope": use.scope.value, "target": use.target}),
@@ -81,8 +82,8 @@ def _set(request: OrganizationRequest, form: AllowanceForm) -> None:
             now=db_now(),
         )
     except DomainError as error:
-        # The fields of the form that hold the target and the time.
-        error.param = {"target": scope, "gpu_seconds_per_month": "gpu_hours"}.get(error.param or "", error.param)
+        fields = {"target": scope} | {name: field for name, (field, *_) in IN_UNITS.items()}
+        error.param = fields.get(error.param or "", error.param)
         raise
 
 

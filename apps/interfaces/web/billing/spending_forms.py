@@ -17,7 +17,7 @@ from apps.billing.budget_settings import DEFAULT_THRESHOLDS
 from apps.billing.models import BudgetMode, BudgetScope
 from apps.core.http.forms import LARGEST_INTEGER
 from apps.core.messages.translation import later
-from apps.core.templatetags.ui import duration, number
+from apps.core.templatetags.ui import bytes_, duration, number
 from apps.finetuning.models import AllowanceScope
 from apps.finetuning.usage.allowances import ALLOWED
 from apps.finetuning.usage.quota_use import RecentUse, TargetUse
@@ -28,6 +28,8 @@ _ASKED_FOR: dict[str, str] = {
     BudgetScope.PROJECT: later("Choose a project."),
     BudgetScope.LABEL: later("Enter a label as name=value, such as team=search."),
 }
+# Limits of an allowance that are entered in a larger unit: the field, how many units it is, and its decimal places.
+IN_UNITS = {"gpu_seconds_per_month": ("gpu_hours", 3600, 4), "storage_bytes": ("storage_gb", 10**9, 9)}
 
 
 def _from_address(asked: Mapping[str, str] | None) -> dict[str, str]:
@@ -128,6 +130,9 @@ class AllowanceForm(_ScopedForm):
     queued_jobs = forms.IntegerField(
         required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("Unfinished jobs")
     )
+    storage_gb = forms.DecimalField(
+        required=False, min_value=Decimal(0), max_digits=18, decimal_places=9, label=later("Storage")
+    )
     requests_per_minute = forms.IntegerField(
         required=False, min_value=0, max_value=LARGEST_INTEGER, label=later("Requests per minute")
     )
@@ -155,21 +160,22 @@ class AllowanceForm(_ScopedForm):
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """Return each limit; GPU time in seconds."""
-        hours = self.cleaned_data["gpu_hours"]
+        """Return each limit; GPU time in seconds, storage in bytes. The page shows storage for members alone."""
         limits: dict[str, int | None] = {name: self.cleaned_data.get(name) for name in ALLOWED}
-        return limits | {"gpu_seconds_per_month": None if hours is None else round(hours * 3600)}
+        for name, (field, unit, _) in IN_UNITS.items():
+            entered = self.cleaned_data[field]
+            limits[name] = None if entered is None else round(entered * unit)
+        is_of_member = self.cleaned_data["scope"] == AllowanceScope.MEMBER
+        return limits if is_of_member else limits | {"storage_bytes": None}
 
 
 def _initial_of(chosen: TargetUse) -> dict[str, object]:
     limits = {each.name: each.limit for each in chosen.limits}
-    seconds = limits["gpu_seconds_per_month"]
-    return {
-        **limits,
-        "scope": chosen.scope,
-        chosen.scope.value: chosen.target,
-        "gpu_hours": None if seconds is None else f"{round(Decimal(seconds) / 3600, 4).normalize():f}",
+    entered = {
+        field: None if (limit := limits[name]) is None else f"{round(Decimal(limit) / unit, places).normalize():f}"
+        for name, (field, unit, places) in IN_UNITS.items()
     }
+    return {**limits, **entered, "scope": chosen.scope, chosen.scope.value: chosen.target}
 
 
 def _recent_in_words(recent: RecentUse) -> dict[str, str]:
@@ -180,6 +186,7 @@ def _recent_in_words(recent: RecentUse) -> dict[str, str]:
         "concurrent_gpus": gettext("At most %(gpus)s in the last 30 days.") % known,
         "gpu_hours": gettext("%(time)s in the last 30 days.") % known,
         "queued_jobs": gettext("At most %(jobs)s in the last 30 days.") % known,
+        "storage_gb": gettext("%(bytes)s stored in the last 30 days.") % {"bytes": bytes_(recent.stored_bytes)},
         "requests_per_minute": hourly
         % {"count": number(requests.requests), "most": number(requests.most_requests_of_hour)},
         "tokens_per_minute": hourly % {"count": number(requests.tokens), "most": number(requests.most_tokens_of_hour)},

@@ -86,6 +86,8 @@ def test_a_price_is_confirmed_and_what_cannot_be_made_is_refused(shop, version, 
         answer = shop(kind, price)
         return answer.status_code, answer.json()["error"]["code"]
 
+    monkeypatch.setattr(orders, "left_of_member", lambda **_: 1000)
+    assert "allows the member who made the model" in shop("gguf", price).json()["error"]["message"]
     monkeypatch.setattr(orders, "left_bytes", lambda **_: 1000)
     assert code() == (429, "insufficient_quota")
     monkeypatch.setattr(orders, "left_bytes", storage.left_bytes)

@@ -142,6 +142,7 @@ def test_an_allowance_stays_within_the_quota_and_names_what_is_wrong(organizatio
     cases = [
         ("member", alice.pk, {"concurrent_gpus": 5}, "concurrent_gpus"),
         ("member", alice.pk, {"tokens_per_minute": 2_000_001}, "tokens_per_minute"),
+        ("label", "team=a", {"storage_bytes": 1}, "storage_bytes"),
         ("member", charlie.pk, {"concurrent_gpus": 1}, "target"),
         ("label", "search", {"concurrent_gpus": 1}, "target"),
         ("label", "team=", {"concurrent_gpus": 1}, "target"),

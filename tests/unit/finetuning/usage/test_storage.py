@@ -1,5 +1,7 @@
 """What an organization keeps: counted whole, billed by the hour, and limited."""
 
+import datetime
+
 import pytest
 from django.conf import settings
 
@@ -8,13 +10,17 @@ from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
 from apps.datasets.intake.versions import StorageFull
+from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import storage_used_bytes
-from apps.finetuning.models import Checkpoint, Quota
+from apps.finetuning.jobs.creation import create_job
+from apps.finetuning.jobs.requests import JobRequest
+from apps.finetuning.models import Checkpoint, FineTuningJob, Quota
 from apps.finetuning.results.checkpoint_models import serve_checkpoint
 from apps.finetuning.usage import storage
+from apps.finetuning.usage.allowances import set_allowance
 from apps.finetuning.usage.quotas import get_quota, set_quota
-from apps.finetuning.usage.storage import left_bytes, stored_bytes
-from tests.factories.datasets import make_version
+from apps.finetuning.usage.storage import MemberStorage, left_bytes, storage_of_members, stored_bytes
+from tests.factories.datasets import jsonl, make_upload, make_version
 from tests.factories.finetuning import give_credit
 
 pytestmark = pytest.mark.django_db
@@ -29,6 +35,13 @@ def exported(floor, claim) -> AdapterVersion:
     job.refresh_from_db()
     AdapterVersion.objects.filter(pk=job.adapter_version_id).update(exports=EXPORTS)
     return AdapterVersion.objects.get(pk=job.adapter_version_id)
+
+
+def limit_storage_of(organization, member, byte_count: int) -> None:
+    set_allowance(
+        organization=organization, scope="member", target=member.pk, limits={"storage_bytes": byte_count},
+        by=member.pk, now=db_now(),
+    )  # fmt: skip
 
 
 def limit_storage(organization, byte_count: int) -> None:
@@ -50,6 +63,38 @@ def test_models_leave_less_room_for_files(organization, exported):
     assert left_bytes(organization=organization) == 100
     with pytest.raises(StorageFull, match="100 bytes of storage left"):
         make_version(organization)
+
+
+def test_what_a_member_its_keys_and_its_jobs_make_counts_as_stored_by_it(organization, exported, alice, bob, key):
+    FineTuningJob.objects.update(member_id=bob.pk)
+    old = make_version(organization, by=alice.pk, filename="old.jsonl")
+    DatasetVersion.objects.filter(pk=old.pk).update(created_at=db_now() - datetime.timedelta(days=40))
+    files = [make_version(organization, by=by, filename=f"{by}.jsonl") for by in (alice.pk, key.key.pk, bob.pk)]
+    announced = make_upload(organization, by=alice.pk)
+
+    stored = storage_of_members(organization=organization, begin=db_now() - datetime.timedelta(days=30))
+
+    recent = files[0].bytes + files[1].bytes + announced.bytes
+    assert stored[alice.pk] == MemberStorage(recent + old.bytes, recent)
+    assert stored[bob.pk].bytes == files[2].bytes + exported.bytes + 4_000_000
+    assert sum(each.bytes for each in stored.values()) == stored_bytes(organizations=[organization.pk]).total()
+
+
+def test_a_member_stores_no_more_than_its_allowance_and_others_do(floor, organization, alice, bob, key):
+    first = make_version(organization, by=key.key.pk)
+    limit_storage_of(organization, alice, first.bytes + 100)
+
+    for store in (make_version, make_upload):
+        for by in (alice.pk, key.key.pk):
+            with pytest.raises(StorageFull, match=r"allows you, 100 bytes are left.*ask an owner"):
+                store(organization, by=by)
+        store(organization, by=bob.pk)
+    make_version(organization, jsonl(1)[:50], by=alice.pk, filename="small.jsonl")
+    limit_storage_of(organization, alice, 1)
+    request = JobRequest(base_model=floor.base_model.name, training_file=floor.job().training_file_id)
+    with pytest.raises(QuotaExceeded, match="allows the job's member is full"):
+        create_job(organization=organization, request=request, by=alice.pk, now=db_now())
+    create_job(organization=organization, request=request, by=bob.pk, now=db_now())
 
 
 def test_a_full_storage_takes_no_job_whose_result_would_have_no_place(floor, organization):
