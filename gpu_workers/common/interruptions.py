@@ -84,33 +84,43 @@ def _read(path: Path) -> str:
         return ""
 
 
-def watch(
-    *,
-    stopped: threading.Event,
-    look: Look | None = None,
-    url: str = METADATA_URL,
-    on_notice: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
-) -> None:
-    """Look for a notice in a thread until there is one or `stopped` is set; then call `on_notice` once.
+class Watch:
+    """Looks for the notice of a machine's cloud. Outside the known clouds it looks at nothing."""
 
-    Outside the known clouds it does nothing.
-    """
-    look = look or find_cloud()
-    if look is not None:
-        threading.Thread(target=_watch, args=(look, url, stopped, on_notice), name="interruptions", daemon=True).start()
+    def __init__(self, look: Look | None = None, *, url: str = METADATA_URL) -> None:
+        self._look = look or find_cloud()
+        self._url = url
+        self._has_warned = False
 
+    def has_notice(self) -> bool:
+        """Look once. Metadata that fail are no notice, and are reported once."""
+        if self._look is None:
+            return False
+        try:
+            with httpx.Client(base_url=self._url, timeout=_TIMEOUT_SECONDS, trust_env=False) as client:  # no proxy
+                notice = self._look(client)
+        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            if not self._has_warned:
+                log.warning("No notice of an interruption can be seen, the cloud's metadata fails: %s", error)
+            self._has_warned = True
+            return False
+        if notice:
+            log.warning("The cloud takes this machine away: %s", notice)
+        return bool(notice)
 
-def _watch(look: Look, url: str, stopped: threading.Event, on_notice: Callable[[], None]) -> None:
-    has_warned = False
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_SECONDS, trust_env=False) as client:  # never through a proxy
+    def start(
+        self,
+        *,
+        stopped: threading.Event,
+        on_notice: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
+        """Look in a thread until there is a notice or `stopped` is set; call `on_notice` once."""
+        if self._look is not None:
+            threading.Thread(target=self._run, args=(stopped, on_notice), name="interruptions", daemon=True).start()
+
+    def _run(self, stopped: threading.Event, on_notice: Callable[[], None]) -> None:
         while not stopped.is_set():
-            try:
-                if notice := look(client):
-                    log.warning("The cloud takes this machine away: %s", notice)
-                    on_notice()
-                    return
-            except (httpx.HTTPError, msgspec.DecodeError) as error:
-                if not has_warned:
-                    log.warning("No notice of an interruption can be seen, the cloud's metadata fails: %s", error)
-                has_warned = True
+            if self.has_notice():
+                on_notice()
+                return
             stopped.wait(_SECONDS_BETWEEN_LOOKS)

@@ -49,9 +49,13 @@ class WorkerProcess:
         """Enrol if needed, clean up after an earlier process, and return the agent.
 
         With an `address`, it offers itself to groups of machines. Only a worker that claims often may do that. If the
-        machine's cloud announces that it takes the machine away, the process gets SIGTERM.
+        machine's cloud announces that it takes the machine away, the process gets SIGTERM. One that starts again after
+        that claims nothing.
         """
-        interruptions.watch(stopped=self._stopped)
+        watch = interruptions.Watch()
+        if watch.has_notice():
+            self._stopped.set()
+        watch.start(stopped=self._stopped)
         prepare_types()
         settings.work_dir.mkdir(parents=True, exist_ok=True)
         devices = Devices(list_devices())

@@ -7,7 +7,6 @@ with `record_property` replace the earlier ones of the same test in docs/operati
 of faults.json count. Without a report, the page is written from the stored figures.
 """
 
-import datetime
 import json
 import sys
 from collections.abc import Collection, Sequence
@@ -61,13 +60,15 @@ def read_groups() -> tuple[Group, ...]:
 def read_report(path: str, *, tests: Collection[str]) -> Figures:
     """Return the cases and figures of each of these tests in the report. Raises ValueError if one of them failed."""
     found: Figures = {}
-    for case in ElementTree.parse(path).iter("testcase"):  # noqa: S314 - our own report
+    report = ElementTree.parse(path)  # noqa: S314 - our own report
+    day = str(next(report.iter("testsuite")).get("timestamp"))[:10]
+    for case in report.iter("testcase"):
         test = f"{case.get('file')}::{str(case.get('name')).partition('[')[0]}"
         if test not in tests or case.find("skipped") is not None:
             continue
         if case.find("failure") is not None or case.find("error") is not None:
             raise ValueError(f"{test} failed, see {path}")
-        entry = found.setdefault(test, {"cases": 0, "measured": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"})
+        entry = found.setdefault(test, {"cases": 0, "measured": day})
         entry["cases"] = int(entry["cases"]) + 1
         for each in case.iter("property"):
             name, value = str(each.get("name")), float(str(each.get("value")))

@@ -30,7 +30,11 @@ def running_program(name: str, home: Path, values: Mapping[str, str], environ: M
         words = words.replace(f"${{{key}}}", value)
     with (home / f"{name}.log").open("wb") as log:
         started = subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(words)], cwd=REPOSITORY, env=os.environ | environ, stdout=log, stderr=log
+            [sys.executable, "-m", *shlex.split(words)],
+            cwd=REPOSITORY,
+            env=os.environ | environ,
+            stdout=log,
+            stderr=log,
         )
     try:
         yield

@@ -136,6 +136,7 @@ def _is_empty(stage: Stage) -> bool:
 def measure_real_start(stage: Stage, rules: Rules) -> float:
     """Return the seconds from an order at an empty pool to the first step of real training."""
     from apps.core.database.clock import db_now
+    from apps.finetuning.lifecycle import JobStatus
     from apps.finetuning.models import FineTuningJob
 
     stage.real.touch()
@@ -148,6 +149,9 @@ def measure_real_start(stage: Stage, rules: Rules) -> float:
     seconds = (db_now() - job.created_at).total_seconds()
     _say(f"an empty pool took its first step after {seconds:.1f} s")
     _wait("the end of the real job", lambda: _open_jobs() == 0, rules.look, 600)
+    job.refresh_from_db()
+    if job.status != JobStatus.SUCCEEDED:
+        raise AssertionError(f"the real job is {job.status}: {job.error_message}")
     stage.real.unlink()
     _wait("an empty pool", lambda: _is_empty(stage), rules.look, 300)
     return seconds

@@ -100,9 +100,9 @@ def test_a_machine_elsewhere_has_no_cloud_to_ask(tmp_path):
 def test_the_notice_of_a_cloud_is_seen_once(cloud, metadata, url, stopped, tmp_path):
     seen: list[float] = []
     metadata.is_neighbour_taken = True
-    interruptions.watch(
-        stopped=stopped, look=look_of(cloud, tmp_path), url=url, on_notice=lambda: seen.append(time.monotonic())
-    )
+    watch = interruptions.Watch(look_of(cloud, tmp_path), url=url)
+    assert not watch.has_notice()
+    watch.start(stopped=stopped, on_notice=lambda: seen.append(time.monotonic()))
     wait_until(lambda: len(metadata.asked) > 6, "it does not ask")
     assert seen == []
 
@@ -111,12 +111,13 @@ def test_the_notice_of_a_cloud_is_seen_once(cloud, metadata, url, stopped, tmp_p
     asked = len(metadata.asked)
     time.sleep(0.3)
     assert (len(seen), len(metadata.asked)) == (1, asked)
+    assert watch.has_notice()  # as a process that starts again sees it
 
 
 @pytest.mark.usefixtures("impatient")
 def test_metadata_that_fail_are_reported_once_and_asked_again(metadata, url, stopped, tmp_path, caplog):
     metadata.is_broken, seen = True, threading.Event()
-    interruptions.watch(stopped=stopped, look=look_of("google", tmp_path), url=url, on_notice=seen.set)
+    interruptions.Watch(look_of("google", tmp_path), url=url).start(stopped=stopped, on_notice=seen.set)
     wait_until(lambda: len(metadata.asked) > 3, "it gives up")
     assert [record.levelname for record in caplog.records if "metadata fails" in record.message] == ["WARNING"]
 
@@ -131,8 +132,8 @@ def test_a_run_is_given_back_with_a_checkpoint_within_ten_seconds(
     add_run(plane, models)
     agent = make_agent(plane, tmp_path, "wait")
     (tmp_path / "firmware").mkdir()
-    look = look_of("aws", tmp_path / "firmware")
-    interruptions.watch(stopped=stopped, look=look, url=url, on_notice=agent.request_stop)
+    watch = interruptions.Watch(look_of("aws", tmp_path / "firmware"), url=url)
+    watch.start(stopped=stopped, on_notice=agent.request_stop)
     draining = Draining(agent)
     plane.wait_for(lambda: plane.events_of(StepCompleted))
 

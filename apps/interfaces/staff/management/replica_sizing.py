@@ -1,7 +1,7 @@
 """How many replicas a recorded day needs: the recorded requests, and a replay of them."""
 
 import datetime
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import msgspec
 
@@ -12,9 +12,14 @@ from apps.estimates.physics.engine_replay import ServingEstimate, percentile, pr
 from apps.estimates.physics.engine_speeds import EngineSpeeds, RecordedRequest, fit_speeds
 from apps.serving.models import Replica
 
+_SPAN_SECONDS = 600.0
+
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded, what the replay says of as many replicas, and the estimates up to the target. Seconds."""
+    """What was recorded, what the replay says of as many replicas, and the estimates up to the target. Seconds.
+
+    `replicas` is the most that answered in the same ten minutes: a fleet starts and stops replicas all day.
+    """
 
     requests: int
     replicas: int
@@ -27,10 +32,13 @@ class Sizing(msgspec.Struct, frozen=True, kw_only=True):
 def recorded_requests(
     *, base_model: BaseModel, since: datetime.datetime, until: datetime.datetime
 ) -> dict[str, list[RecordedRequest]]:
-    """Return the requests that each replica of the base model answered in this time, by the replica's id."""
+    """Return the requests that each replica of the base model answered in this time, by the replica's id.
+
+    Replicas of a whole model count for themselves, and not here.
+    """
     found: dict[str, list[RecordedRequest]] = defaultdict(list)
     with system():
-        replicas = [*Replica.objects.filter(base_model=base_model).values_list("pk", flat=True)]
+        replicas = [*Replica.objects.filter(base_model=base_model, whole_model=None).values_list("pk", flat=True)]
         rows = UsageEvent.objects.filter(
             occurred_at__gte=since, occurred_at__lt=until, replica_id__in=replicas, request_count=1,
             first_token_ms__isnull=False, engine_output_tokens__gte=1,
@@ -61,11 +69,18 @@ def size_replicas(
     busiest = max(by_replica.values(), key=len, default=[])
     speeds = fit_speeds(busiest, **limits)
     requests = [request for each in by_replica.values() for request in each]
+    replicas = _most_at_once(by_replica)
     return Sizing(
         requests=len(requests),
-        replicas=len(by_replica),
+        replicas=replicas,
         recorded_p95=percentile((each.first_token_seconds for each in requests), 0.95),
         speeds=speeds,
-        replayed=predict(requests, speeds, replicas=len(by_replica)),
+        replayed=predict(requests, speeds, replicas=replicas),
         estimates=recommend(requests, speeds, first_token_p95=first_token_p95, most=most),
     )
+
+
+def _most_at_once(by_replica: dict[str, list[RecordedRequest]]) -> int:
+    """Return the most replicas that answered requests in one span of ten minutes."""
+    spans = Counter(span for each in by_replica.values() for span in {int(one.at // _SPAN_SECONDS) for one in each})
+    return max(spans.values())

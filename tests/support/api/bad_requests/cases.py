@@ -169,7 +169,7 @@ API = [
     Case("/api/v1/allowances", {"scope": "label", "target": "search", "queued_jobs": 1}, "target"),
     Case("/api/v1/allowances", {"scope": "key", "target": "key_1", "queued_jobs": 1}, "scope"),
     Case("/api/v1/allowances", {"scope": "label", "target": "team=a", "queued_jobs": -1}, "queued_jobs"),
-    Case("/api/v1/allowances", {"scope": "label", "target": "team=a", "tokens_per_minute": 10**12}, "tokens_per_minute"),
+    Case("/api/v1/allowances", {"scope": "label", "target": "a=b", "tokens_per_minute": 10**12}, "tokens_per_minute"),
     Case("/api/v1/allowances", {"scope": "label", "target": "team=a"}, None),
     Case("/api/v1/budgets", {"limit_usd": "much"}, "limit_usd"),
     Case("/api/v1/budgets", {"limit_usd": 0}, "limit_usd"),

@@ -22,10 +22,12 @@ class Command(BaseCommand):
         parser.add_argument("base_model", help="its name")
         day = "in UTC, such as 2026-11-30; default: the last 24 hours"
         parser.add_argument("--day", type=datetime.date.fromisoformat, help=day)
-        parser.add_argument("--first-token-ms", type=int, default=500, help="the p95 to reach")
-        parser.add_argument("--most", type=int, default=32, help="the most replicas to replay")
-        parser.add_argument("--max-sequences", type=int, default=256, help="--max-num-seqs of the engine")
-        parser.add_argument("--tokens-per-step", type=int, default=2048, help="--max-num-batched-tokens of the engine")
+        parser.add_argument("--first-token-ms", type=_positive, default=500, help="the p95 to reach")
+        parser.add_argument("--most", type=_positive, default=32, help="the most replicas to replay")
+        parser.add_argument("--max-sequences", type=_positive, default=256, help="--max-num-seqs of the engine")
+        parser.add_argument(
+            "--tokens-per-step", type=_positive, default=2048, help="--max-num-batched-tokens of the engine"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         base_model = BaseModel.objects.filter(name=options["base_model"]).first()
@@ -44,9 +46,10 @@ class Command(BaseCommand):
         except TooFewRequests as error:
             raise CommandError(str(error)) from error
         replayed = sizing.replayed.first_token_p95
+        difference = f" ({replayed / sizing.recorded_p95 - 1:+.0%})" if sizing.recorded_p95 else ""
         self.stdout.write(
             f"{sizing.requests:,} requests on {_replicas(sizing.replicas)}: 95 % of first tokens within "
-            f"{_ms(sizing.recorded_p95)}. The replay says {_ms(replayed)} ({replayed / sizing.recorded_p95 - 1:+.0%})."
+            f"{_ms(sizing.recorded_p95)}. The replay says {_ms(replayed)}{difference}."
         )
         for each in sizing.estimates:
             self.stdout.write(_line(each))
@@ -54,6 +57,12 @@ class Command(BaseCommand):
         if last.first_token_p95 > target:
             raise CommandError(f"The target of {_ms(target)} is not reached with {_replicas(last.replicas)}.")
         self.stdout.write(f"Recommended for {_ms(target)}: {_replicas(last.replicas)}.")
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError(text)
+    return value
 
 
 def _line(each: ServingEstimate) -> str:
