@@ -87,7 +87,7 @@ chaos: setup-dev ## kill -9 of each kind of process at every point of a job (lon
 
 simulate: SEEDS ?= 10000
 simulate: setup-tools ## the control plane in virtual time under faults, SEEDS=10000; the last line is one JSON object
-	$(WEB) -m tests.bench.simulation --seeds $(SEEDS)
+	$(WEB) -m tests.fuzz.simulation --seeds $(SEEDS)
 
 fuzz: SECONDS ?= 3600
 fuzz: setup-dev ## random input for API, gateway and readers, SECONDS=3600; the last line is one JSON object

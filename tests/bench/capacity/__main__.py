@@ -96,7 +96,7 @@ class Rules:
         self._checked = 0.0
 
     def look(self) -> None:
-        from tests.bench.simulation.invariants import broken_rules
+        from tests.fuzz.simulation.invariants import broken_rules
 
         if time.monotonic() - self._checked < _RULES_SECONDS:
             return

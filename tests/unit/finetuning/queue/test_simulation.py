@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.simulation.scenario import World, simulate
+from tests.fuzz.simulation.scenario import World, simulate
 
 SEEDS = range(2)
 

@@ -28,13 +28,13 @@ from apps.serving.models import ReplicaFleet
 from apps.serving.operations import drain_replica
 from apps.serving.placements import record_requests
 from apps.serving.ready_replicas import ready_replicas
-from tests.bench.simulation.clock import VirtualClock
-from tests.bench.simulation.engine import SimulatedEngine
-from tests.bench.simulation.invariants import broken_rules
-from tests.bench.simulation.machines import Machine
 from tests.factories.accounts import make_organization
 from tests.factories.finetuning import TrainingSetup, make_pool, make_training_file, make_worker
 from tests.factories.money import USD, give_credit
+from tests.fuzz.simulation.clock import VirtualClock
+from tests.fuzz.simulation.engine import SimulatedEngine
+from tests.fuzz.simulation.invariants import broken_rules
+from tests.fuzz.simulation.machines import Machine
 
 FAULTY_SECONDS, CALM_SECONDS = 420, 7_200
 ANSWERED_SECONDS = 400  # in which a request got a replica: nodes start, and load, for up to a minute and a half each

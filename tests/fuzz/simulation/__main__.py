@@ -1,6 +1,6 @@
 """Many seeds of the simulation, on every core: `make simulate SEEDS=10000`.
 
-    python -m tests.bench.simulation [--seeds 10000] [--first 0]
+    python -m tests.fuzz.simulation [--seeds 10000] [--first 0]
 
 Each process has a database of its own. A broken rule is printed with its seed. Such a seed is kept as a test in
 `tests/unit/finetuning/queue/test_simulation.py`. The last line is one JSON object. The exit code is 1 if a rule broke.
@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.bench.simulation.seeds import prepare, run_seeds
+from tests.fuzz.simulation.seeds import prepare, run_seeds
 from tests.services.plugin import start_services
 
 _CHUNK = 10

@@ -12,7 +12,7 @@ from django.db import transaction
 from tests.services.database import own_database
 
 if TYPE_CHECKING:
-    from tests.bench.simulation.scenario import World
+    from tests.fuzz.simulation.scenario import World
 
 
 def prepare() -> None:
@@ -26,7 +26,7 @@ def prepare() -> None:
 
 @functools.cache
 def _world() -> "World":
-    from tests.bench.simulation.scenario import World
+    from tests.fuzz.simulation.scenario import World
 
     with transaction.atomic():
         return World()
@@ -34,7 +34,7 @@ def _world() -> "World":
 
 def run_seeds(seeds: range) -> tuple[list[str], Counter[str]]:
     """Return the broken rules of these seeds, and how many jobs came to each end."""
-    from tests.bench.simulation.scenario import BrokenRule, simulate
+    from tests.fuzz.simulation.scenario import BrokenRule, simulate
 
     broken, ends = [], Counter[str]()
     for seed in seeds:

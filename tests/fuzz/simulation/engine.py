@@ -12,9 +12,9 @@ from apps.finetuning.models import Worker
 from apps.finetuning.pools import operations
 from apps.finetuning.pools.capacity.port import CapacityError, ListedNode, NodeRequest
 from apps.finetuning.pools.operations import InvalidWorkerCredential
-from tests.bench.simulation.machines import Machine
-from tests.bench.simulation.replicas import SimulatedReplica
 from tests.factories.finetuning import GIB
+from tests.fuzz.simulation.machines import Machine
+from tests.fuzz.simulation.replicas import SimulatedReplica
 
 START_SECONDS, STOP_SECONDS = (5.0, 90.0), (0.0, 30.0)
 NO_SPOT_SECONDS = 3_000.0
