@@ -1,4 +1,4 @@
-"""Answers to requests with a statement that PostgreSQL stopped because of the limits in deploy/postgres/roles.sql."""
+"""Answers to requests with a statement that PostgreSQL could not run, or stopped (deploy/postgres/roles.sql)."""
 
 import logging
 import math
@@ -16,9 +16,11 @@ from psycopg.errors import (
     CannotConnectNow,
     CrashShutdown,
     DeadlockDetected,
+    DiskFull,
     IdleInTransactionSessionTimeout,
     LockNotAvailable,
     QueryCanceled,
+    TooManyConnections,
     TransactionTimeout,
 )
 
@@ -112,7 +114,18 @@ def _refusal_of(exception: BaseException | None, request: HttpRequest) -> Domain
                 gettext("Another request is changing the same data. Nothing was changed. Try again in a few seconds."),
                 retry_after_seconds=2,
             )
-        case AdminShutdown() | CrashShutdown() | CannotConnectNow() | OperationalError(sqlstate=None):
+        case DiskFull():
+            return Unavailable(
+                gettext("The database has no room right now. Nothing was changed. Try again in a minute."),
+                retry_after_seconds=60,
+            )
+        case (
+            AdminShutdown()
+            | CrashShutdown()
+            | CannotConnectNow()
+            | TooManyConnections()
+            | OperationalError(sqlstate=None)
+        ):
             return Unavailable(
                 gettext("The database did not answer. Try again in a few seconds."), retry_after_seconds=5
             )

@@ -149,3 +149,21 @@ def test_a_request_whose_session_the_database_ends_may_be_repeated(key, alice, c
 
         assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         assert "The database did not answer. Try again" in answer.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("reason", "says", "seconds"),
+    [
+        ("disk_full", "The database has no room right now. Nothing was changed.", "60"),
+        ("too_many_connections", "The database did not answer.", "5"),
+    ],
+)
+def test_a_database_without_room_may_be_asked_again(reason, says, seconds, key, alice, client_for, api_client) -> None:
+    with stopping("finetuning_finetuningjob", [f"DO $$ BEGIN RAISE {reason}; END $$"]):
+        page = client_for(alice).get("/jobs")
+        answer = api_client(key).get("/v1/fine_tuning/jobs")
+
+    for each in (page, answer):
+        assert (each.status_code, each.headers["Retry-After"]) == (503, seconds)
+        assert says in each.content.decode()
+    assert answer.json()["error"]["code"] == "service_unavailable"
