@@ -1,13 +1,18 @@
 """The embedded PostgreSQL and Redis: private, restricted, shared between processes, back after kill -9."""
 
 import fcntl
+import itertools
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -165,6 +170,57 @@ def test_acknowledged_rows_survive_kill_9_and_the_next_start_is_patient(tmp_path
         psycopg.connect(services.database_url("owner")) as connection,
     ):
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
+
+
+KILLS, WRITERS = 5, 4
+
+
+@contextmanager
+def writing(url: str, kill: int, acknowledged: set[str]) -> Iterator[None]:
+    """Have threads insert rows, and note each that the server acknowledges, until it is gone."""
+
+    def write(writer: int) -> None:
+        with suppress(psycopg.OperationalError), psycopg.connect(url, autocommit=True) as connection:
+            for number in itertools.count():
+                name = f"{kill}:{writer}:{number}"
+                connection.execute("INSERT INTO kept VALUES (%s)", [name])
+                acknowledged.add(name)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(WRITERS)]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.slow
+def test_no_acknowledged_row_is_lost_if_the_server_is_killed_under_load(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The seed decides after how many rows. What the operating system has not written survives too: it runs on."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it after a failure
+    chance, acknowledged, seconds = random.Random(seed), set[str](), []
+    with ensure_running(tmp_path) as services:  # keeps Redis, so that only PostgreSQL starts again
+        with psycopg.connect(services.database_url("owner")) as connection:
+            connection.execute("CREATE TABLE kept (name text PRIMARY KEY)")
+        for kill in range(KILLS):
+            with writing(services.database_url("owner"), kill, acknowledged):
+                enough = len(acknowledged) + chance.randint(1, 1_000)
+                wait_until(lambda enough=enough: len(acknowledged) >= enough)
+                os.kill(postmaster_pid(tmp_path), signal.SIGKILL)
+            killed_at = time.monotonic()
+            with ensure_running(tmp_path), psycopg.connect(services.database_url("owner")) as connection:
+                seconds.append(round(time.monotonic() - killed_at, 2))
+                found = {name for (name,) in connection.execute("SELECT name FROM kept")}
+            assert acknowledged - found == set()
+            assert len(found - acknowledged) <= WRITERS * (kill + 1)  # each had one insert without an answer at most
+
+    record_property("seed", seed)
+    record_property("acknowledged_rows", len(acknowledged))
+    record_property("restart_seconds", seconds)
 
 
 @pytest.mark.slow
