@@ -3,15 +3,21 @@
 import errno
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from apps.contracts.adapter_files import WEIGHTS_FILE
 from apps.contracts.failures import FailureCode
+from gpu_workers.common.artifacts import verify_folder
+from gpu_workers.common.events import EVENTS_FILE, CheckpointReady, EventTail
 from gpu_workers.train.failure_codes import classify
+from gpu_workers.train.loop import base_trainer
+from tests.support.engines.attempts import attempt
+from tests.support.engines.rows import make_rows
 
 
 @contextmanager
@@ -34,6 +40,30 @@ def test_a_disk_that_fills_up_is_told_apart(tmp_path, save):
 
     assert classify(error).code is FailureCode.DISK_FULL
     assert classify(type(error)("something else")).code is FailureCode.INTERNAL_ERROR
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_while_training_leaves_the_checkpoint_before(tiny_model, tmp_path, monkeypatch):
+    """The second one finds room for its weights, and none for the optimizer's state, which is larger."""
+    save = base_trainer.save_checkpoint
+
+    def save_until_full(root, spec, state):
+        before = [*root.glob("checkpoint-*")]
+        with files_up_to((before[0] / WEIGHTS_FILE).stat().st_size) if before else nullcontext():
+            return save(root, spec, state)
+
+    monkeypatch.setattr(base_trainer, "save_checkpoint", save_until_full)
+    monkeypatch.setattr(
+        "gpu_workers.train.loop.run_callback.checkpoint_interval_seconds", lambda spec, save_seconds: 0.0
+    )
+
+    with pytest.raises(RuntimeError) as failure:
+        attempt(tmp_path, tiny_model, make_rows(32))
+
+    assert classify(failure.value).code is FailureCode.DISK_FULL
+    [ready] = [event for event in EventTail(tmp_path / EVENTS_FILE).read() if isinstance(event, CheckpointReady)]
+    assert verify_folder(tmp_path / ready.folder, manifest_sha256=ready.manifest_sha256).step == ready.step
+    assert [path.name for path in (tmp_path / ready.folder).parent.glob("checkpoint-*")] == [f"checkpoint-{ready.step}"]
 
 
 @pytest.mark.parametrize(
