@@ -1,16 +1,22 @@
-"""Enrolment, settings, preflight and the child's environment."""
+"""Enrolment, settings, preflight, the child's environment, and its end for want of memory."""
 
+import os
+import signal
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from apps.contracts.runs import BaseModelRef
+from apps.contracts.failures import FailureCode
+from apps.contracts.runs import BaseModelRef, CheckpointSaved
 from gpu_workers.common.api_client import ApiClient
 from gpu_workers.common.base_models import NotInstalled, locate_base_model
 from gpu_workers.common.config import ConfigError, WorkerConfig, child_environment, read_config
 from gpu_workers.common.enrolment import NotEnrolled, ensure_enrolled
 from gpu_workers.common.preflight import NotReady, catalog_key, inspect_machine, require_ready
+from gpu_workers.trainer.children import executor
+from tests.support.agent import Draining, add_run, make_agent
 from tests.twins.control_plane import serve_control_plane
 
 
@@ -113,6 +119,25 @@ def test_a_machine_without_a_gpu_is_a_cpu(tmp_path):
 def test_a_full_disk_takes_no_run(tmp_path):
     with pytest.raises(NotReady, match="disk"):
         require_ready(tmp_path, needed_disk_bytes=10**18)
+
+
+def test_a_child_that_the_kernel_ends_while_the_machine_lacks_memory_ran_out_of_it(
+    plane, models, tmp_path, monkeypatch
+):
+    counts = tmp_path / "memory.events"
+    counts.write_text("max 9\noom 3\noom_kill 3\n")  # of children before
+    monkeypatch.setattr(executor, "_CGROUP_EVENTS", counts)
+    add_run(plane, models)
+    draining = Draining(make_agent(plane, tmp_path, "hang"))
+    plane.wait_for(lambda: plane.events_of(CheckpointSaved))
+    [file] = (tmp_path / "work" / "runs").glob("*/child.json")
+
+    counts.write_text("max 10\noom 4\noom_kill 4\n")
+    os.kill(msgspec.json.decode(file.read_bytes())["pid"], signal.SIGKILL)
+    draining.join()
+
+    [outcome] = plane.outcomes
+    assert (outcome.code, outcome.training_seconds) == (FailureCode.OUT_OF_MEMORY, 0.5)
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc", "missing"])
