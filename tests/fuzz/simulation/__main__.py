@@ -2,8 +2,8 @@
 
     python -m tests.fuzz.simulation [--seeds 10000] [--first 0]
 
-Each process has a database of its own. A broken rule is printed with its seed. Such a seed is kept as a test in
-`tests/unit/finetuning/queue/test_simulation.py`. The last line is one JSON object. The exit code is 1 if a rule broke.
+Each process has a database of its own. A broken rule is printed with its seed. The last line is one JSON object. The
+exit code is 1 if a rule broke, or a job that was submitted is missing among those that ended or wait.
 """
 
 import argparse
@@ -27,12 +27,13 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
     start_services()
-    began, broken, ends = time.monotonic(), 0, Counter[str]()
+    began, broken, submitted, ends = time.monotonic(), 0, 0, Counter[str]()
     seeds = range(given.first, given.first + given.seeds)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context, initializer=prepare) as pool:
-        for number, (problems, counted) in enumerate(pool.map(run_seeds, chunks), start=1):
+        for number, (problems, jobs, counted) in enumerate(pool.map(run_seeds, chunks), start=1):
+            submitted += jobs
             ends.update(counted)
             broken += len(problems)
             for problem in problems:
@@ -40,9 +41,12 @@ def main() -> int:
             if number % 10 == 0:
                 sys.stdout.write(f"{number * _CHUNK} seeds, {broken} broken, {time.monotonic() - began:.0f} s\n")
                 sys.stdout.flush()
-    summary = {"seeds": given.seeds, "first": given.first, "broken": broken, "jobs": dict(sorted(ends.items()))}
-    sys.stdout.write(json.dumps(summary | {"seconds": round(time.monotonic() - began)}) + "\n")
-    return int(broken > 0)
+    summary = {
+        "seeds": given.seeds, "first": given.first, "broken": broken, "submitted": submitted,
+        "jobs": dict(sorted(ends.items())), "seconds": round(time.monotonic() - began),
+    }  # fmt: skip
+    sys.stdout.write(json.dumps(summary) + "\n")
+    return int(broken > 0 or ends.total() != submitted)
 
 
 if __name__ == "__main__":

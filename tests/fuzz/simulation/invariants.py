@@ -2,7 +2,7 @@
 
 from django.db import connection
 
-HELD = "('leased', 'running')"
+HELD, ENDED = "('leased', 'running')", "('succeeded', 'failed', 'cancelled')"
 RULES = {
     "no machine has more GPUs leased than it has": f"""
         SELECT worker.id, sum(held.gpus), jsonb_array_length(worker.gpus)
@@ -121,6 +121,21 @@ RULES = {
         FROM finetuning_run run JOIN finetuning_gpupool pool ON pool.id = run.pool_id
         JOIN finetuning_worker worker ON worker.id = run.worker_id
         WHERE run.status IN {HELD} AND worker.pool_id <> coalesce(pool.borrows_from_id, pool.id)
+    """,
+    "an organization holds no more GPUs than its quota allows": f"""
+        SELECT quota.organization_id, sum(job.gpu_count), quota.concurrent_gpus
+        FROM finetuning_run run JOIN finetuning_finetuningjob job ON job.id = run.job_id
+        JOIN finetuning_quota quota ON quota.organization_id = run.organization_id
+        WHERE run.status IN {HELD} GROUP BY quota.id HAVING sum(job.gpu_count) > quota.concurrent_gpus
+    """,
+    "a job that ended has one event of its end, and no other job has one": f"""
+        SELECT job.id, job.status, array_agg(event.data ->> 'status')
+        FROM finetuning_finetuningjob job
+        LEFT JOIN finetuning_jobevent event
+            ON event.job_id = job.id AND event.type = 'state' AND event.data ->> 'status' IN {ENDED}
+        GROUP BY job.id HAVING
+            count(event.id) <> (job.status IN {ENDED})::int
+            OR count(event.id) <> count(*) FILTER (WHERE event.data ->> 'status' = job.status)
     """,
     "a job has a result if it succeeded, and only then": """
         SELECT id, status FROM finetuning_finetuningjob WHERE (status = 'succeeded') <> (adapter_version_id IS NOT NULL)

@@ -76,6 +76,7 @@ class Scenario:
         self.clock = VirtualClock()
         self.now = self.reaper_at = 0.0
         self.done: list[str] = []
+        self.submitted = 0
         policy = self.random.choice(list(PricePolicy))
         GpuPool.objects.filter(pk=world.setup.pool.pk).update(price_policy=policy)
         holders: dict[str, str] = {}
@@ -158,6 +159,7 @@ class Scenario:
         except DomainError as refused:
             self.done.append(f"(refused: {refused.code})")
             return
+        self.submitted += 1
         if len(self.own) > 2 and self.random.random() < 0.4:
             estimate = job.estimate | {"parallelism": "ddp"}
             FineTuningJob.objects.filter(pk=job.pk).update(gpu_count=2, node_count=2, estimate=estimate)
@@ -326,13 +328,17 @@ def _worker(machine: Machine) -> Worker:
     return Worker.objects.get(pk=machine.worker.pk)
 
 
-def simulate(world: World, seed: int) -> list[str]:
-    """Run one seed, forget all it did, and return the status that each job came to. Raises BrokenRule."""
+def simulate(world: World, seed: int) -> tuple[int, list[str]]:
+    """Run one seed and forget all it did. Raises BrokenRule.
+
+    Return how many jobs were submitted, and the status that each job came to.
+    """
     try:
         with transaction.atomic():
-            Scenario(world, seed).run()
+            scenario = Scenario(world, seed)
+            scenario.run()
             ends = list(FineTuningJob.objects.values_list("status", flat=True))
             transaction.set_rollback(True)
-            return ends
+            return scenario.submitted, ends
     finally:
         world.forget_files()

@@ -32,14 +32,17 @@ def _world() -> "World":
         return World()
 
 
-def run_seeds(seeds: range) -> tuple[list[str], Counter[str]]:
-    """Return the broken rules of these seeds, and how many jobs came to each end."""
+def run_seeds(seeds: range) -> tuple[list[str], int, Counter[str]]:
+    """Return the broken rules of these seeds; of the others, how many jobs were submitted and came to each end."""
     from tests.fuzz.simulation.scenario import BrokenRule, simulate
 
-    broken, ends = [], Counter[str]()
+    broken, submitted, ends = [], 0, Counter[str]()
     for seed in seeds:
         try:
-            ends.update(simulate(_world(), seed))
+            jobs, came_to = simulate(_world(), seed)
         except BrokenRule as error:
             broken.append(str(error))
-    return broken, ends
+        else:
+            submitted += jobs
+            ends.update(came_to)
+    return broken, submitted, ends
