@@ -5,7 +5,7 @@ import pytest
 from apps.finetuning.lifecycle import LEASE_SECONDS
 from apps.finetuning.models import FineTuningJob, Run
 from apps.finetuning.runs.leases import StaleLease, reclaim_expired_leases
-from tests.bench.simulation.clock import VirtualClock
+from tests.fuzz.simulation.clock import VirtualClock
 from tests.support.attempts import Attempt
 
 JUMP_SECONDS = LEASE_SECONDS
