@@ -79,7 +79,7 @@ nightly: setup-dev setup-gguf ## before a release: external services, GGUF, vLLM
 family-matrix: setup-dev ## each model family in miniature through the whole product; the last line is one JSON object
 	$(ENGINES) -m tests.bench.families
 
-chaos: setup-dev ## kill -9 of each kind of process at every point of a job (long)
+chaos: setup-dev ## kill -9 of web, worker API, gateway, celery, trainer and engine at every point of a job (long)
 	@status=0; set -x; \
 	$(PYTEST) -m chaos tests/e2e tests/unit/payments tests/integration/billing tests/api/gateway || status=1; \
 	$(ENGINES) -m pytest -c tests/engines/pytest.ini --rootdir . -m chaos tests/engines/serving || status=1; \

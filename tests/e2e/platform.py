@@ -188,7 +188,7 @@ class Platform:
         return pid
 
     def answers(self) -> bool:
-        """Return whether the web server, the database and Redis answer a customer."""
+        """Return whether the web server and the database answer a customer."""
         try:
             return self.native.get("/me").is_success
         except httpx.TransportError:
