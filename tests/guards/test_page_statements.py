@@ -115,7 +115,7 @@ STATEMENTS: dict[str, int] = {
     "web:completion_delete": 10,
     "web:completion_detail": 11,
     "web:completion_export": 9,
-    "web:completion_list": 12,
+    "web:completion_list": 13,
     "web:credit": 11,
     "web:dataset_changes": 13,
     "web:dataset_columns": 10,
