@@ -141,8 +141,10 @@ def comparable(response: Answer, *ids: str) -> tuple[int, str]:
 
 
 def tables_of(response: Answer) -> list[str]:
-    """Return the names of the tables of a page that are also files."""
-    return re.findall(r'data-csv="([^"]+)"', response.text)
+    """Return the names of the tables of a page that are also files, which differ."""
+    names = re.findall(r'data-csv="([^"]+)"', response.text)
+    assert len(names) == len(set(names)), names
+    return names
 
 
 def assert_no_leak(response: Answer, other: Tenant) -> None:

@@ -51,15 +51,16 @@ def confirmation(page: str) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_a_plan_says_when_it_begins_what_it_costs_and_what_came_of_it(plan, client_for, vera, charlie, rival):
+def test_a_plan_says_when_it_begins_what_it_costs_and_what_came_of_it(plan, job, key, client_for, vera, charlie, rival):
     shares = {
         "rows": 200, "new_passed": 170, "old_passed": 150, "only_new": 30, "only_old": 10,
         "difference": {"value": 0.1, "low": 0.04, "high": 0.16},
     }  # fmt: skip
-    Retraining.objects.create(
-        organization=plan.organization, plan=plan, trigger="growth", trigger_key="1", max_nano=1, created_by="key",
-        held_out_result=shares,
-    )  # fmt: skip
+    for each in (plan, make_plan(job, key, name="nightly")):
+        Retraining.objects.create(
+            organization=plan.organization, plan=each, trigger="growth", trigger_key="1", max_nano=1, created_by="key",
+            held_out_result=shares,
+        )  # fmt: skip
 
     page = text(client_for(vera).get("/jobs/retraining"))
 
@@ -67,6 +68,7 @@ def test_a_plan_says_when_it_begins_what_it_costs_and_what_came_of_it(plan, clie
         assert words in page
     assert "85.0 %, production 75.0 %" in page and "10.0 points (4.0 to 16.0)" in page
     assert "Start now" not in page and "Stop" not in page  # a viewer changes nothing
+    assert len(set(re.findall(r'data-csv="([^"]+)"', page))) == 2, "each plan's table is a file of its own"
     assert plan.name not in text(client_for(charlie).get("/jobs/retraining"))
     assert client_for(None).get("/jobs/retraining").status_code == 302
 
