@@ -16,7 +16,7 @@ def csv_chunks(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Itera
     """Yield a CSV file. Text that a spreadsheet would run as a formula is prefixed with an apostrophe."""
     buffer = io.StringIO()
     writer = csv.writer(buffer)
-    writer.writerow(header)
+    writer.writerow([_harmless(cell) for cell in header])
     for number, row in enumerate(rows, start=1):
         writer.writerow([_harmless(cell) for cell in row])
         if number % _ROWS_PER_CHUNK == 0:
