@@ -67,16 +67,19 @@ def _read_table(table: str) -> tuple[list[str], list[list[str | Decimal]]]:
         if name.text or any(len(row) > column and row[column].text for row in rows)
     ]
     names = [header[column].text or " ".join(header[column].hidden.split()) for column in kept]
-    return names, [[_value(row[column].text) if column < len(row) else "" for column in kept] for row in rows]
+    return names, [[_value(row[column]) if column < len(row) else "" for column in kept] for row in rows]
 
 
-def _value(text: str) -> str | Decimal:
-    """Return a figure as programs read it: 1,234 and $1,234 as 1234, 5¢ as 0.05, 12% as 0.12, a dash as nothing."""
-    if text == _NONE:
+def _value(cell: "_Cell") -> str | Decimal:
+    """Return a cell as programs read it. A dash is nothing.
+
+    Of figures, 1,234 and $1,234 become 1234, 5¢ becomes 0.05, and 12% becomes 0.12.
+    """
+    if cell.text == _NONE:
         return ""
-    found = _FIGURE.fullmatch(text)
+    found = _FIGURE.fullmatch(cell.text) if cell.is_figure else None
     if not found:
-        return text
+        return cell.text
     sign, digits, fraction, unit = found.groups("")
     plain = digits.replace(",", "") + fraction
     if not sign and not unit:
@@ -89,6 +92,7 @@ def _value(text: str) -> str | Decimal:
 class _Cell:
     raw: str = ""
     hidden: str = ""  # the text for screen readers
+    is_figure: bool = False  # it or an element in it has the class `num`
 
     @property
     def text(self) -> str:
@@ -113,6 +117,7 @@ class _TableReader(HTMLParser):
             self._cell = _Cell()
             width = given.get("colspan", "1")
             self.rows[-1] += [self._cell, *(_Cell() for _ in range(1, int(width)))]
+        self._cell.is_figure |= "num" in given.get("class", "").split()
         self._add("\n" if tag in _LINES else " ")
         if tag in _VALUES and _VALUES[tag] in given:
             self._add(given[_VALUES[tag]])

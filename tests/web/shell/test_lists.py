@@ -224,13 +224,15 @@ def test_a_table_as_a_file_has_all_pages_and_the_values_that_programs_read(rf) -
             '<table class="table" data-csv="rows" id="x"><caption class="vh">Rows</caption><thead><tr>'
             '<th scope="col"><span class="vh">Figure</span></th><th>Cost</th><th>Share</th><th>Since</th><th>Size</th>'
             '<th>Role</th><th><span class="vh">Actions</span></th></tr></thead><tbody>'
-            '<tr><td>A &amp; B<div class="sub">x<br>=1+1</div></td><td>\n −$1,234.50 </td><td>12.5%</td>'
+            '<tr><td>A &amp; B<div class="sub">x<br>=1+1</div></td><td class="right num">\n −$1,234.50 </td>'
+            '<td><b class="num">12.5%</b></td>'
             '<td><time datetime="2026-01-02T03:04:05+00:00" title="x">yesterday</time></td>'
             '<td><data value="61400000">61.4 MB</data></td>'
             "<td><form><select><option>Admin</option><option selected>Viewer</option></select>"
             "<button>Save</button></form></td>"
             '<td class="acts"><a href="/x">Open</a></td></tr>'
-            '<tr><td>C<svg><use href="#i"/></svg></td><td>0.05¢</td><td>–</td><td>never</td><td colspan="2">0,1,2</td>'
+            '<tr><td>C<svg><use href="#i"/></svg></td><td class="num">0.05¢</td><td>–</td>'
+            '<td>50%</td><td colspan="2">0,1,2</td>'
             '<td><a class="btn btn-sm" href="/y">Remove<span class="vh"> C</span></a></td></tr>'
             "</tbody><tfoot><tr><td>Sum</td></tr></tfoot></table>"
         )
@@ -241,7 +243,7 @@ def test_a_table_as_a_file_has_all_pages_and_the_values_that_programs_read(rf) -
     assert list(reader(io.StringIO(sent))) == [
         ["Figure", "Cost", "Share", "Since", "Size", "Role"],
         ["A & B, x, =1+1", "-1234.50", "0.125", "2026-01-02T03:04:05+00:00", "61400000", "Viewer"],
-        ["C", "0.0005", "", "never", "0,1,2", ""],
+        ["C", "0.0005", "", "50%", "0,1,2", ""],
     ]
 
 
