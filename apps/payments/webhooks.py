@@ -108,11 +108,10 @@ def handle_or_record(*, event_id: str) -> None:
         logger.critical("event %s of Stripe cannot be handled: %s", event_id, why)
 
 
-def list_stuck() -> list[StripeEvent]:
-    """Return the events that could not be handled, oldest first."""
-    return list(
-        StripeEvent.objects.filter(status=EventStatus.RECEIVED).exclude(last_error="").order_by("received_at")[:50]
-    )
+def list_stuck(*, limit: int = 50) -> list[StripeEvent]:
+    """Return the events that could not be handled, oldest first, at most `limit`."""
+    failed = StripeEvent.objects.filter(status=EventStatus.RECEIVED).exclude(last_error="")
+    return list(failed.order_by("received_at")[:limit])
 
 
 def list_unhandled(*, now: datetime.datetime) -> list[str]:

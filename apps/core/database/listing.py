@@ -18,9 +18,8 @@ from django.utils.translation import gettext, override
 from apps.core.database.keyset import KeysetPage, Order, read_page
 from apps.core.database.read_times import counted_read
 from apps.core.database.search import with_words
-from apps.core.errors import InvalidState
 from apps.core.messages.translation import later
-from apps.core.objects.downloads import download_csv
+from apps.core.objects.downloads import download_csv, too_many_rows
 
 # The usual orders, to which a list adds its own.
 NEWEST_FIRST: Mapping[str, tuple[str, Order]] = {
@@ -128,10 +127,7 @@ def _whole(rows: QuerySet[Row]) -> Iterator[Row]:
     with closing(rows.iterator(chunk_size=_READ_AT_ONCE)) as found:  # type: ignore[type-var]  # a generator
         for number, row in enumerate(found):
             if number == _MAX_EXPORTED:
-                raise InvalidState(
-                    gettext("A file has at most %(most)s rows. Search or filter the list, or read it through the API.")
-                    % {"most": f"{_MAX_EXPORTED:,}"}
-                )
+                raise too_many_rows(_MAX_EXPORTED)
             yield row
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, StreamingHttpResponse
+from django.utils.translation import gettext
 
+from apps.core.errors import InvalidState
 from apps.core.http.csv_text import csv_chunks
 from apps.core.objects.store import download_headers, read_chunks, store
 
@@ -38,6 +40,14 @@ def download_csv(
         chunks = _read(file)
         weakref.finalize(chunks, closing.pop_all().close)  # also if it is never sent
     return stream_download(request, chunks, filename=filename, content_type="text/csv; charset=utf-8")
+
+
+def too_many_rows(most: int) -> InvalidState:
+    """Return the refusal of a file that would have more than `most` rows."""
+    return InvalidState(
+        gettext("A file has at most %(most)s rows. Search or filter the list, or read it through the API.")
+        % {"most": f"{most:,}"}
+    )
 
 
 def _read(file: "tempfile.SpooledTemporaryFile[bytes]") -> Iterator[bytes]:

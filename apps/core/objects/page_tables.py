@@ -13,9 +13,9 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.translation import override
 
-from apps.core.objects.downloads import download_csv
+from apps.core.objects.downloads import download_csv, too_many_rows
 
-MAX_ROWS = 1_000  # of a file, which are shown on one page
+MAX_ROWS = 1_000  # of a file whose table has pages
 _NAME = re.compile(r"[\w.-]{1,80}")
 _TABLE = r'<table[^>]*\sdata-csv="{}"[^>]*>(.*?)(?:<tfoot|</table)'
 _VOID = frozenset({"br", "hr", "img", "input", "wbr"})
@@ -27,8 +27,11 @@ _NONE = "\N{EN DASH}"
 
 
 def answer_with_table(request: HttpRequest, run: Callable[[], HttpResponseBase]) -> HttpResponseBase:
-    """Return the answer of a page, or the table that the address names, in English as every export."""
-    name = _asked(request)
+    """Return the answer of a page, or the table that the address names, in English as every export.
+
+    Raises InvalidState if its view read more than MAX_ROWS rows with `rows_at_once`.
+    """
+    name = asked_table(request)
     if not name:
         return run()
     whole = request.GET.copy()
@@ -43,15 +46,21 @@ def answer_with_table(request: HttpRequest, run: Callable[[], HttpResponseBase])
     if not found:
         return response
     header, rows = _read_table(found[1])
+    if hasattr(request, "has_most_rows") and len(rows) > MAX_ROWS:
+        raise too_many_rows(MAX_ROWS)
     return download_csv(request, header, rows, filename=f"{name}.csv")
 
 
-def rows_at_once(request: HttpRequest, usual: int) -> int:
-    """Return how many rows a page of a table has; as a file, the table is not split into pages."""
-    return MAX_ROWS if _asked(request) else usual
+def rows_at_once(request: HttpRequest, table: str, usual: int) -> int:
+    """Return how many rows of the table a page reads: as a file, one more than it may have, which is refused."""
+    if asked_table(request) != table:
+        return usual
+    request.has_most_rows = True  # type: ignore[attr-defined]
+    return MAX_ROWS + 1
 
 
-def _asked(request: HttpRequest) -> str:
+def asked_table(request: HttpRequest) -> str:
+    """Return the name of the table that the address asks for as a file; "" if it asks for the page."""
     name = request.GET.get("csv", "") if request.method in ("GET", "HEAD") else ""
     return name if _NAME.fullmatch(name) else ""
 

@@ -24,6 +24,6 @@ _PAGES = {
 def index(request: HttpRequest) -> HttpResponse:
     wanted = request.GET.get("organization", "")
     tenant = get_object_or_404(Organization, pk=wanted) if wanted else None
-    size = rows_at_once(request, PAGE)
+    size = rows_at_once(request, "audit-log", PAGE)
     context = page_context(request.GET, organization=tenant, pages=_PAGES, size=size) | {"tenant": tenant}
     return render(request, "staff/tenants/audit.html", context, status=422 if context["error"] else 200)

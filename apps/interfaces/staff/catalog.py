@@ -235,7 +235,7 @@ def _price_book(request: HttpRequest, now: datetime.datetime) -> tuple[list[Pric
         rules, order = queries.list_past_prices(now=now, sku=sku), ("-effective_to", "-id")
     else:
         rules, order = queries.list_current_prices(now=now), ("sku", "id")
-    page = read_page(rules, request.GET, order=order, size=rows_at_once(request, _PRICES_SHOWN))
+    page = read_page(rules, request.GET, order=order, size=rows_at_once(request, "prices", _PRICES_SHOWN))
     links = {"previous": page.previous, "next": page.next}
     return page.rows, {
         "is_past": is_past,

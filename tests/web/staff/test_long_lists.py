@@ -11,6 +11,7 @@ from apps.billing.books.credit_requests import request_credit
 from apps.catalog.models import PriceRule
 from apps.catalog.operations import set_price
 from apps.core.database.clock import db_now
+from apps.core.objects import page_tables
 from apps.finetuning.models import FineTuningJob, Run, RunMember, Worker
 from apps.interfaces.staff.money import books, payments
 from apps.payments.models import CardDispute, CardRefund, ReconciliationDifference, TopUp
@@ -182,6 +183,13 @@ def test_the_books_and_payments_show_part_of_what_waits_and_say_so(console, orga
     assert "The others follow when these are decided." in waiting
     assert ("ch_0" in differing) != ("ch_1" in differing)
     assert "The others follow when these are resolved." in differing
+    asked = csv(console, "/staff/books?csv=credit-requests")
+    assert len(asked) == len(csv(console, "/staff/payments?csv=differences")) == 2, "a file has all of them"
+    assert len(console.get("/staff/payments?csv=refunds").context["differences"]) == 1
+    monkeypatch.setattr(page_tables, "MAX_ROWS", 1)
+    for path in ("/staff/books?csv=credit-requests", "/staff/payments?csv=differences"):
+        refused = console.get(path)
+        assert refused.status_code == 400 and "A file has at most 1 rows." in refused.content.decode(), path
 
 
 @pytest.mark.slow
@@ -206,6 +214,9 @@ def test_payments_refunds_and_disputes_are_listed_50_a_page_so_that_none_is_out_
         assert shown(f"{name}_after={listed[99]}") == listed[100:]
         assert shown(f"{name}_before={listed[100]}") == listed[50:100]
         assert shown(f"{name}_after=x") == listed[:50]
+        file = csv(console, f"/staff/payments?csv={'payments' if name == 'topups' else name}&{name}_after=x")
+        assert len(file) == len(listed)
+        assert shown("csv=differences") == listed[:50], "only the list that is asked for is read whole"
     both = f"disputes_before=x&refunds_after={refund.pk}"
     assert f"?{both}&topups_after=topup_" in text(console, f"/staff/payments?{both}&other=1"), "the others stay"
 

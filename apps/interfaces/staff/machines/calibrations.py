@@ -11,6 +11,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from apps.core.errors import InvalidValue
 from apps.core.messages.translation import later
+from apps.core.objects.page_tables import rows_at_once
 from apps.estimates.calibration import PHYSICS, Calibration
 from apps.finetuning import queries
 from apps.finetuning.models import CalibrationVersion, GpuPool, PoolAccuracy
@@ -32,13 +33,13 @@ def index(request: HttpRequest, pool_id: str) -> HttpResponse:
     """Show a pool's versions, the errors of its estimates, and its grid points."""
     pool = get_object_or_404(queries.list_pools().select_related("calibration"), pk=pool_id)
     points = calibrations.list_points(pool=pool)
-    report = accuracy.measure(points)
+    report, shown = accuracy.measure(points), rows_at_once(request, "calibrations", _SHOWN)
     context = {
         "pool": pool,
         "report": report,
         "rows": accuracy.list_errors(report),
         "chart": accuracy.draw_running_error(report),
-        "versions": [_version(pool, version) for version in calibrations.list_versions(pool=pool)[:_SHOWN]],
+        "versions": [_version(pool, version) for version in calibrations.list_versions(pool=pool)[:shown]],
         "shapes": list_shape_probes(pool=pool),
         "is_public": PoolAccuracy.objects.filter(pool=pool).exists(),
         "window_runs": accuracy.WINDOW_RUNS,

@@ -255,7 +255,7 @@ def show_pool(
 
 def _present(request: HttpRequest, pool: GpuPool) -> dict[str, object]:
     """Return the part that open pages ask for again: the load of the pool, and a page of its workers."""
-    size = rows_at_once(request, _WORKERS_SHOWN)
+    size = rows_at_once(request, "workers", _WORKERS_SHOWN)
     page = read_page(queries.list_workers(pool=pool), request.GET, order=("created_at", "id"), size=size)
     return vars(list_loads([pool])[0]) | {
         "seconds_ahead": seconds_ahead(pool=pool),

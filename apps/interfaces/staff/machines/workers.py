@@ -15,6 +15,7 @@ from apps.core.audit_log import AuditFilter, list_entries
 from apps.core.database.clock import db_now
 from apps.core.http.confirmation import AffectedRow, ConfirmedAction, confirm, say_undoable
 from apps.core.messages.translation import later
+from apps.core.objects.page_tables import rows_at_once
 from apps.finetuning.lifecycle import RUN_HOLDING_LEASE
 from apps.finetuning.models import JobEvent, Run, RunMember, Worker, WorkerKind
 from apps.finetuning.pools import operations
@@ -38,9 +39,10 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     """Show one worker with its newest attempts and the audit log of its states; it stays current."""
     worker = get_object_or_404(Worker.objects.select_related("pool__gpu_type"), pk=worker_id)
     now = db_now()
-    runs = _newest_runs(worker)
+    runs = _newest_runs(worker, rows_at_once(request, "attempts", _SHOWN))
     running = [run for run in runs if run.status in RUN_HOLDING_LEASE]
-    entries = list(list_entries(organization=None, chosen=AuditFilter(target=worker.pk))[:_SHOWN])
+    changes = list_entries(organization=None, chosen=AuditFilter(target=worker.pk))
+    entries = list(changes[: rows_at_once(request, "state-changes", _SHOWN)])
     names = names_of_actors(organization=None, actors={entry.actor for entry in entries})
     metrics: dict[str, object] = {}
     if running:  # of the last step that the newest attempt reported
@@ -61,15 +63,15 @@ def detail(request: HttpRequest, worker_id: str) -> HttpResponse:
     return render_live(request, "staff/machines/workers/detail.html", context, now=now)
 
 
-def _newest_runs(worker: Worker) -> list[Run]:
-    """Return the newest runs that the worker led or joined. Each of the two is read by its own index."""
+def _newest_runs(worker: Worker, count: int) -> list[Run]:
+    """Return the `count` newest runs that the worker led or joined. Each of the two is read by its own index."""
     rows = Run.objects.select_related("job", "organization")
-    places = RunMember.objects.filter(worker=worker).order_by("-pk").values_list("run_id", flat=True)[:_SHOWN]
-    led = list(rows.filter(worker=worker).order_by("-leased_at", "-pk")[:_SHOWN])
+    places = RunMember.objects.filter(worker=worker).order_by("-pk").values_list("run_id", flat=True)[:count]
+    led = list(rows.filter(worker=worker).order_by("-leased_at", "-pk")[:count])
     joined = rows.in_bulk(list(places))
     found = {run.pk: run for run in led} | joined
     newest = sorted(found.values(), key=lambda run: (run.leased_at or run.created_at, run.pk), reverse=True)
-    return newest[:_SHOWN]
+    return newest[:count]
 
 
 @require_POST

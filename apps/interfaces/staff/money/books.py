@@ -22,6 +22,7 @@ from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
 from apps.core.money import nano_to_usd, usd_decimal, usd_to_nano
+from apps.core.objects.page_tables import rows_at_once
 from apps.finetuning.pools.margins import list_estimate_losses, list_margins, set_pool_cost, sum_estimate_losses
 from apps.interfaces.staff.access import is_only_operator, operator_id, operator_view, sensitive_operator_view
 from apps.interfaces.staff.forms import AdjustmentForm, PoolCostForm
@@ -49,24 +50,33 @@ class TenantBalance:
 def show(request: HttpRequest) -> HttpResponse:
     """Show the tenants' balances by pages, the largest receivables, pending adjustments, and checks of the books."""
     page = _LIST.page(request, Organization.objects.all())
+    wanted, debts, to_decide, decided = (
+        rows_at_once(request, name, usual)
+        for name, usual in (
+            ("credit-requests", _SHOWN),
+            ("receivables", _SHOWN),
+            ("waiting-adjustments", _SHOWN),
+            ("adjustments", _DECIDED_SHOWN),
+        )
+    )
     receivables = list_receivables(now=db_now())
-    owing = Organization.objects.in_bulk([row.organization_id for row in receivables[:_SHOWN]])
+    owing = Organization.objects.in_bulk([row.organization_id for row in receivables[:debts]])
     adjustments = Adjustment.objects.select_related("organization").order_by("requested_at", "pk")
-    waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED)[: _SHOWN + 1])
+    waiting = list(adjustments.filter(status=AdjustmentStatus.REQUESTED)[: to_decide + 1])
     asked = CreditRequest.objects.filter(status=CreditRequestStatus.OPEN).select_related("organization")
-    requests = list(asked.order_by("requested_at", "pk")[: _SHOWN + 1])
+    requests = list(asked.order_by("requested_at", "pk")[: wanted + 1])
     people = [each.requested_by for each in waiting] + [each.requested_by for each in requests]
     askers = {each.pk: each.email for each in User.objects.filter(pk__in=people)}
     context = {
         "list": page,
         "rows": _with_balances(page.rows),
-        "requests": [(each, askers.get(each.requested_by, each.requested_by)) for each in requests[:_SHOWN]],
-        "has_more_requests": len(requests) > _SHOWN,
-        "receivables": [(owing[row.organization_id], row) for row in receivables[:_SHOWN]],
-        "has_more_receivables": len(receivables) > _SHOWN,
-        "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting[:_SHOWN]],
-        "has_more_waiting": len(waiting) > _SHOWN,
-        "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED).reverse()[:_DECIDED_SHOWN],
+        "requests": [(each, askers.get(each.requested_by, each.requested_by)) for each in requests[:wanted]],
+        "has_more_requests": len(requests) > wanted,
+        "receivables": [(owing[row.organization_id], row) for row in receivables[:debts]],
+        "has_more_receivables": len(receivables) > debts,
+        "waiting": [(each, askers.get(each.requested_by, each.requested_by)) for each in waiting[:to_decide]],
+        "has_more_waiting": len(waiting) > to_decide,
+        "decided": adjustments.exclude(status=AdjustmentStatus.REQUESTED).reverse()[:decided],
         "checks": list_newest_checks(),
         "operator_id": operator_id(request),
         "is_only_operator": is_only_operator(request, [each.requested_by for each in waiting]),

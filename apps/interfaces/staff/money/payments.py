@@ -28,6 +28,7 @@ from apps.payments.stripe import gateway
 
 T = TypeVar("T", bound=Model)
 _SHOWN = 50
+_RUNS_SHOWN = 10  # of the reconciliation
 _PLACES = [f"{name}_{way}" for name in ("disputes", "refunds", "topups") for way in ("after", "before")]
 
 
@@ -45,7 +46,7 @@ class RefundForm(forms.Form):
 @require_safe
 @operator_view
 def index(request: HttpRequest) -> HttpResponse:
-    shown = rows_at_once(request, _SHOWN)
+    shown = rows_at_once(request, "differences", _SHOWN)
     differences = reconciliation.list_differences(limit=shown + 1)
     refunds = _read_list(request, "refunds", CardRefund.objects.select_related("organization", "topup"))
     waiting = [each.requested_by for each in refunds.rows if each.status == RefundStatus.WAITING]
@@ -53,11 +54,11 @@ def index(request: HttpRequest) -> HttpResponse:
         "is_configured": gateway.is_configured(),
         "differences": differences[:shown],
         "has_more_differences": len(differences) > shown,
-        "runs": reconciliation.list_reconciliations(limit=10),
-        "stuck": webhooks.list_stuck(),
+        "runs": reconciliation.list_reconciliations(limit=rows_at_once(request, "reconciliations", _RUNS_SHOWN)),
+        "stuck": webhooks.list_stuck(limit=rows_at_once(request, "failed-webhooks", _SHOWN)),
         "disputes": _read_list(request, "disputes", CardDispute.objects.select_related("organization", "topup")),
         "refunds": refunds,
-        "topups": _read_list(request, "topups", TopUp.objects.select_related("organization")),
+        "topups": _read_list(request, "topups", TopUp.objects.select_related("organization"), table="payments"),
         "operator_id": operator_id(request),
         "is_only_operator": is_only_operator(request, waiting),
     }
@@ -73,9 +74,11 @@ class _PagedList(Generic[T]):
     next: str
 
 
-def _read_list(request: HttpRequest, name: str, rows: QuerySet[T]) -> _PagedList[T]:
+def _read_list(request: HttpRequest, name: str, rows: QuerySet[T], *, table: str = "") -> _PagedList[T]:
+    """Return the list whose place in the address begins with `name`, and whose file has the name `table` or this."""
     asked = {way: request.GET.get(f"{name}_{way}", "") for way in ("after", "before")}
-    page = read_page(rows, asked, order=("-created_at", "-id"), size=rows_at_once(request, _SHOWN))
+    size = rows_at_once(request, table or name, _SHOWN)
+    page = read_page(rows, asked, order=("-created_at", "-id"), size=size)
     others = {key: request.GET[key] for key in _PLACES if key in request.GET and not key.startswith(name)}
 
     def address(place: Mapping[str, str]) -> str:

@@ -104,7 +104,7 @@ def detail(request: OrganizationRequest, webhook_id: str) -> HttpResponse:
             return redirect("web:webhook_detail", webhook_id=webhook_id)
     before = request.GET.get("before", "").replace("\x00", "")
     rows = endpoints.list_deliveries(endpoint=endpoint)
-    size = rows_at_once(request, _PAGE)
+    size = rows_at_once(request, "deliveries", _PAGE)
     found = list((rows.filter(pk__lt=before) if before else rows)[: size + 1])
     issued = take_secret(request, _SESSION_SECRET, owner=endpoint.pk)
     context = {

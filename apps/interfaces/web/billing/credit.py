@@ -12,6 +12,7 @@ from apps.billing.models import CreditRequestStatus
 from apps.billing.queries import get_balance
 from apps.core.http.forms import domain_errors_on
 from apps.core.money import usd_to_nano
+from apps.core.objects.page_tables import rows_at_once
 from apps.interfaces.web.billing.spending_forms import CreditRequestForm
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view, require
 from apps.payments.stripe.gateway import is_configured
@@ -36,7 +37,8 @@ def index(request: OrganizationRequest) -> HttpResponse:
                 )
                 messages.success(request, gettext("Request sent. You'll get the answer by email."))
                 return redirect("web:credit")
-    requests = list(list_requests(organization=request.organization)[:_SHOWN])
+    shown = rows_at_once(request, "credit-requests", _SHOWN)
+    requests = list(list_requests(organization=request.organization)[:shown])
     context = {
         "balance": get_balance(organization=request.organization),
         "form": form,

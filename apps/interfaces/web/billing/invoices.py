@@ -19,6 +19,7 @@ from apps.catalog.queries import list_active_prices
 from apps.core.database.clock import db_now
 from apps.core.database.keyset import read_page
 from apps.core.objects.downloads import download_csv
+from apps.core.objects.page_tables import rows_at_once
 from apps.core.objects.store import download_headers
 from apps.finetuning.pools.prices import name_skus
 from apps.finetuning.usage.charges import MINIMUM_SECONDS
@@ -44,14 +45,15 @@ def show(request: OrganizationRequest) -> HttpResponse:
             )
             messages.success(request, gettext("The billing profile was saved."))
             return redirect("web:invoice_list")
-    holds = list(list_open_holds(organization=request.organization)[: _SHOWN + 1])
+    lots, held, invoices = (rows_at_once(request, name, _SHOWN) for name in ("credit", "holds", "invoices"))
+    holds = list(list_open_holds(organization=request.organization)[: held + 1])
     context = {
         "balance": get_balance(organization=request.organization),
         "forecast": forecast_month(organization=request.organization, now=db_now()),
-        "lots": list_lots(organization=request.organization)[:_SHOWN],
-        "holds": [{"hold": hold, "left_nano": hold.amount_nano - hold.captured_nano} for hold in holds[:_SHOWN]],
-        "has_more_holds": len(holds) > _SHOWN,
-        "invoices": list_invoices(organization=request.organization)[:_SHOWN],
+        "lots": list_lots(organization=request.organization)[:lots],
+        "holds": [{"hold": hold, "left_nano": hold.amount_nano - hold.captured_nano} for hold in holds[:held]],
+        "has_more_holds": len(holds) > held,
+        "invoices": list_invoices(organization=request.organization)[:invoices],
         "form": form,
         "may_manage": has_permission(request.membership.role, Permission.ORGANIZATION_MANAGE),
     }

@@ -20,6 +20,7 @@ from apps.core.database.clock import db_now
 from apps.core.http.forms import domain_errors_on, domain_errors_shown
 from apps.core.messages.translation import later
 from apps.core.money import NANO_PER_CENT
+from apps.core.objects.page_tables import rows_at_once
 from apps.interfaces.web.shell.access import OrganizationRequest, organization_view
 from apps.payments import autorecharge
 from apps.payments.customers import get_customer
@@ -91,7 +92,7 @@ def _page(
         "recharge_form": recharge_form or AutoRechargeForm(initial={"is_enabled": order.is_enabled, **amounts}),
         "topups": TopUp.objects.for_organization(request.organization)
         .prefetch_related("refunds", "disputes")
-        .order_by("-created_at")[:_PAYMENTS_SHOWN],
+        .order_by("-created_at")[: rows_at_once(request, "payments", _PAYMENTS_SHOWN)],
     }
     return render(request, "billing/settings.html", context, status=status)
 

@@ -69,7 +69,7 @@ def detail(request: OrganizationRequest, eval_id: str, run_id: str) -> HttpRespo
     status = request.GET.get("status", "")
     status = status if status in _STATUSES else ""
     found = queries.list_items(run=run)
-    found, size = found.filter(status=status) if status else found, rows_at_once(request, _PAGE)
+    found, size = found.filter(status=status) if status else found, rows_at_once(request, "rows", _PAGE)
     page = read_page(found, request.GET, order=("number", "id"), size=size)
     address = reverse("web:eval_run", args=[evaluated.pk, run.pk])
     asked = f"status={status}&" if status else ""

@@ -81,7 +81,7 @@ def detail(request: OrganizationRequest, eval_id: str) -> HttpResponse:
     """Show an eval with its latest runs. htmx reloads them until all have ended."""
     evaluated = queries.get_eval(organization=request.organization, id=eval_id)
     runs = queries.list_runs(evaluated=evaluated).defer("data_source").order_by("-created_at", "-pk")
-    shown = [shown_run(run) for run in runs[: rows_at_once(request, _SHOWN)]]
+    shown = [shown_run(run) for run in runs[: rows_at_once(request, "runs", _SHOWN)]]
     context = {
         "evaluated": evaluated,
         "owner": name_of_actor(organization=request.organization, actor=evaluated.created_by),
