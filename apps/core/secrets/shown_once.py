@@ -4,6 +4,7 @@ import base64
 
 from django.http import HttpRequest
 
+from apps.core.objects.page_tables import asked_table
 from apps.core.secrets.sealing import SealBroken, place_of, seal, unseal
 
 
@@ -14,8 +15,12 @@ def keep_secret(request: HttpRequest, name: str, *, owner: str, secret: str) -> 
 
 
 def take_secret(request: HttpRequest, name: str, *, owner: str = "") -> tuple[str, str] | None:
-    """Return the stored owner and secret, only once and only for a GET. With `owner`, return only that owner's."""
-    is_shown = request.method == "GET" and not hasattr(request, "viewing")  # never beside the pages of others
+    """Return the stored owner and secret, only once and only for the GET of a page.
+
+    With `owner`, return only that owner's.
+    """
+    is_page = request.method == "GET" and not asked_table(request)
+    is_shown = is_page and not hasattr(request, "viewing")  # never beside the pages of others
     kept = request.session.get(name) if is_shown else None
     if kept is None or owner not in ("", kept["owner"]):
         return None

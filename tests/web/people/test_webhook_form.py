@@ -22,7 +22,9 @@ def test_a_webhook_keeps_the_events_that_were_chosen(organization, client_for, a
 
     assert wrong.status_code == 422 and "This field is required" in text(wrong)
     assert set(WebhookEndpoint.objects.get().event_types) == set(chosen)
+    assert "whsec_" not in text(browser.get(f"{made['Location']}?csv=deliveries"))
     page = text(browser.get(made["Location"]))
+    assert "whsec_" in page and "whsec_" not in text(browser.get(made["Location"]))
     assert page.count('class="check pick"') == len(EVENT_TYPES) and page.count(" checked>") == len(chosen)
     assert "Members and webhooks</legend>" in page and "All<span" in page
 

@@ -210,6 +210,16 @@ def test_a_table_is_also_a_file_for_the_readers_of_its_page(
     assert 'data-csv="service-accounts"' in text(client_for(alice), "/service-accounts?csv=other")
 
 
+def test_a_message_waits_for_a_page_while_a_table_is_sent(organization, client_for, alice) -> None:
+    client = client_for(alice)
+    client.post("/service-accounts", {"name": "robot", "role": "member"})
+
+    csv(client, "/service-accounts?csv=service-accounts")
+
+    assert "robot (service account) is created." in text(client, "/service-accounts")
+    assert "is created." not in text(client, "/service-accounts")
+
+
 @pytest.mark.parametrize(("path", "status"), [("/organization/webhooks", 403), ("/staff/pools", 403)])
 def test_a_table_is_no_file_for_those_who_may_not_see_its_page(path, status, organization, client_for, vera) -> None:
     assert client_for(vera).get(f"{path}?csv=webhooks").status_code == status
