@@ -200,6 +200,9 @@ def test_a_table_is_also_a_file_for_the_readers_of_its_page(
     address = "/service-accounts?csv=service-accounts"
     client_for(alice).post("/service-accounts", {"name": "=robot-7", "role": "member"})
 
+    refused = client_for(alice).post("/service-accounts", {"name": "", "role": "member"})
+    assert refused.status_code == 422 and 'data-csv="service-accounts"' in refused.content.decode()
+    assert "?csv=" not in refused.content.decode(), "the address of a form may have no page"
     for person in (alice, bob, vera):
         assert 'href="?csv=service-accounts"' in text(client_for(person), "/service-accounts")
         header, row = csv(client_for(person), address)
