@@ -1,5 +1,6 @@
 """The parts that all lists of the pages share: search, filters and order in the address, pages, CSV."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ NEWEST_FIRST: Mapping[str, tuple[str, Order]] = {
 PAGE_ROWS = 25
 _MAX_CHARACTERS = 80
 _MAX_WORDS = 6
+_QUOTED = re.compile(r'"([^"]*)"')
+_WORD = re.compile(r'(?:"[^"]*"|\S)+')
 _MAX_EXPORTED = 100_000
 _READ_AT_ONCE = 1000
 Row = TypeVar("Row", bound=Model)
@@ -47,6 +50,7 @@ class Listing(Generic[Row]):
     """One list: its addresses, the fields to search, the filters (the first one as tabs) and the orders.
 
     The first order is the default. If `pairs` names a JSON field, a word `name=value` finds the rows with this pair.
+    Quotation marks join words.
     """
 
     name: str  # in the plural, as pages call the rows
@@ -114,13 +118,19 @@ class Listing(Generic[Row]):
         for name, each in self.filters.items():
             rows = rows.filter(each.choices[asked[name]][1]) if each.choices else rows
         words = []
-        for word in asked["q"].split()[:_MAX_WORDS]:
+        for word in _words(asked["q"]):
             name, _, value = word.partition("=")
             if self.pairs and name and value:
                 rows = rows.filter(**{f"{self.pairs}__contains": {name: value}})
             else:
                 words.append(word)
         return with_words(rows, words, self.searched)
+
+
+def _words(text: str) -> list[str]:
+    """Return the first words. Spaces between two quotation marks do not end a word."""
+    found = (_QUOTED.sub(r"\1", word) for word in _WORD.findall(text))
+    return [word for word in found if word][:_MAX_WORDS]
 
 
 def _whole(rows: QuerySet[Row]) -> Iterator[Row]:

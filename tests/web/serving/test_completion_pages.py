@@ -39,14 +39,17 @@ def stored(organization) -> list[str]:
 def test_completions_are_searched_filtered_sorted_and_opened(stored, client_for, vera, charlie, rival):
     browser = client_for(vera)
     StoredCompletion.objects.filter(pk=stored[1]).update(bytes=9_999, created_at=db_now())
+    StoredCompletion.objects.filter(pk=stored[0]).update(metadata={"topic": "size", "items": "1", "says": "two words"})
     for query, numbers in (("", "120"), ("?sort=oldest", "021"), ("?sort=size", "120"), ("?since=week", "1"),
                            ("?model=tiny", "20"), ("?model=gone", ""), ("?q=topic%3Dsize items%3D1", "10"),
                            ("?q=topic%3Dsiz", ""), ("?q=siz", "10"), ("?model=other&q=topic%3Ditems", ""),
-                           (f"?q={stored[2]}", "2")):  # fmt: skip
+                           (f"?q={stored[2]}", "2"),
+                           ('?q=says%3D"two words"', "0"), ("?q=says%3Dtwo words", "")):  # fmt: skip
         page = text(browser.get(f"/stored-completions{query}"))
         assert re.findall(r"Question (\d)\?", page) == list(numbers), query
     browser.post("/views", {"listing": "web:completion_list", "name": "sizes", "query": "q=topic%3Dsize"})
-    assert 'href="/stored-completions?q=topic%3Dsize"' in text(browser.get("/stored-completions"))
+    listed = browser.get("/stored-completions").content.decode()
+    assert 'href="/stored-completions?q=topic%3Dsize"' in listed and 'or name=&quot;two words&quot;"' in listed
 
     one = text(browser.get(f"/stored-completions/{stored[0]}"))
 

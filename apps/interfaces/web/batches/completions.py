@@ -31,7 +31,7 @@ from apps.interfaces.web.shell.listing import NEWEST_FIRST, Filter, Listing, ren
 
 _LIST = Listing[StoredCompletion](
     name=later("stored completions"),
-    hint=later("Model, ID or name=value"),
+    hint=later('Model, ID, name=value or name="two words"'),
     url_name="web:completion_list",
     export_url_name="web:completion_export",
     searched=("model_name", "id", "metadata_text"),
