@@ -7,7 +7,7 @@ from django.db.models import Q, QuerySet
 from django.utils.translation import gettext
 
 from apps.accounts.members.visibility import visible
-from apps.accounts.models import Organization, is_allowed
+from apps.accounts.models import ApiKey, Organization, is_allowed
 from apps.accounts.queries import regions_of
 from apps.adapters.models import AdapterVersion
 from apps.contracts.evaluation import EvaluationReport
@@ -63,8 +63,9 @@ def find_training_file(*, version: AdapterVersion) -> DatasetVersion | None:
 
 
 def maker_of(version: AdapterVersion) -> str:
-    """Return the member whose job made the version, or who uploaded it: a member's user or a key."""
-    return _jobs_of(version).values_list("member_id", flat=True).first() or version.source
+    """Return the user of the member whose job made the version, or who uploaded it."""
+    maker = _jobs_of(version).values_list("member_id", flat=True).first() or version.source
+    return ApiKey.objects.filter(pk=maker).values_list("created_by_id", flat=True).first() or maker
 
 
 def report_of(version: AdapterVersion) -> EvaluationReport | None:

@@ -190,10 +190,7 @@ def _why_not(version: AdapterVersion, kind: str, size: int | None) -> InvalidSta
 
 
 def _require_room(version: AdapterVersion, wanted_bytes: int, now: datetime.datetime) -> None:
-    """Raise RateLimited or QuotaExceeded above the limits, which organizations that share have together.
-
-    The form counts as stored by the member who made the version.
-    """
+    """Raise RateLimited or QuotaExceeded above the limits, which organizations that share have together."""
     organization = version.organization
     with share_of(organization) as organizations:
         rows = Conversion.objects.filter(organization__in=organizations)
@@ -214,13 +211,23 @@ def _require_room(version: AdapterVersion, wanted_bytes: int, now: datetime.date
             "files or models you no longer need, or ask the operator for more."
         )
         raise QuotaExceeded(text % {"wanted": f"{wanted_bytes:,}", "left": f"{max(left - promised, 0):,}"})
-    own = left_of_member(organization=organization, by=maker_of(version))
-    if own is not None and wanted_bytes > own:
+    _require_room_of_maker(version, wanted_bytes)
+
+
+def _require_room_of_maker(version: AdapterVersion, wanted_bytes: int) -> None:
+    """Raise QuotaExceeded above the limit of the member who made the version: the form counts as stored by it."""
+    organization, maker = version.organization, maker_of(version)
+    own = left_of_member(organization=organization, by=maker)
+    if own is None:
+        return
+    rows = Conversion.objects.for_organization(organization).filter(status__in=CONVERSION_OPEN)
+    promised = sum(each.bytes for each in rows.select_related("version") if maker_of(each.version) == maker)
+    if wanted_bytes + promised > own:
         text = gettext(
             "The converted model needs %(wanted)s bytes of storage. Of what your organization allows the member who "
             "made the model, %(left)s are left. Delete files or models of this member, or ask an owner for more."
         )
-        raise QuotaExceeded(text % {"wanted": f"{wanted_bytes:,}", "left": f"{own:,}"})
+        raise QuotaExceeded(text % {"wanted": f"{wanted_bytes:,}", "left": f"{max(own - promised, 0):,}"})
 
 
 def _hold(conversion: Conversion) -> str:

@@ -109,6 +109,15 @@ def test_a_price_is_confirmed_and_what_cannot_be_made_is_refused(shop, version, 
     assert not Conversion.objects.exists() and get_balance(organization=organization).held_nano == 0
 
 
+def test_forms_that_are_not_made_yet_take_room_of_the_member_who_made_the_model(shop, version, monkeypatch):
+    size = whole_model_bytes(base_model=version.adapter.base_model)
+    monkeypatch.setattr(orders, "left_of_member", lambda **_: size + 1000)
+    assert shop("merged_16bit").status_code == 200
+
+    refused = shop("gguf").json()["error"]
+    assert refused["code"] == "insufficient_quota" and "made the model, 1,000 are left" in refused["message"]
+
+
 def test_without_credit_nothing_is_ordered(shop, version, organization):
     set_price(sku="conversion:bytes", unit="bytes", price_nano=10**18, per=10**9, by="user_1", now=db_now())
 
