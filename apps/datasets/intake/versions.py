@@ -44,7 +44,7 @@ class FileTooLarge(DomainError):
 
 
 class StorageFull(QuotaExceeded):
-    """The file does not fit into the organization's storage limit."""
+    """The file does not fit into the storage limit of the organization or the member."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ def create_version(
         gettext("A file sent at once may have up to %(limit)s; send it in parts.") % {"limit": limit}, param="file"
     )
     sent = bounded(chunks, MAX_FILE_BYTES, too_large)
-    stored = store().put_stream(version.object_key, limited(sent, organization=organization))
+    stored = store().put_stream(version.object_key, limited(sent, organization=organization, by=by))
     return register(version=version, stored=stored, arrival=arrival)
 
 
@@ -171,31 +171,39 @@ def storage_left(*, organization: Organization | str, but_upload: str = "") -> i
 
 def require_storage(*, organization: Organization | str, wanted_bytes: int, by: str, but_upload: str = "") -> None:
     """Raise StorageFull unless the organization, and the member behind `by`, may store this many more bytes."""
-    left = storage_left(organization=organization, but_upload=but_upload)
+    left, full = _room(organization, by, but_upload)
     if left is not None and wanted_bytes > left:
-        raise _storage_full(left)
+        raise full
+
+
+def limited(
+    pieces: Iterable[bytes], *, organization: Organization | str, by: str, but_upload: str = ""
+) -> Iterator[bytes]:
+    """Return the pieces of a file. Once `require_storage` would refuse their bytes, they raise StorageFull."""
+    left, full = _room(organization, by, but_upload)
+    return bounded(pieces, left, full)
+
+
+def _room(organization: Organization | str, by: str, but_upload: str) -> tuple[int | None, StorageFull]:
+    """Return the bytes that both the organization and the member may still store, and the error for more.
+
+    The error names the one of them that has less left. None is no limit.
+    """
+    left = storage_left(organization=organization, but_upload=but_upload)
     left_of_member = import_string(settings.STORAGE_LEFT_OF_MEMBER)
     own: int | None = left_of_member(organization=organization, by=by, but_upload=but_upload)
-    if own is not None and wanted_bytes > own:
-        raise StorageFull(
-            gettext(
-                "Of the storage that your organization allows you, %(left_bytes)s bytes are left, too little for this "
-                "file: delete files or models that you made, or ask an owner for more."
-            )
-            % {"left_bytes": f"{own:,}"},
-            param="file",
-        )
+    if own is None or (left is not None and left <= own):
+        return left, _storage_full(left or 0)
+    text = gettext(
+        "Of the storage that your organization allows you, %(left_bytes)s bytes are left, too little for this "
+        "file: delete files or models that you made, or ask an owner for more."
+    )
+    return own, StorageFull(text % {"left_bytes": f"{own:,}"}, param="file")
 
 
 def _expiry(now: datetime.datetime, seconds: int | None) -> datetime.datetime | None:
     check_expiry(seconds)
     return None if seconds is None else now + datetime.timedelta(seconds=seconds)
-
-
-def limited(pieces: Iterable[bytes], *, organization: Organization | str) -> Iterator[bytes]:
-    """Return the pieces of a file; they raise StorageFull once the organization may not store them."""
-    left = storage_left(organization=organization)
-    return bounded(pieces, left, _storage_full(left or 0))
 
 
 def _storage_full(left_bytes: int) -> StorageFull:

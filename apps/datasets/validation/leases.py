@@ -3,7 +3,7 @@
 import datetime
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 from django.db import transaction
@@ -89,7 +89,7 @@ def _read(version: DatasetVersion, lease: "_Lease") -> tuple[ValidationReport, S
         )
         reading.start()
         if not reading.is_verbatim:
-            stored = store().put_stream(_rows_key(version), limited(reading, organization=version.organization_id))
+            stored = store().put_stream(_rows_key(version), _limited(reading, version))
             return reading.report, stored
         for _ in reading:
             pass
@@ -131,7 +131,7 @@ def _repair(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") ->
             on_progress=_watch(source.bytes, lease),
         )
         reading.start()
-        stored = store().put_stream(version.object_key, limited(reading, organization=version.organization_id))
+        stored = store().put_stream(version.object_key, _limited(reading, version))
     if reading.rejection is not None:  # the written bytes are not the whole file
         store().delete(version.object_key)
         raise Rejected(FileErrorCode(reading.rejection.code), reading.rejection.message, reading.rejection.fix)
@@ -144,7 +144,7 @@ def _fit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> tu
     with store().open_stream(source.data_key) as stream:
         watch = _watch(source.data_bytes, lease)
         renderable = RenderableRows(read_chunks(stream), kind=kind_of(source), renderer=renderer, on_progress=watch)
-        stored = store().put_stream(version.object_key, limited(renderable, organization=version.organization_id))
+        stored = store().put_stream(version.object_key, _limited(renderable, version))
     return stored, 0, renderable.dropped
 
 
@@ -154,7 +154,7 @@ def _edit(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> t
     with store().open_stream(source.data_key) as stream:
         lines = watched(read_chunks(stream), _watch(source.data_bytes, lease))
         rows = replace_line(lines, version.layout.edited_line, row)
-        stored = store().put_stream(version.object_key, limited(rows, organization=version.organization_id))
+        stored = store().put_stream(version.object_key, _limited(rows, version))
     return stored, 1 if row else 0, 0 if row else 1
 
 
@@ -173,8 +173,12 @@ def _part(version: DatasetVersion, source: DatasetVersion, lease: "_Lease") -> t
     with store().open_stream(source.data_key) as stream:
         lines = watched(read_chunks(stream), _watch(source.data_bytes, lease))
         rows = select_lines(lines, [is_held == (version.repair == HELD) for is_held in held])
-        stored = store().put_stream(version.object_key, limited(rows, organization=version.organization_id))
+        stored = store().put_stream(version.object_key, _limited(rows, version))
     return stored, 0, 0
+
+
+def _limited(pieces: Iterable[bytes], version: DatasetVersion) -> Iterator[bytes]:
+    return limited(pieces, organization=version.organization_id, by=version.created_by)
 
 
 def _rows_key(version: DatasetVersion) -> str:

@@ -87,7 +87,7 @@ def upload_adapter(
     )
     try:
         sent = bounded(weights, MAX_BYTES, too_large)
-        kept = store().put_stream(f"{prefix}/{WEIGHTS_FILE}", limited(sent, organization=organization))
+        kept = store().put_stream(f"{prefix}/{WEIGHTS_FILE}", limited(sent, organization=organization, by=by))
         cleaned = clean_adapter_config(read, base_model=base_reference(repo=base.repo, name=base.name))
         text = json.dumps(cleaned | ({"revision": base.revision} if base.repo else {}), indent=2).encode()
         files = {WEIGHTS_FILE: kept, CONFIG_FILE: store().put_stream(f"{prefix}/{CONFIG_FILE}", [text])}

@@ -12,6 +12,7 @@ from apps.core.errors import QuotaExceeded
 from apps.datasets.intake.versions import StorageFull
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import storage_used_bytes
+from apps.datasets.validation.leases import validate_version
 from apps.finetuning.jobs.creation import create_job
 from apps.finetuning.jobs.requests import JobRequest
 from apps.finetuning.models import Checkpoint, FineTuningJob, Quota
@@ -95,6 +96,26 @@ def test_a_member_stores_no_more_than_its_allowance_and_others_do(floor, organiz
     with pytest.raises(QuotaExceeded, match="allows the job's member is full"):
         create_job(organization=organization, request=request, by=alice.pk, now=db_now())
     create_job(organization=organization, request=request, by=bob.pk, now=db_now())
+
+
+def test_a_file_is_read_only_until_it_exceeds_the_allowance_of_its_member(organization, alice):
+    limit_storage_of(organization, alice, 1_500)
+    chunks = iter([jsonl(10)[:1_000]] * 10)
+
+    with pytest.raises(StorageFull, match="allows you, 1,500 bytes"):
+        make_version(organization, chunks=chunks, by=alice.pk)
+
+    assert len(list(chunks)) == 8
+
+
+def test_rows_that_are_written_beside_a_file_stay_within_the_allowance_of_its_member(organization, alice):
+    table = b"prompt,completion\n" + b"Hi,Hello\n" * 500
+    version = make_version(organization, table, filename="a.csv", by=alice.pk)
+    limit_storage_of(organization, alice, len(table) + 1_000)
+
+    done = validate_version(version_id=version.pk, now=db_now())
+
+    assert done and done.errors[0]["code"] == "storage_full" and "allows you, 1,000 bytes" in done.errors[0]["message"]
 
 
 def test_a_full_storage_takes_no_job_whose_result_would_have_no_place(floor, organization):
