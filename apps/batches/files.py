@@ -9,19 +9,17 @@ from django.utils.translation import gettext
 
 from apps.accounts.members.projects import project_of_new, require_work_in
 from apps.accounts.models import Organization
-from apps.accounts.shares import get_share_holder
 from apps.batches.lifecycle import ACTIVE, INTERNAL_PURPOSE
 from apps.batches.models import Batch, BatchFile
 from apps.batches.queries import is_in_use, list_kept
 from apps.core import audit
-from apps.core.database.locks import lock
 from apps.core.database.tenancy import id_of
 from apps.core.errors import DomainError, InvalidState, InvalidValue, QuotaExceeded, Status
 from apps.core.ids import new_id
 from apps.core.messages import outbox
 from apps.core.objects.orphans import sweep
 from apps.core.objects.store import bounded, object_key, store
-from apps.datasets.intake.versions import storage_left
+from apps.datasets.intake.versions import limited, lock_storage, require_storage
 
 PURPOSE = "batch"
 OUTPUT_PURPOSE, EVAL_PURPOSE = "batch_output", "evals"
@@ -49,26 +47,28 @@ def create_file(
     purpose: str = PURPOSE,
     upload_id: str = "",
     project_id: str = "",
+    made_by: str = "",
 ) -> BatchFile:
     """Store the input of a batch, or the items of evals. If this fails, neither a row nor an object remains.
 
-    `upload_id` and `project_id` are those of the upload that the bytes come from; they are not counted twice. Other
-    files are in the project of `by`. Raises InvalidValue, BatchFileTooLarge, QuotaExceeded.
+    `upload_id`, `project_id` and `made_by` are those of the upload that the bytes come from; they are not counted
+    twice. Other files are in the project of `by`, and count as stored by it. Raises InvalidValue, BatchFileTooLarge,
+    QuotaExceeded.
     """
     check_expiry(expires_after_seconds, param="expires_after.seconds")
     file = new_file(
-        organization, purpose, filename, by=by, now=now, expires_after_seconds=expires_after_seconds,
+        organization, purpose, filename, by=made_by or by, now=now, expires_after_seconds=expires_after_seconds,
         project_id=project_id or project_of_new(organization=organization, by=by),
     )  # fmt: skip
-    left = storage_left(organization=organization, but_upload=upload_id)
-    sent = bounded(bounded(chunks, MAX_FILE_BYTES, too_large(param="file")), left, _storage_full(left))
+    sent = bounded(chunks, MAX_FILE_BYTES, too_large(param="file"))
+    sent = limited(sent, organization=organization, by=file.created_by, but_upload=upload_id)
     try:
         file.bytes = store().put_stream(file.object_key, sent).bytes
         with transaction.atomic():
-            lock(f"uploads:{get_share_holder(organization=organization)}")
-            left = storage_left(organization=organization, but_upload=upload_id)
-            if left is not None and file.bytes > left:
-                raise _storage_full(left)
+            lock_storage(organization)
+            require_storage(
+                organization=organization, wanted_bytes=file.bytes, by=file.created_by, but_upload=upload_id
+            )
             if list_kept(organization=organization).exclude(purpose=INTERNAL_PURPOSE).count() >= MAX_FILES:
                 text = gettext(
                     "Your organization keeps %(max_files)s files of batches, the most allowed: delete some."
@@ -170,14 +170,3 @@ def _known(ids: list[str]) -> set[str]:
     kept = BatchFile.objects.filter(deleted_at=None)
     batches = Batch.objects.filter(Q(status__in=ACTIVE) | Q(output_file__in=kept) | Q(error_file__in=kept), pk__in=ids)
     return {*kept.filter(pk__in=ids).values_list("pk", flat=True), *batches.values_list("pk", flat=True)}
-
-
-def _storage_full(left_bytes: int | None) -> QuotaExceeded:
-    return QuotaExceeded(
-        gettext(
-            "Your organization has %(left_bytes)s bytes of storage left, too little for this file: delete "
-            "files you no longer need, or ask the operator for more."
-        )
-        % {"left_bytes": f"{left_bytes or 0:,}"},
-        param="file",
-    )

@@ -143,7 +143,7 @@ def derive(
     derived.given_mapping = version.given_mapping if is_copy else None
     if row is not None:  # if the transaction fails, the sweep of orphans deletes it
         store().put_stream(row_key(derived), [row + b"\n" if row else b""])
-    return save_next(derived, "dataset.repaired", source=version.pk, mode=mode)
+    return save_next(derived, "dataset.repaired", by=by, source=version.pk, mode=mode)
 
 
 def row_key(version: DatasetVersion) -> str:

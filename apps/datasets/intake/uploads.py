@@ -283,6 +283,7 @@ def _assemble(
         upload_id=upload.pk,
     )
     version = new_version(organization=upload.organization_id, arrival=arrival)
+    version.created_by = upload.created_by  # as its parts, the file counts as stored by who announced it
     stored = compose(version.object_key, keys, md5)
     return register(version=version, stored=stored, arrival=arrival)
 

@@ -221,11 +221,13 @@ def _storage_full(left_bytes: int) -> StorageFull:
 def _register(version: DatasetVersion, stored: StoredObject, name: str, arrival: Arrival) -> DatasetVersion:
     lock_storage(version.organization_id)
     require_storage(
-        organization=version.organization_id, wanted_bytes=stored.bytes, by=arrival.by, but_upload=arrival.upload_id
-    )
+        organization=version.organization_id, wanted_bytes=stored.bytes, by=version.created_by,
+        but_upload=arrival.upload_id,
+    )  # fmt: skip
     version.dataset = dataset_named(version, name, arrival.project_id)
     version.bytes, version.sha256 = stored.bytes, stored.sha256
-    return save_next(version, "dataset.uploaded", filename=version.filename, bytes=stored.bytes, sha256=stored.sha256)
+    details = {"filename": version.filename, "bytes": stored.bytes, "sha256": stored.sha256}
+    return save_next(version, "dataset.uploaded", by=arrival.by, **details)
 
 
 def dataset_named(version: DatasetVersion, name: str, project_id: str) -> Dataset:
@@ -237,7 +239,7 @@ def dataset_named(version: DatasetVersion, name: str, project_id: str) -> Datase
     return dataset
 
 
-def save_next(version: DatasetVersion, action: str, **details: object) -> DatasetVersion:
+def save_next(version: DatasetVersion, action: str, *, by: str, **details: object) -> DatasetVersion:
     """Number the version, save it and request its validation. The caller has serialized uploads. Raises StorageFull."""
     if list_kept(organization=version.organization_id).count() >= MAX_FILES:
         text = gettext(
@@ -247,9 +249,7 @@ def save_next(version: DatasetVersion, action: str, **details: object) -> Datase
     version.number = (version.dataset.versions.aggregate(last=Max("number"))["last"] or 0) + 1
     version.save(force_insert=True)
     ask_for_validation(version)
-    audit.record(
-        organization=version.organization_id, by=version.created_by, action=action, target=version.pk, **details
-    )
+    audit.record(organization=version.organization_id, by=by, action=action, target=version.pk, **details)
     version.refresh_from_db()
     return version
 

@@ -11,6 +11,7 @@ from django.utils.translation import gettext
 from apps.accounts.models import ApiKey, Organization, key_of
 from apps.accounts.queries import require_home
 from apps.accounts.shares import share_of
+from apps.batches.lifecycle import INTERNAL_PURPOSE
 from apps.billing.usage.storage import record_storage
 from apps.core.database.prepared import fetch_prepared
 from apps.core.database.tenancy import sum_by_organization
@@ -58,6 +59,9 @@ _OF_MEMBERS = f"""
         LEFT JOIN finetuning_checkpoint origin ON origin.id = version.source
         LEFT JOIN finetuning_finetuningjob job ON job.id = coalesce(run.job_id, origin.job_id)
         WHERE version.organization_id = ANY(%(organizations)s) AND version.deleted_at IS NULL
+        UNION ALL
+        SELECT created_by, created_at, bytes FROM batches_batchfile
+        WHERE organization_id = ANY(%(organizations)s) AND deleted_at IS NULL AND purpose <> %(internal)s
     )
     SELECT coalesce(key.created_by_id, made.maker), sum(made.amount)::bigint,
         coalesce(sum(made.amount) FILTER (WHERE made.created_at >= %(begin)s::timestamptz), 0)::bigint
@@ -103,7 +107,13 @@ def storage_of_members(
 
     `begin` is the begin of the recent time; without it, nothing counts as recent.
     """
-    known = {"organizations": [key_of(organization)], "but_upload": but_upload, "begin": begin, **KEPT_PARAMETERS}
+    known = {
+        "organizations": [key_of(organization)],
+        "but_upload": but_upload,
+        "begin": begin,
+        "internal": INTERNAL_PURPOSE,
+        **KEPT_PARAMETERS,
+    }
     return {member: MemberStorage(*of_member) for member, *of_member in fetch_prepared(_OF_MEMBERS, known)}
 
 

@@ -233,7 +233,8 @@ def test_an_upload_that_an_owner_completes_stays_in_its_project(purpose, content
 
     done = post(owner, f"/v1/uploads/{begun}/complete", part_ids=[sent]).json()
 
-    assert BatchFile.objects.get(pk=done["file"]["id"]).project_id == secret_project.pk
+    file, upload = BatchFile.objects.get(pk=done["file"]["id"]), Upload.objects.get(pk=begun)
+    assert (file.project_id, file.created_by) == (secret_project.pk, upload.created_by)
     assert status_of(clients["an admin"], f"{FILES}/{done['file']['id']}/content") == 404
 
 

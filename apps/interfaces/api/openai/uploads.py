@@ -148,6 +148,7 @@ class UploadComplete(ApiView):
             purpose=upload.purpose,
             upload_id=upload.pk,
             project_id=upload.project_id,
+            made_by=upload.created_by,
         )
         return file.pk
 

@@ -9,6 +9,8 @@ from apps.accounts.models import Organization
 from apps.adapters.models import AdapterVersion
 from apps.core.database.clock import db_now
 from apps.core.errors import QuotaExceeded
+from apps.core.models import AuditEntry
+from apps.datasets.intake.uploads import add_part, complete_upload
 from apps.datasets.intake.versions import StorageFull
 from apps.datasets.models import DatasetVersion
 from apps.datasets.queries import storage_used_bytes
@@ -21,6 +23,7 @@ from apps.finetuning.usage import storage
 from apps.finetuning.usage.allowances import set_allowance
 from apps.finetuning.usage.quotas import get_quota, set_quota
 from apps.finetuning.usage.storage import MemberStorage, left_bytes, storage_of_members, stored_bytes
+from tests.factories.batches import make_batch_file
 from tests.factories.datasets import jsonl, make_upload, make_version
 from tests.factories.finetuning import give_credit
 
@@ -72,10 +75,11 @@ def test_what_a_member_its_keys_and_its_jobs_make_counts_as_stored_by_it(organiz
     DatasetVersion.objects.filter(pk=old.pk).update(created_at=db_now() - datetime.timedelta(days=40))
     files = [make_version(organization, by=by, filename=f"{by}.jsonl") for by in (alice.pk, key.key.pk, bob.pk)]
     announced = make_upload(organization, by=alice.pk)
+    asks = make_batch_file(organization, by=key.key.pk)
 
     stored = storage_of_members(organization=organization, begin=db_now() - datetime.timedelta(days=30))
 
-    recent = files[0].bytes + files[1].bytes + announced.bytes
+    recent = files[0].bytes + files[1].bytes + announced.bytes + asks.bytes
     assert stored[alice.pk] == MemberStorage(recent + old.bytes, recent)
     assert stored[bob.pk].bytes == files[2].bytes + exported.bytes + 4_000_000
     assert sum(each.bytes for each in stored.values()) == stored_bytes(organizations=[organization.pk]).total()
@@ -85,7 +89,7 @@ def test_a_member_stores_no_more_than_its_allowance_and_others_do(floor, organiz
     first = make_version(organization, by=key.key.pk)
     limit_storage_of(organization, alice, first.bytes + 100)
 
-    for store in (make_version, make_upload):
+    for store in (make_version, make_upload, make_batch_file):
         for by in (alice.pk, key.key.pk):
             with pytest.raises(StorageFull, match=r"allows you, 100 bytes are left.*ask an owner"):
                 store(organization, by=by)
@@ -116,6 +120,17 @@ def test_rows_that_are_written_beside_a_file_stay_within_the_allowance_of_its_me
     done = validate_version(version_id=version.pk, now=db_now())
 
     assert done and done.errors[0]["code"] == "storage_full" and "allows you, 1,000 bytes" in done.errors[0]["message"]
+
+
+def test_an_upload_counts_for_the_member_who_announced_it_also_once_another_completes_it(organization, alice, bob):
+    upload = make_upload(organization, by=alice.pk)
+    part = add_part(upload=upload, chunks=[jsonl()], by=bob.pk, now=db_now())
+    limit_storage_of(organization, bob, 1)
+
+    done = complete_upload(upload=upload, part_ids=[part.pk], by=bob.pk, now=db_now())
+
+    assert storage_of_members(organization=organization) == {alice.pk: MemberStorage(len(jsonl()))}
+    assert AuditEntry.objects.get(action="dataset.uploaded", target=done.version_id).actor == bob.pk
 
 
 def test_a_full_storage_takes_no_job_whose_result_would_have_no_place(floor, organization):
