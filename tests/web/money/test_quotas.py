@@ -33,6 +33,8 @@ def test_an_owner_sets_and_ends_what_a_label_may_use(client_for, organization, a
     assert client_for(None).get("/quotas").status_code == 302
 
     assert owner.post("/quotas", {"scope": "member", "queued_jobs": "1"}).status_code == 422
+    stored = owner.post("/quotas", sent | {"storage_gb": "1.5"})
+    assert stored.status_code == 422 and "Only a member can have a limit of storage." in text(stored)
     assert owner.post("/quotas", {"scope": "member", "member": alice.pk, "storage_gb": "1.5"}).status_code == 302
     page = text(owner.get(f"/quotas?scope=member&target={alice.pk}"))
     assert "0 B of 1.5 GB" in page and 'value="1.5"' in page and "0 B stored in the last 30 days." in page

@@ -160,13 +160,12 @@ class AllowanceForm(_ScopedForm):
 
     @property
     def limits(self) -> dict[str, int | None]:
-        """Return each limit; GPU time in seconds, storage in bytes. The page shows storage for members alone."""
+        """Return each limit; GPU time in seconds, storage in bytes."""
         limits: dict[str, int | None] = {name: self.cleaned_data.get(name) for name in ALLOWED}
         for name, (field, unit, _) in IN_UNITS.items():
             entered = self.cleaned_data[field]
             limits[name] = None if entered is None else round(entered * unit)
-        is_of_member = self.cleaned_data["scope"] == AllowanceScope.MEMBER
-        return limits if is_of_member else limits | {"storage_bytes": None}
+        return limits
 
 
 def _initial_of(chosen: TargetUse) -> dict[str, object]:
