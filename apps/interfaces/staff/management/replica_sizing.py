@@ -16,7 +16,7 @@ _SPAN_SECONDS = 600.0
 
 
 class Sizing(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded, what the replay says of as many replicas, and the estimates up to the target. Seconds.
+    """The recorded day, its replay on as many replicas, and the estimates up to the target. Times are in seconds.
 
     `replicas` is the most that answered in the same ten minutes: a fleet starts and stops replicas all day.
     """
